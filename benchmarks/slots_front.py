@@ -1,6 +1,7 @@
 """How long callers of the HTTP server for models wait while others attack it; about two minutes.
 
     python benchmarks/slots_front.py      # --seconds 3 --rounds 3: of each attack; medians of the rounds
+    python benchmarks/slots_front.py --only half-sent
 
 The server is a process of its own, with a model that answers at once, in five pieces. Ten callers ask it, 50 times a
 second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py.
@@ -12,13 +13,15 @@ import gc
 import gzip
 import json
 import multiprocessing
+import os
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
+from ray import cloudpickle
 
 from iris_ray.slots.front import ApiKey, HttpFront
 
@@ -33,9 +36,11 @@ class Client:
         return [piece async for piece in self.astream(model, body, **how)]
 
     async def astream(self, model: str, body: dict[str, Any], **how: Any) -> AsyncGenerator[str, None]:
-        for _ in range(10**6 if body["prompt"] == "endless" else 5):
+        cloudpickle.dumps(body)  # as it would travel
+        endless = isinstance(body, dict) and body["prompt"] == "endless"
+        for _ in range(10**6 if endless else 5):
             yield "word " * 200
-            await asyncio.sleep(0.001 if body["prompt"] == "endless" else 0)
+            await asyncio.sleep(0.001 if endless else 0)
 
 
 def serve(pipe: Any) -> None:
@@ -89,8 +94,11 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], float, float]] = {
 """What is sent over each connection, how long that stays open in seconds, and after how many seconds the next comes."""
 
 
-def attack(port: int, name: str, pipe: Any) -> None:
-    async def forever() -> None:
+def attack(port: int, names: Sequence[str], pipe: Any) -> None:
+    """Attack until this process is killed."""
+    os.nice(10)  # attackers are elsewhere, and would not take the server's cores
+
+    async def forever(name: str) -> None:
         make, stays_s, every_s = ATTACKS[name]
         data = make()
         pipe.send(None)
@@ -101,7 +109,10 @@ def attack(port: int, name: str, pipe: Any) -> None:
             task.add_done_callback(running.discard)
             await asyncio.sleep(every_s)
 
-    asyncio.run(forever())
+    async def together() -> None:
+        await asyncio.gather(*map(forever, names))
+
+    asyncio.run(together())
 
 
 # -- callers -----------------------------------------------------------------------------------------------------------
@@ -142,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="the attacks that have these words in their names")
     arguments = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
@@ -151,11 +163,11 @@ def main() -> None:
     port = to_server.recv()
     asyncio.run(measure(port, 1.0))
     print(f"{'':30}{'quiet p50':>10}{'p99':>7}{'attacked p50':>15}{'p99':>7} ms{'ratio':>8}{'failed':>8}")
-    for name in ATTACKS:
+    for name in (name for name in ATTACKS if arguments.only in name):
         quiet, attacked, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
         for _ in range(arguments.rounds):  # in turn, because the machine changes
             quiet.append(hundredths(asyncio.run(measure(port, arguments.seconds))[0]))
-            attacker = spawn.Process(target=attack, args=(port, name, there))
+            attacker = spawn.Process(target=attack, args=(port, [name], there))
             attacker.start()
             here.recv()
             time.sleep(0.5)

@@ -1,12 +1,16 @@
 """``iris-ray demo``: a gang on a simulated cluster loses two slices and finishes anyway. Needs neither TPU nor JAX."""
 
+import contextlib
 import functools
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import click
+
+from iris_ray.model.topology import get_tpu_config
 
 TPU_TYPE, STEPS, STEP_S, CHECKPOINT_EVERY = "v4-16", 60, 0.2, 10
 NOTICE_AT, NOTICE_S, LOSE_AT = 15, 10.0, 37
@@ -42,13 +46,24 @@ def count(directory: str) -> int:
 
 
 @click.command()
-def demo() -> None:
+@click.option(
+    "--cluster", "slices", metavar="TYPE=COUNT", callback=lambda _, __, given: _slices(given),
+    help="Only start a cluster of so many slices of a type, to work on, and keep it until Ctrl-C.",
+)  # fmt: skip
+def demo(slices: dict[str, int] | None) -> None:
     """See a job lose two TPU slices and finish anyway, without any TPU.
 
     This starts real Ray nodes on this machine that pose as TPU hosts: four v4-16 slices of two hosts. A job of four
     tasks takes two slices. One is taken away with notice: the job saves and loses no step. One is taken away without
     notice: the job goes on from its last checkpoint. The demo takes half a minute.
+
+    \b
+      iris-ray demo
+      iris-ray demo --cluster v4-16=3        a cluster for another terminal
     """
+    if slices is not None:
+        _keep(slices)
+        return
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every task's lines, not "repeated 3x across cluster"
     import tempfile
 
@@ -70,6 +85,27 @@ def demo() -> None:
         attempts = ray.get(ref)
         _say(f"done in {time.monotonic() - began:.0f} s, in {max(attempts)} attempts")
     click.echo("Your own: iris-ray run train.py v4-16, or run_on_pod(train, 'v4-16') in Python.")
+
+
+def _slices(given: str | None) -> dict[str, int] | None:
+    if given is None:
+        return None
+    tpu_type, equals, count = given.partition("=")
+    if not equals or not count.isdecimal() or int(count) < 1:
+        raise click.BadParameter(f"{given!r} is not a type and a number of slices, such as v4-16=3")
+    get_tpu_config(tpu_type)  # refuses what is none
+    return {tpu_type: int(count)}
+
+
+def _keep(slices: dict[str, int]) -> None:
+    """Run a simulated cluster until Ctrl-C or SIGTERM."""
+    from iris_ray.testing import SimulatedCluster
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with SimulatedCluster(slices, connect=False) as cluster, contextlib.suppress(KeyboardInterrupt):
+        click.echo("It is there until Ctrl-C. In another terminal:\n")
+        click.echo(f"  export RAY_ADDRESS={cluster.address}")
+        signal.pause()
 
 
 def _wait_for_step(directory: Path, step: int, ref: Any) -> None:

@@ -33,7 +33,8 @@ JOB: Final[Mapping[str, Entry]] = {
     "logs": Entry("cli.logs:logs", "What a task has printed, even after its end."),
     "events": Entry("cli.jobs:events", "What has happened to a job: its latest attempts and why each ended."),
     "stacks": Entry("cli.inspect:stacks", "What each thread of a job's tasks does now."),
-    "profile": Entry("cli.inspect:profile", "Where the time of a task goes: a picture of its functions."),
+    "profile": Entry("cli.inspect:profile", "Where the time of a task goes: a picture, or a trace for XProf."),
+    "chips": Entry("cli.inspect:chips", "How much the chips of a job are used: duty cycle and memory."),
     "goodput": Entry(
         "cli.goodput:goodput",
         "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",

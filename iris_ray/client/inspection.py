@@ -1,6 +1,7 @@
-"""Takes the stacks and profiles of tasks from their hosts."""
+"""Takes stacks, profiles, traces and the use of chips of tasks from their hosts."""
 
 import re
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -8,15 +9,19 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+from iris_ray.actors.host.chip_metrics import ANSWER_S, ChipUse
 from iris_ray.actors.host.inspector import (
     DUMP_S,
     WRITING_S,
     InspectedTask,
     ask_host,
+    chips_of,
     profile_of,
     stacks_of,
+    trace_of,
     variables_of,
 )
+from iris_ray.actors.protocol.jax_traces import STARTS_S, STOPS_S
 from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState, job_of
@@ -25,6 +30,8 @@ START_S = 30.0
 """Seconds that a host may take to start a process for the question."""
 AT_ONCE = 64
 """Hosts that are asked side by side."""
+TOGETHER_S = 2.0
+"""Traces of several tasks begin together, so long after they were asked for: most hosts need a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +51,9 @@ class SameStacks:
 
 def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
     """Return the stacks of running tasks, grouped, the largest group first."""
-    running = [task for task in tasks if task.state is TaskState.RUNNING and task.node_id and task.address]
     groups: dict[tuple[str, bool], list[int]] = {}
     texts: dict[tuple[str, bool], str] = {}
-    for index, text, is_error in _all_stacks(running):
+    for index, text, is_error in _all_stacks(running(tasks)):
         key = (text if is_error else _comparable(text)), is_error
         groups.setdefault(key, []).append(index)
         texts.setdefault(key, text)
@@ -65,7 +71,9 @@ def place_of(task: TaskStatus) -> tuple[str, str]:
         InvalidRequestError: the task does not run.
     """
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
-        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only a running task has a profile")
+        raise InvalidRequestError(
+            f"task {task.task_index} is {task.state.value}: only a running one can be looked into"
+        )
     return task.node_id, task.address
 
 
@@ -79,6 +87,52 @@ def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
     call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
     answer: bytes = _answer(call, seconds + WRITING_S + START_S)
     return answer
+
+
+def traces(tasks: Iterable[TaskStatus], seconds: float) -> Iterator[tuple[int, bytes | InspectionFailedError]]:
+    """Have JAX's profilers watch running tasks, all at the same time, or `AT_ONCE` of them if there are more.
+
+    Args:
+        tasks: those that do not run are left out.
+        seconds: how long to watch.
+
+    Yields:
+        The index of a process, and its trace, or why there is none; as they come.
+    """
+    asked = [(task, _inspected(task, process)) for task in running(tasks) for process in range(task.processes)]
+    for first in range(0, len(asked), AT_ONCE):
+        some = asked[first : first + AT_ONCE]
+        begin_at = time.time() + (TOGETHER_S if len(some) > 1 else 0.0)
+        calls = {
+            ask_host(trace_of, *place_of(task), wanted, seconds, begin_at): wanted.task_index for task, wanted in some
+        }
+        deadline = time.monotonic() + START_S + STARTS_S + seconds + STOPS_S
+        while calls:
+            ready, _ = ray.wait([*calls], timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
+            call = ready[0] if ready else next(iter(calls))
+            index = calls.pop(call)
+            try:
+                yield index, _answer(call, max(START_S, deadline - time.monotonic()) if ready else 0.0)
+            except InspectionFailedError as error:
+                yield index, error
+
+
+def chips(tasks: Iterable[TaskStatus]) -> Iterator[tuple[TaskStatus, list[ChipUse] | InspectionFailedError]]:
+    """Yield running tasks, and how much the chips of their hosts are used, or why that is not known."""
+    left = running(tasks)
+    for first in range(0, len(left), AT_ONCE):
+        some = left[first : first + AT_ONCE]
+        calls = [ask_host(chips_of, *place_of(task), _inspected(task)) for task in some]
+        for task, call in zip(some, calls, strict=True):
+            try:
+                yield task, _answer(call, 3 * ANSWER_S + START_S)
+            except InspectionFailedError as error:
+                yield task, error
+
+
+def running(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
+    """Return those tasks that can be looked into."""
+    return [task for task in tasks if task.state is TaskState.RUNNING and task.node_id and task.address]
 
 
 def variables(task: TaskStatus) -> list[str]:

@@ -4,7 +4,7 @@ from .client.served_command import ProgramAnswer, ServedCommand
 from .client.session import Session
 from .client.slot_client import SlotClient
 from .core.devices import DeviceKind
-from .core.memory_estimates import GGUFModel, gguf_memory, vllm_memory
+from .core.memory_estimates import GGUFModel, gguf_memory, split_memory, vllm_memory
 from .core.models import ModelSpec
 from .core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from .front.api_keys import ApiKey
@@ -30,5 +30,6 @@ __all__ = [
     "SlotStatus",
     "gguf_memory",
     "slot_request",
+    "split_memory",
     "vllm_memory",
 ]

@@ -15,7 +15,7 @@ from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
 from iris_ray.errors import InvalidSlotError, IrisError
 from iris_ray.model.checks import unknown
-from iris_ray.slots.actors.messages import ModelRow, SlotRow
+from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.client.slot_client import SlotClient
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
-_RUNNERS = ("RUNNER", "MB FREE ON EACH DEVICE", "SLOTS", "MODELS")
+_RUNNERS = ("RUNNER", "MB OF EACH DEVICE", "FREE", "IN USE", "SLOTS", "MODELS")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
 
 
@@ -77,15 +77,20 @@ def models(name: str, as_json: bool) -> None:
 @json_option
 @address_option
 def runners(name: str, as_json: bool) -> None:
-    """Runners: the hosts, or slices, that hold slots, and what is free on their devices."""
+    """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
+
+    FREE is what slots have not booked. IN USE is what programs have, others than slots included, as NVIDIA's driver
+    said in the last minute; of hosts for CPUs it is what slots have.
+    """
     with cluster():
         found = SlotClient.connect(name).status()
-    rows = [_runner(runner, free, found.slots) for runner, free in found.runners.items()]
+    rows = [_runner(runner, found) for runner in found.runners]
     if as_json:
-        print_json([dict(zip(("runner", "free", "slots", "models"), row, strict=True)) for row in rows])
+        print_json([dict(zip(("runner", "memory", "free", "in_use", "slots", "models"), row, strict=True))
+                    for row in rows])  # fmt: skip
         return
-    shown = [(runner, ",".join(f"{each / 10**6:,.0f}" for each in free), slots, ", ".join(models))
-             for runner, free, slots, models in rows]  # fmt: skip
+    shown = [(runner, *(_megabytes(each) for each in amounts), slots, ", ".join(models))
+             for runner, *amounts, slots, models in rows]  # fmt: skip
     print_table(_RUNNERS, shown, "no runners: their jobs wait for hosts, see `iris-ray ls`")
 
 
@@ -205,9 +210,14 @@ def _reason(row: ModelRow) -> str:
     return f"{many}: {row.waits_for or 'all of its slots are busy'}"
 
 
-def _runner(runner: str, free: tuple[int, ...], slots: tuple[SlotRow, ...]) -> tuple[Any, ...]:
-    here = [row for row in slots if row.runner == runner]
-    return runner, list(free), len(here), sorted({row.model for row in here})
+def _runner(runner: str, found: SlotStatus) -> tuple[Any, ...]:
+    here = [row for row in found.slots if row.runner == runner]
+    amounts = (list(each.get(runner, ())) for each in (found.memory, found.runners, found.in_use))
+    return runner, *amounts, len(here), sorted({row.model for row in here})
+
+
+def _megabytes(amounts: list[int]) -> str:
+    return " ".join(f"{each / 10**6:,.0f}" for each in amounts) or "-"
 
 
 def _slot(row: SlotRow) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from iris_ray.slots.actors.messages import SlotHosts
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.memory_estimates import split_memory
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.front.api_keys import ApiKey
@@ -199,11 +200,14 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
     simple = {"count", "devices", "tpu_type", "whole_slices", "tolerations"}
     _check_names(table, simple | {"kind", "memory_gb", "constraints", "preferences", "priority"})
     found = {name: table[name] for name in simple if name in table}
-    if "memory_gb" not in table:
-        raise InvalidSlotError("[[hosts]] has no memory_gb; give the gigabytes of each device, or of the host for CPUs")
-    found["memory"] = _bytes(table["memory_gb"])
     if "kind" in table:
         found["kind"] = _choice(DeviceKind, table["kind"], "kind")
+    if "memory_gb" in table:
+        found["memory"] = _bytes(table["memory_gb"])
+    elif found.get("kind") is not DeviceKind.GPU:
+        raise InvalidSlotError(
+            "[[hosts]] has no memory_gb; give the gigabytes of each chip, or of the host for CPUs. Only GPUs can say it"
+        )
     if "priority" in table:
         found["priority"] = PriorityBand[_choice_name(PriorityBand.__members__, table["priority"], "priority")]
     for name in {"constraints", "preferences"} & table.keys():
@@ -253,6 +257,9 @@ def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Api
 
 
 def _memory(given: Any) -> dict[int, int | Sequence[int]]:
+    if isinstance(given, dict) and "total" in given:
+        _check_names(given, {"total", "on"})
+        return dict(split_memory(_bytes(given["total"]), given.get("on", (1,))))
     by_number = given if isinstance(given, dict) else {"1": given}
     if not all(each.isdecimal() for each in by_number):
         raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from iris_ray.actors.protocol.jax_traces import answer_trace_requests
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.compilation_cache import use_compilation_cache
 from iris_ray.task.job_info import get_job_info
@@ -46,6 +47,7 @@ def initialize(**kwargs: Any) -> None:
     """
     if (me := get_job_info()) is not None:
         use_compilation_cache(me)
+        answer_trace_requests()  # for a program that the task's process has started
     info = _place_among_others()
     if info is None:
         return

@@ -1,5 +1,6 @@
 """GPUs are a resource like others, on real Ray nodes that believe to have some."""
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -9,14 +10,16 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, ResourceSpec
+from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, ResourceSpec, SlotClient, SlotHosts
 from iris_ray.errors import TaskCrashedError
+from iris_ray.slots import DeviceKind
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
-from tests.support.command_line import iris
+from tests.support.command_line import iris, iris_json
 from tests.support.gangs import Trace
 from tests.support.waiting import wait_until
 
+GB = 10**9
 ONE = ResourceSpec(gpu=1, replicas=2)
 ON_A_GPU_HOST = (Constraint("gpus", ConstraintOp.EXISTS),)
 
@@ -104,3 +107,26 @@ def test_rack_gang_has_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
     results = job.results(60)
     assert len({directory for directory, _ in results}) == 2
     assert [visible_there for _, visible_there in results] == ["0,1", "0,1"]
+
+
+@pytest.mark.proof
+def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters.give_back_and_end()
+    stand_in = Path(__file__).parents[1] / "support" / "nvml"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(stand_in), os.environ.get("PYTHONPATH", "")]))
+    memory = [{"total": 80 * GB, "reserved": GB, "used": 3 * GB}, {"total": 40 * GB, "reserved": 0, "used": 0}]
+    monkeypatch.setenv("IRIS_TEST_NVML", json.dumps(memory))
+    with SimulatedCluster(quiet=True) as cluster:
+        cluster.add_hosts(1, gpus=2)
+        with SlotClient([SlotHosts(kind=DeviceKind.GPU, devices=2)], name="slots") as client:
+            client.register(Share, memory={1: 39 * GB}, kind=DeviceKind.GPU)
+            assert client.submit("Share", None).result(60) == ("0", str(39 * GB), "0.4937")
+            (runner,) = iris_json(cluster, "slots", "runners")
+            assert (runner["memory"], runner["in_use"]) == ([79 * GB, 40 * GB], [3 * GB, 0])
+
+
+class Share:
+    def __call__(self, _: None) -> tuple[str | None, ...]:
+        return tuple(
+            os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "IRIS_SLOT_MEMORY", "IRIS_SLOT_MEMORY_SHARE")
+        )

@@ -9,9 +9,13 @@ import ray
 
 from iris_ray import get_job_info, heartbeat, report_status, run_on_pod_ray, unproductive
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.host.chip_metrics import DUTY_CYCLE, MEMORY_TOTAL, MEMORY_USED, PORTS_VARIABLE
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.conventions import FAILED
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
+from tests.support.gangs import Trace, all_jobs
+from tests.support.libtpu_metrics import metrics_service
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.proof]
@@ -38,6 +42,56 @@ def training(directory: Path) -> Callable[[], int]:
         return step
 
     return trains_here
+
+
+def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    def computes() -> None:
+        import jax
+
+        me = get_job_info()
+        assert me is not None
+        multiply = jax.jit(lambda x: x @ x)
+        x = jax.numpy.ones((64, 64))
+        multiply(x).block_until_ready()
+        (tmp_path / f"computes-{me.task_index}").touch()
+        while not (tmp_path / "finish").exists():
+            with jax.profiler.TraceAnnotation(f"step of task {me.task_index}"):
+                multiply(x).block_until_ready()
+            time.sleep(0.001)
+
+    gibibyte = 1 << 30
+    memory = {MEMORY_USED: {0: 3 * gibibyte}, MEMORY_TOTAL: {0: 32 * gibibyte}}
+    with metrics_service({DUTY_CYCLE: {0: 97.0}, **memory}) as port:
+        gang = ray.remote(max_calls=1, runtime_env={"env_vars": {PORTS_VARIABLE: str(port), "JAX_PLATFORMS": "cpu"}})
+        results = run_on_pod_ray.remote(gang(computes), "v4-16", keep_warm=0)
+        try:
+            wait_until(lambda: len([*tmp_path.glob("computes-*")]) == 2, 120)
+            (job,) = (job.job_id for job in all_jobs() if not job.state.finished)
+            there = tmp_path / "there"
+            done = iris(cluster, "job", "profile", job, "--xprof", "--all", "--seconds", "1", "-o", str(there))
+            assert f"xprof {there}" in done.stderr
+            row = iris(cluster, "job", "chips", job, "1").stdout.splitlines()[1]
+            assert " ".join(row.split()).endswith("host 1 0 97 % 3.0 of 32.0 GiB")
+            assert [one["chips"][0]["duty_cycle"] for one in iris_json(cluster, "job", "chips", job)] == [97.0, 97.0]
+        finally:
+            (tmp_path / "finish").touch()
+            ray.get(results, timeout=60)
+    first, second = sorted(there.glob("plugins/profile/*/task-*.xplane.pb"))
+    assert (first.name, second.name, first.parent) == ("task-0.xplane.pb", "task-1.xplane.pb", second.parent)
+    steps = b"step of task 0", b"step of task 1"
+    assert [[step in one.read_bytes() for step in steps] for one in (first, second)] == [[True, False], [False, True]]
+
+
+def test_task_without_jax_says_so_and_goes_on(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    trace = Trace(tmp_path)
+    results = run_on_pod_ray.remote(trace.gang(), "v4-16", keep_warm=0)
+    task, _ = trace.wait_for_tasks(2)
+    done = iris(cluster, "job", "profile", task["job"], "--xprof", "-o", str(tmp_path / "there"), code=FAILED)
+    assert "task 0: no process of it uses JAX" in done.stderr
+    assert not (tmp_path / "there").exists()
+    assert "UNAVAILABLE" in iris(cluster, "job", "chips", task["job"], code=FAILED).stderr
+    trace.finish()
+    ray.get(results, timeout=60)
 
 
 @pytest.mark.long

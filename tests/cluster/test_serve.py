@@ -1,9 +1,14 @@
-"""``iris-ray serve`` as people run it: a file of models, changed while they are asked."""
+"""``iris-ray serve`` as people run it: a file of models, changed while they are asked; attacked, and its hosts lost."""
 
+import importlib
+import multiprocessing
+import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +19,12 @@ from typing import Any
 import openai
 import pytest
 
+from iris_ray import SlotClient
 from iris_ray.testing import SimulatedCluster
 from tests.support import served_program
 from tests.support.command_line import command_line, environment
+from tests.support.processes import host_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 SECRET = "sk-" + "a" * 20
@@ -33,6 +41,14 @@ aliases = ["gpt"]
 [keys.alice]
 secret = "{SECRET}"
 """
+
+
+ON_TWO_HOSTS = FILE.replace("[[hosts]]\nmemory_gb = 1", '[[hosts]]\ntpu_type = "v4-16"\nmemory_gb = 16').replace(
+    "memory_gb = 0.4\nreplicas = 1", "memory_gb = { 4 = 10 }\nconcurrency = 8\nreplicas = 2"
+)
+attacks: Any = importlib.import_module("benchmarks.slots_front")
+LEAST_P99_MS = 20.0
+"""What the slowest of a hundred answers takes on a busy machine without any attack."""
 
 
 @contextmanager
@@ -87,3 +103,92 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
                 last.result()
             assert process.wait(60) == 0
             assert time.monotonic() - began < 20
+
+
+class Users:
+    """Four users of OpenAI's client, who ask until the test is over."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._over = threading.Event()
+        self.took: list[float] = []
+        self.wrong: list[object] = []
+        self.pids: set[int] = set()
+
+    def __enter__(self) -> "Users":
+        self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def p99_ms(self, seconds: float) -> float:
+        """Return the 99th of a hundred of what answers take during so many seconds."""
+        before = len(self.took)
+        time.sleep(seconds)
+        return 1000 * statistics.quantiles(self.took[before:], n=100)[98]
+
+    def _ask(self) -> None:
+        with openai.OpenAI(base_url=self._url, api_key=SECRET, max_retries=0) as user:
+            while not self._over.wait(0.05):
+                began = time.monotonic()
+                try:
+                    answer = user.completions.create(model="gpt", prompt="a b")
+                    self.pids.add(answer.to_dict()["pid"])  # type: ignore[arg-type]
+                    if answer.choices[0].text != "A B":
+                        self.wrong.append(answer)
+                except openai.OpenAIError as error:
+                    self.wrong.append(error)
+                self.took.append(time.monotonic() - began)
+
+
+@contextmanager
+def attacked(port: int) -> Iterator[None]:
+    """Attack a server in all ways that the benchmark knows, at once."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    attacker = spawn.Process(target=attacks.attack, args=(port, list(attacks.ATTACKS), there))
+    attacker.start()
+    try:
+        for _ in attacks.ATTACKS:
+            here.recv()
+        yield
+    finally:
+        attacker.kill()
+        attacker.join()
+
+
+@pytest.mark.way_in
+def test_everybody_is_answered_while_server_is_attacked_and_slot_and_host_die(
+    cluster: SimulatedCluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(ON_TWO_HOSTS)
+    with serving(cluster, path) as (process, url):
+        client = SlotClient.connect("serve")
+        wait_until(lambda: len(ready(client)) == 2, 60)
+        with Users(url) as users:
+            users.p99_ms(2.0)
+            quiet = users.p99_ms(5.0)
+            with attacked(int(url.split(":")[2].partition("/")[0])):
+                under_attack = users.p99_ms(10.0)
+                first, second = ready(client)
+                os.kill(first, signal.SIGKILL)
+                wait_until(lambda: len(users.pids) == 3, 60)
+                cluster.kill_host(*host_of(cluster, second))
+                wait_until(lambda: len(users.pids) == 4, 60)
+            assert users.p99_ms(2.0)
+        assert users.wrong == []
+        assert len(users.took) > 200
+        assert under_attack <= 3 * max(quiet, LEAST_P99_MS), f"{quiet:.1f} ms, and {under_attack:.1f} ms under attack"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def ready(client: SlotClient) -> list[int]:
+    """The processes of slots that are ready."""
+    return [row.pid for row in client.status().slots if row.state == "ready" and row.pid]

@@ -30,6 +30,7 @@ from iris_ray.slots.actors.messages import MOST_PIECES
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import environment, iris, iris_json
+from tests.support.processes import host_of
 from tests.support.waiting import wait_until
 
 MB = 2**20
@@ -313,12 +314,3 @@ def test_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
         wait_until(lambda: not client.status().slots)
         assert "no model" in iris(cluster, "slots", "why", "Ecco", code=USAGE).stderr
     assert "nobody serves models" in iris(cluster, "slots", "ls", code=USAGE).stderr
-
-
-def host_of(cluster: SimulatedCluster, pid: int) -> tuple[str, int]:
-    """The simulated host on which a process runs."""
-    for name in cluster.slice_names:
-        for worker in cluster.worker_ids(name):
-            if pid in cluster.host_pids(name, worker):
-                return name, worker
-    raise AssertionError(f"no host has process {pid}")

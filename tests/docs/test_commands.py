@@ -13,7 +13,7 @@ from tests.docs.pages import PAGES, REPOSITORY, blocks, inline_code
 from tests.support.command_line import COMMANDS
 
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-FOREIGN = {"pip", "export", "eval", "pre-commit"}
+FOREIGN = {"pip", "export", "eval", "pre-commit", "sed"}
 """Commands of others, which are taken as they are."""
 GROUPS = {path for path, command in COMMANDS.items() if isinstance(command, Commands)}
 

@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -19,6 +19,9 @@ from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.model.notices import Notice, NoticeKind
+
+if TYPE_CHECKING:
+    from iris_ray.testing import SimulatedCluster
 
 # Starts one child for each argument, prints its pid, and sleeps. It reaps none, so children that end become zombies.
 # "fork TOKEN" is a daemon that starts no program, of a parent that has marked its forks.
@@ -220,3 +223,12 @@ def started(child: Child, what: Callable[[TaskWatch], Awaitable[Any]]) -> Callab
         return what(watch)
 
     return start
+
+
+def host_of(cluster: "SimulatedCluster", pid: int) -> tuple[str, int]:
+    """The simulated host on which a process runs."""
+    for name in cluster.slice_names:
+        for worker in cluster.worker_ids(name):
+            if pid in cluster.host_pids(name, worker):
+                return name, worker
+    raise AssertionError(f"no host has process {pid}")

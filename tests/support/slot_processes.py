@@ -135,13 +135,24 @@ async def forever(*_: Any) -> None:
     await asyncio.Event().wait()
 
 
+def stand_in_agent(*gpu_bytes: int) -> Any:
+    """The agent of a host that is there for ever, and whose driver says so many bytes of its GPUs."""
+    return SimpleNamespace(
+        watch=Method(forever),
+        wait_gone=Method(lambda *_: true()),
+        alive=Method(lambda known: all_of(known)),
+        gpu_memory_in_use=Method(lambda _: listed(gpu_bytes)),
+    )
+
+
+async def listed(values: Sequence[int]) -> list[int]:
+    return list(values)
+
+
 async def manager_of(*runners: str, **policy: Any) -> SlotManager:
     manager = SlotManager(ServingPolicy(**policy), MAKER)
     for name in runners:
-        agent = SimpleNamespace(
-            watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
-        )
-        here = host_here(name, agent)
+        here = host_here(name, stand_in_agent())
         manager._background.start(manager.hold_host(here), "holding a host")
     await asyncio.sleep(0.01)
     return manager
@@ -156,7 +167,7 @@ async def all_of(known: Any) -> set[Any]:
 
 
 def order(name: str = "m", **spec: Any) -> ModelOrder:
-    return ModelOrder(ModelSpec(name, {1: 60 * 10**9}, **spec), b"", 0)
+    return ModelOrder(ModelSpec(name, **{"memory": {1: 60 * 10**9}, **spec}), b"", 0)
 
 
 def ask(request_id: str, model: str = "m", **how: Any) -> Ask:

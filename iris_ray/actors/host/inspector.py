@@ -1,28 +1,39 @@
-"""Stacks and profiles of a task's process, by py-spy, which comes with Ray.
+"""What is asked of a task's process on its host, by a plain Ray task there: stacks, profiles, traces, chips.
 
-py-spy runs on the task's host as a plain Ray task. It works even if the task's process hangs.
+Stacks and profiles are py-spy's, which comes with Ray. It works even if the task's process hangs. Traces are those of
+JAX's profiler in the task's process, and libtpu tells of the chips.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import ray
 
 from iris_ray.actors.calls.ray_internals import on_host
+from iris_ray.actors.host.chip_metrics import ChipUse, chip_use
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.output.redirect import started_tasks
 from iris_ray.actors.host.session.surroundings import Surroundings
+from iris_ray.actors.protocol.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError, SessionError
 
 DUMP_S = 20.0
 """py-spy may take so long to read the stacks of a large process."""
 WRITING_S = 30.0
 """py-spy may take so long to write a profile."""
+
+TRACE_SUFFIX = ".xplane.pb"
+"""How JAX's profiler and XProf call the file of one host in a trace."""
+LONGEST_WAIT_S = 10.0
+"""A trace begins so long after it was asked for at most, whatever the clocks say."""
 
 NOT_PERMITTED = (
     "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
@@ -68,6 +79,69 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
         return path.read_bytes()
 
 
+def trace_of(task: InspectedTask, seconds: float, begin_at: float) -> bytes:
+    """Return a trace of JAX's profiler in a task's process on this host, or in one that it has started.
+
+    Args:
+        task: the task.
+        seconds: how long to watch.
+        begin_at: when to begin, as ``time.time()``; at once if that is over.
+
+    Raises:
+        InspectionFailedError: the task does not run here, does not use JAX, or JAX refuses; the message says why.
+    """
+    pid = _pid_of(task)
+    files = TaskFiles.of_process(host_directory(), pid)
+    time.sleep(min(max(0.0, begin_at - time.time()), LONGEST_WAIT_S))
+    with tempfile.TemporaryDirectory(prefix="iris_ray-trace-") as directory:
+        _take_trace(files, _with_descendants(pid), directory, seconds)
+        written = [*Path(directory).rglob(f"*{TRACE_SUFFIX}")]
+        if not written:
+            raise InspectionFailedError("JAX's profiler has written no trace")
+        return written[0].read_bytes()
+
+
+def _take_trace(files: TaskFiles, pids: Sequence[int], directory: str, seconds: float) -> None:
+    """Have the first of a task's processes that uses JAX take a trace."""
+    said: set[str] = set()
+    for pid in pids:
+        try:
+            why = ask_for_trace(files, pid, directory, seconds)
+        except TimeoutError:
+            why = "its process does not answer: something holds its interpreter, or its JAX; see iris-ray job stacks"
+        except ConnectionError:
+            continue
+        if why is None:
+            return
+        said.add(why)
+    if others := sorted(said - {NO_JAX}, key=lambda why: why == NO_DEVICES):
+        raise InspectionFailedError(others[0])
+    raise InspectionFailedError(
+        "no process of it uses JAX, as far as can be seen. A program that the task has started itself is seen once it"
+        " has called iris_ray.jax.initialize(); one in a container never is"
+    )
+
+
+def _with_descendants(pid: int) -> list[int]:
+    try:
+        return [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
+
+
+def chips_of(task: InspectedTask) -> list[ChipUse]:
+    """Return how much the chips of this host are used, as libtpu says in the task that has them.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or libtpu does not answer; the message says why.
+    """
+    try:
+        environ = Surroundings.of_process(_pid_of(task)).environ
+    except SessionError as error:
+        raise InspectionFailedError(str(error)) from None
+    return chip_use(environ)
+
+
 def variables_of(task: InspectedTask) -> list[str]:
     """Return the names of the environment variables with which a task on this host began, sorted.
 
@@ -81,7 +155,7 @@ def variables_of(task: InspectedTask) -> list[str]:
 
 
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
-    """Call `stacks_of`, `profile_of` or `variables_of` on a host. Return at once."""
+    """Call `stacks_of` or another function of this module on a host. Return at once."""
     return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
 
 

@@ -4,6 +4,7 @@ It starts ahead of time as a *standby* and imports only Ray and iris_ray, so tha
 import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
 """
 
+import contextlib
 import os
 import secrets
 from collections.abc import Collection
@@ -31,6 +32,7 @@ from iris_ray.actors.host.task_environment import (
     task_environment,
 )
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
+from iris_ray.actors.protocol.jax_traces import answer_trace_requests
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, print_stacks_when_asked, survive_notices
@@ -56,6 +58,8 @@ class TaskProcess:
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
+        with contextlib.suppress(OSError):  # a host that has no directory says so when it is adopted
+            answer_trace_requests(TaskFiles.of_process(host_directory(), os.getpid()))  # now, for the same reason
 
     def versions(self) -> dict[str, Any]:
         return versions_here()

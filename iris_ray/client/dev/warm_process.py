@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from iris_ray.actors.host.session.keeper import DEFAULTS, end_all, end_with_parent, settle, take_orphans
+from iris_ray.actors.protocol.jax_traces import answer_trace_requests
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.client.dev.code_copy import CodeCopy
 from iris_ray.client.dev.code_directory import CodeFile
@@ -242,6 +243,7 @@ class _Run:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             if self._files is not None:
                 survive_notices(self._files)
+                answer_trace_requests(self._files)
             return program
         try:
             os.execvp(words[0], words)

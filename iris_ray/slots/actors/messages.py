@@ -2,7 +2,7 @@
 
 import hashlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,9 @@ from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_sl
 from iris_ray.slots.core.events import ModelRegistered
 from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
+UNKNOWN = 2**60
+"""Stands for the bytes of a device that have not been read yet: every model may fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class SlotHosts:
@@ -27,7 +30,8 @@ class SlotHosts:
         count: the number of hosts, or of slices if ``tpu_type`` is given.
         kind: the devices that slots use there; TPU if ``tpu_type`` is given.
         devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given.
-        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs.
+        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. None: of GPUs what NVIDIA's
+            driver says, once a host is there, which needs nvidia-ml-py; of others 1 GiB.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
         whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
         constraints: conditions that every host must satisfy.
@@ -43,7 +47,7 @@ class SlotHosts:
     count: int = 1
     kind: DeviceKind = DeviceKind.CPU
     devices: int = 1
-    memory: int = 2**30
+    memory: int | None = None
     tpu_type: str | None = None
     whole_slices: bool = False
     constraints: Sequence[Constraint] = ()
@@ -53,7 +57,8 @@ class SlotHosts:
 
     def __post_init__(self) -> None:
         for name in ("count", "devices", "memory"):
-            require_plain_int(f"SlotHosts: {name}", getattr(self, name), 1, InvalidSlotError)
+            if (value := getattr(self, name)) is not None or name != "memory":
+                require_plain_int(f"SlotHosts: {name}", value, 1, InvalidSlotError)
         is_kind = isinstance(self.kind, DeviceKind)
         require(is_kind, "SlotHosts: kind", self.kind, "a DeviceKind, such as DeviceKind.GPU", InvalidSlotError)
         if self.whole_slices and self.tpu_type is None:
@@ -65,14 +70,22 @@ class SlotHosts:
             object.__setattr__(self, "devices", get_tpu_config(self.tpu_type).chips_per_vm)
         elif self.kind is DeviceKind.TPU:
             raise InvalidSlotError('SlotHosts: say which slices: tpu_type="v4-8"')
+        if self.memory is None and self.kind is not DeviceKind.GPU:
+            object.__setattr__(self, "memory", 2**30)
 
     @property
     def runner(self) -> Runner:
         """One of the expected runners, as the reconciler sees it."""
         if self.whole_slices and self.tpu_type is not None and (config := get_tpu_config(self.tpu_type)).vm_count > 1:
-            return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, self.memory)
+            return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, self.memory or UNKNOWN)
         count = 1 if self.kind is DeviceKind.CPU else self.devices
-        return Runner(self.kind.value, (Device(self.kind, self.memory),) * count)
+        return Runner(self.kind.value, (Device(self.kind, self.memory or UNKNOWN),) * count)
+
+
+def runner_names(hosts: Sequence[SlotHosts]) -> Iterator[tuple[str, SlotHosts]]:
+    """Yield the name of each runner, or of each slice's runners, and what it is."""
+    expanded = (each for each in hosts for _ in range(each.count))
+    return ((f"{each.kind.value}-{number}", each) for number, each in enumerate(expanded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +232,20 @@ class ModelRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """Runners with their free bytes by device, slots and models."""
+    """Runners, slots and models.
+
+    Attributes:
+        runners: bytes of each device that no slot has booked, by runner.
+        memory: bytes of each device that slots may use.
+        in_use: bytes that programs use of each device, others than slots included, as NVIDIA's driver said in the last
+            minute; of a host for CPUs, what slots use of it. Runners are missing of which that is not known.
+    """
 
     runners: Mapping[str, tuple[int, ...]]
     slots: tuple[SlotRow, ...]
     models: tuple[ModelRow, ...]
+    memory: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    in_use: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
 import psutil
 
+from iris_ray.slots.actors.gpu_memory import gpu_memory
 from iris_ray.slots.actors.slot_actor import ProcessIdentity, join_task
 
 LOOK_AGAIN_S = 0.02
@@ -45,6 +46,13 @@ class RunnerAgent:
     async def memory(self, processes: Collection[ProcessIdentity]) -> int:
         """Return the bytes of memory that processes and their children use."""
         return await asyncio.to_thread(lambda: sum(map(_memory_of, processes)))
+
+    async def gpu_memory_in_use(self, names: Sequence[str]) -> list[int]:
+        """Return the bytes that programs use of GPUs; nothing if the driver does not say."""
+        try:
+            return [each.used for each in await asyncio.to_thread(gpu_memory, names)]
+        except RuntimeError:
+            return []
 
     async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
         """Wait until a process is gone, and kill what it has started as its own; return whether all are gone."""

@@ -27,9 +27,10 @@ class HostHere:
     Attributes:
         runner_id: the id of the host's runner; the same in every attempt of its job.
         job_id, attempt: the job that has the host, and the number of its attempt.
-        kind, devices, memory: the devices that slots use there: their number, and the bytes of each.
+        kind, devices, memory: the devices that slots use there: their number, and the bytes of the smallest.
         group, bundle: the placement group in Ray, and the number of this host's bundle.
         gpus: the names of its GPUs on the host, by the number of the device.
+        sizes: the bytes of each device, if the driver said them.
         variables: environment variables that make a process one of the task's.
         host, hosts: the number of the host in the runner, and how many hosts the runner has.
     """
@@ -48,6 +49,12 @@ class HostHere:
     variables: Mapping[str, str] = field(default_factory=dict)
     host: int = 0
     hosts: int = 1
+    sizes: tuple[int, ...] = ()
+
+    def share(self, devices: DeviceSet, sizes: Sequence[int]) -> float:
+        """Return the part of each device that so many bytes are; the least of all."""
+        return min(size / (self.sizes[device] if self.sizes else self.memory)
+                   for device, size in zip(devices, sizes, strict=True))  # fmt: skip
 
     def placement(self) -> PlacementGroupSchedulingStrategy:
         """Return the scheduling strategy that places an actor on this host and nowhere else."""
@@ -78,7 +85,8 @@ class RunnerHere:
         """Return the runner as the reconciler sees it, with the attributes that all its hosts share."""
         first = self.hosts[0]
         if len(self.hosts) == 1:
-            return Runner(first.runner_id, (Device(first.kind, first.memory),) * first.devices, first.attributes)
+            sizes = first.sizes or (first.memory,) * first.devices
+            return Runner(first.runner_id, tuple(Device(first.kind, each) for each in sizes), first.attributes)
         shared = set.intersection(*(set(host.attributes.items()) for host in self.hosts))
         return runner_of_slice(first.runner_id, sum(host.devices for host in self.hosts), first.memory, dict(shared))
 

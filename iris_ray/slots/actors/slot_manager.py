@@ -24,6 +24,7 @@ from iris_ray.slots.actors.messages import (
     SlotStatus,
     packed,
     packed_error,
+    runner_names,
 )
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding
@@ -32,6 +33,7 @@ from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
 from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, error_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
+from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.models import Request, SlotIdentity
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
@@ -61,6 +63,8 @@ class SlotManager:
         self._jobs: tuple[str, ...] = ()
         self._reasons = Reasons()
         self._memory_looks: dict[str, float] = {}
+        self._in_use: dict[str, Mapping[int, int]] = {}
+        self._expected: dict[str, Runner] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
         self._cancelled_early, self._over = Reasons(), Reasons()
 
@@ -73,7 +77,8 @@ class SlotManager:
     async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str]) -> None:
         """Set the expected hosts, and the ids of the jobs that get them."""
         self._jobs = tuple(jobs)
-        self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
+        self._expected |= {name: each.runner for name, each in runner_names(hosts) if name not in self._expected}
+        self._expect()
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
         self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
         self._background.repeat(self._watch_clients, "looking whether clients are there")
@@ -155,12 +160,15 @@ class SlotManager:
 
     async def status(self) -> SlotStatus:
         """Return the status of runners, slots and models."""
-        return status_of(self._core, self._processes.by_slot, self._now())
+        return status_of(self._core, self._processes.by_slot, self._now(), self._in_use)
 
     # -- what runners call ------------------------------------------------------------------------
 
     async def hold_host(self, here: HostHere) -> bool:
         """Use a host until its agent is gone or it is given back; return whether it is given back."""
+        if here.sizes:  # what its GPUs have is known only now
+            self._expected[here.runner_id] = RunnerHere((here,)).runner()
+            self._expect()
         return await self._runners.hold(here)
 
     async def empty_runner(self, runner_id: str, why: str) -> None:
@@ -173,6 +181,10 @@ class SlotManager:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+    def _expect(self) -> None:
+        alike = {runner.hardware: runner for runner in self._expected.values()}
+        self._hear(ev.RunnersExpected(tuple(alike.values())))
 
     def _hear(self, event: ev.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -363,7 +375,9 @@ class SlotManager:
         here = self._runners.by_id
         self._memory_looks = {each: when for each, when in self._memory_looks.items() if each in here}
         self._memory_looks[runner_id] = self._now()
-        return await self._processes.memory_on(runner)
+        found = await self._processes.memory_on(runner)
+        self._in_use = {each: used for each, used in self._in_use.items() if each in here} | {runner_id: found}
+        return found
 
 
 def _unreachable(slot_id: str, error: RayError) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -130,12 +131,14 @@ class SlotProcesses:
         return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
 
     async def memory_on(self, runner: RunnerHere) -> dict[int, int]:
-        """Return the bytes that slots use of a host's memory, by device; nothing for GPUs and chips.
+        """Return the bytes that are used of the memory of GPUs, or of a host by slots, by device; nothing for chips.
 
         Raises:
             RayError: the runner's agent can't be reached.
         """
         host = runner.hosts[0]
+        if host.kind is DeviceKind.GPU:
+            return dict(enumerate(await host.agent.call(RunnerAgent.gpu_memory_in_use, host.gpus)))
         if host.kind is not DeviceKind.CPU:
             return {}
         here = (each for each in self.by_slot.values() if each.order.allocation.runner_id == host.runner_id)
@@ -204,7 +207,7 @@ def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
         "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
     }
     each = order.allocation.bytes_each
-    share = {SHARE_BYTES: ",".join(map(str, each)), SHARE: f"{min(each) / host.memory:.4f}"}
+    share = {SHARE_BYTES: ",".join(map(str, each)), SHARE: f"{host.share(order.allocation.devices, each):.4f}"}
     variables = {**host.variables_for(order.allocation.devices), **share}
     return Actor(_slot_actor(seats).options(**options).remote(variables))
 
@@ -224,11 +227,23 @@ async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
-def status_of(core: Reconciler, processes: Mapping[str, SlotProcess], now: float) -> SlotStatus:
-    """Return the status of runners, slots and models."""
+def status_of(
+    core: Reconciler,
+    processes: Mapping[str, SlotProcess],
+    now: float,
+    in_use: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
+) -> SlotStatus:
+    """Return the status of runners, slots and models.
+
+    Args:
+        in_use: the bytes that are used of each device, by runner, as they were last measured.
+    """
     runners = {runner_id: tuple(core.fleet.ledger.free_now(runner_id)) for runner_id in core.fleet.runners}
     slots = tuple(_slot_row(core, slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
-    return SlotStatus(runners, slots, tuple(_model_row(core, model) for model in core.models.values()))
+    models = tuple(_model_row(core, model) for model in core.models.values())
+    memory = {each.runner_id: tuple(device.memory for device in each.devices) for each in core.fleet.runners.values()}
+    measured = {each: tuple(found.values()) for each, found in in_use.items() if found and each in runners}
+    return SlotStatus(runners, slots, models, memory, measured)
 
 
 def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:

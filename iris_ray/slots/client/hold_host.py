@@ -27,7 +27,8 @@ from iris_ray.model.options import default_of
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
-from iris_ray.slots.actors.messages import SlotHosts
+from iris_ray.slots.actors.gpu_memory import gpu_memory
+from iris_ray.slots.actors.messages import SlotHosts, runner_names
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
 from iris_ray.slots.actors.slot_manager import SlotManager
@@ -39,7 +40,7 @@ _Agent = ray.remote(RunnerAgent)
 
 
 def hold_host(
-    manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+    manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int | None, whole_slice: bool
 ) -> None:
     """Hold this host for the slots of a manager, as a task. Return when the manager is gone or gives the host back.
 
@@ -48,11 +49,11 @@ def hold_host(
     Args:
         manager: the SlotManager.
         runner: the runner's name. If each host of a slice is a runner, the host's number follows after a dot.
-        kind, devices, memory: the devices that slots use here.
+        kind, devices, memory: the devices that slots use here; None: the bytes that NVIDIA's driver says.
         whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
-        RuntimeError: the host's agent is gone; the job is tried again.
+        RuntimeError: the host's agent is gone, or the memory of its GPUs is not known; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
     held, agent_gone = manager.call(SlotManager.hold_host, here), here.agent.call(RunnerAgent.watch)
@@ -86,7 +87,7 @@ def _is_unwanted(held: Reference[bool]) -> bool:
     return unwanted
 
 
-def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool) -> HostHere:
+def _here(runner: str, kind: DeviceKind, devices: int, memory: int | None, whole_slice: bool) -> HostHere:
     me, group = get_job_info(), get_current_placement_group()
     assert me is not None, "a runner is a task"
     assert group is not None, "a task runs in a reservation"
@@ -99,23 +100,37 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
         variables |= me.to_env()
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
+    gpus = tuple(filter(None, visible.split(",")))
+    sizes = _sizes(gpus) if memory is None else ()
     return HostHere(
         runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
         job_id=me.job_id,
         attempt=me.attempt,
         kind=kind,
         devices=devices,
-        memory=memory,
+        memory=memory or min(sizes),
         attributes=_attributes(),
         agent=Actor(options.remote(variables)),
         group=group,
         bundle=bundle,
-        gpus=tuple(filter(None, gpus.split(","))),
+        gpus=gpus,
+        sizes=sizes,
         variables=variables,
         host=me.worker_id if whole_slice else 0,
         hosts=me.num_tasks if whole_slice else 1,
     )
+
+
+def _sizes(gpus: Sequence[str]) -> tuple[int, ...]:
+    try:
+        found = tuple(each.total for each in gpu_memory(gpus))
+    except RuntimeError as error:
+        why = f"the memory of this host's GPUs is not known: {error}; mend that, or give SlotHosts(memory=BYTES)"
+        raise RuntimeError(why) from None
+    if not found:
+        raise RuntimeError("Ray has set no CUDA_VISIBLE_DEVICES for this task, which has GPUs")
+    return found
 
 
 def _attributes() -> Attributes:
@@ -162,9 +177,7 @@ def cancel_runners(job_ids: Sequence[str]) -> None:
 
 
 def _requests(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
-    wanted = [each for each in hosts for _ in range(each.count)]
-    for number, each in enumerate(wanted):
-        runner = f"{each.kind.value}-{number}"
+    for runner, each in runner_names(hosts):
         request = make_request(
             functools.partial(
                 hold_host, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
@@ -188,4 +201,4 @@ def _placement(hosts: SlotHosts) -> Placement:
         return on_slices(get_tpu_config(hosts.tpu_type), 1)
     if hosts.kind is DeviceKind.GPU:
         return placement_of(ResourceSpec(gpu=hosts.devices), None)
-    return placement_of(ResourceSpec(cpu=hosts.devices, memory_gb=hosts.memory / BYTES_PER_GB), None)
+    return placement_of(ResourceSpec(cpu=hosts.devices, memory_gb=(hosts.memory or 0) / BYTES_PER_GB), None)

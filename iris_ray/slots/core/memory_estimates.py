@@ -243,6 +243,27 @@ def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] =
     return dict.fromkeys(degrees, ceil(device_memory * utilisation))
 
 
+def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[int, int]:
+    """Divide the bytes that a model needs in all evenly among its devices.
+
+    Args:
+        total: what is divided: the weights and the cache.
+        degrees: the numbers of devices among which it can be.
+        beside: bytes that each device needs on top, such as those of the process.
+
+    Raises:
+        InvalidSlotError: a number makes no sense.
+
+    Example:
+        >>> split_memory(140 * 10**9, (2, 4))
+        {2: 70000000000, 4: 35000000000}
+    """
+    degrees = tuple(degrees)
+    for name, value, least in (("total", total, 1), ("beside", beside, 0), *(("a degree", n, 1) for n in degrees)):
+        require_plain_int(name, value, least, InvalidSlotError)
+    return {degree: ceil(total / degree) + beside for degree in degrees}
+
+
 def _layer_bytes(model: GGUFModel) -> dict[str, int]:
     """Return the bytes of the weights of each layer; their tensors are called ``blk.<number>.<name>``."""
     layers: dict[str, int] = {}

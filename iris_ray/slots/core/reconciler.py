@@ -104,7 +104,7 @@ class Reconciler:
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
         self.fleet.expect(event.runners)
-        yield from ()
+        yield from self._planner.refuse_what_fits_nowhere()
 
     def _runner_lost(self, event: ev.RunnerLost, now: float) -> Iterator[Instruction]:
         if event.runner_id in self.fleet.runners:

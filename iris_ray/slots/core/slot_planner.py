@@ -510,6 +510,13 @@ class SlotPlanner:
         since = slot.created_at if slot.started_at is None else slot.started_at
         return since + max(self.policy.late_s, self.policy.late_factor * model.load_s)
 
+    def refuse_what_fits_nowhere(self) -> Iterator[Instruction]:
+        """Refuse requests that have waited for a runner that turns out to be too small, when no other may come."""
+        for model in self.models.values():
+            waiting = self.queue.of_identity(model.spec.identity)
+            if waiting and (never := self.allocator.fits_nowhere(model.spec)):
+                yield from self._refuse(waiting, Refusal.FITS_NOWHERE, never.reason)
+
     def _refuse(self, requests: list[Request], refusal: Refusal, why: str) -> Iterator[Instruction]:
         for request in requests:
             if request.request_id in self.queue:

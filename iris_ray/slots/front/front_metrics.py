@@ -12,6 +12,10 @@ from iris_ray.slots.front.openai_words import error_answer
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 OTHER = "other"
 """Stands for models that are not served, so that callers can't make up series."""
+REFUSED = frozenset({400, 403, 404})
+"""What a request may get whose model is not served."""
+MOST_MODELS = 1000
+"""Of which there are series of their own: while the SlotManager is gone, nobody knows which models it serves."""
 
 
 class Measured:
@@ -32,6 +36,7 @@ class FrontMetrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self._models = {OTHER}
         labels = ("model", "route", "key", "status")
         self._requests = Counter("iris_front_requests", "requests that were answered", labels, registry=self._registry)
         self._seconds = Histogram(
@@ -53,10 +58,19 @@ class FrontMetrics:
             raise
         finally:
             self._running.dec()
-            model = OTHER if measured.status == 404 else measured.model
+            model = self._label(measured)
             status = str(measured.status or "cancelled")
             self._requests.labels(model, route, key, status).inc()
             self._seconds.labels(model).observe(time.monotonic() - began)
+
+    def _label(self, measured: Measured) -> str:
+        """Return the model's name if it may be one that is served."""
+        model = measured.model
+        if measured.status in REFUSED or not model.isprintable():
+            return OTHER
+        if len(self._models) < MOST_MODELS:
+            self._models.add(model)
+        return model if model in self._models else OTHER
 
     def page(self, rows: list[Any]) -> bytes:
         """Return the text that Prometheus reads.

@@ -2,8 +2,6 @@
 
 import asyncio
 import errno
-import gc
-import json
 import logging
 import os
 import socket
@@ -36,17 +34,10 @@ from iris_ray.slots.front.openai_words import (
     model_words,
     question,
 )
+from iris_ray.slots.front.request_parser import Parser
 
 MOST_BODY = 4 * 2**20
 """The limit of a request's bytes."""
-MOST_VALUES: Final = 2**17
-"""The limit of a request's values in JSON, estimated by its commas."""
-FEW_VALUES: Final = 2**13
-"""Such a request is parsed in a millisecond. Larger ones are parsed one by one: no thread of Python runs meanwhile."""
-PARSING_SHARE = 0.005
-"""The share of the time in which large requests are parsed, so that one answer in a hundred waits for them at most."""
-CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
-"""The charsets of requests. Others may take long to decode, which would stop the server."""
 CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
 SLOW_READER_S = 60.0
@@ -199,6 +190,7 @@ class HttpFront:
             await self._running.end(grace_s)
         finally:
             await server.close()
+            self._parser.close()
 
     # -- routes -----------------------------------------------------------------------------------
 
@@ -260,7 +252,7 @@ class HttpFront:
     async def _whole(self, asked: Question) -> web.Response:
         async with self._running.request():
             answer = await self._client.generate(
-                asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s
+                asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
             )
         if isinstance(answer, ProgramAnswer):
             return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
@@ -269,7 +261,9 @@ class HttpFront:
     async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
         """Send pieces as they come. An error before the first piece gets an HTTP status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        asking = self._client.astream(asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s)
+        asking = self._client.astream(
+            asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
+        )
         try:
             async with aclosing(asking) as pieces, self._running.request():  # a caller who goes away cancels it
                 first = await anext(pieces, NOTHING)
@@ -378,52 +372,6 @@ class RunningRequests:
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
-
-
-class Parser:
-    """Parses the JSON of requests. Those of many values take turns, so that they hold nobody else up."""
-
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-        self._next_at = 0.0
-
-    async def parse(self, request: web.Request) -> Any:
-        """Return the value of a request's body.
-
-        Raises:
-            InvalidSlotError: it is no JSON, or has too many values.
-        """
-        data = await self._data(request)
-        values = data.count(b",")
-        if values > MOST_VALUES:
-            raise InvalidSlotError(f"the request's body has more than {MOST_VALUES:,} values; send fewer, or text")
-        if values <= FEW_VALUES:
-            return _json(data)
-        async with self._turn:
-            await asyncio.sleep(self._next_at - time.monotonic())
-            began, collects = time.thread_time(), gc.isenabled()
-            gc.disable()  # it would look at all new values again and again, which takes as long as the parsing
-            try:
-                return _json(data)
-            finally:
-                if collects:
-                    gc.enable()
-                self._next_at = time.monotonic() + (time.thread_time() - began) * (1 / PARSING_SHARE - 1)
-
-    async def _data(self, request: web.Request) -> bytes:
-        if (request.charset or "utf-8").lower() not in CHARSETS:
-            raise InvalidSlotError("the request's body is no JSON object in UTF-8; send it as application/json")
-        try:
-            return await request.read()
-        except web.RequestPayloadError:
-            raise InvalidSlotError("the request's body can't be read; send it anew") from None
-
-
-def _json(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise InvalidSlotError("the request's body is no JSON object, or is nested too deeply") from None
 
 
 async def _write(response: web.StreamResponse, data: bytes, timeout_s: float | None = None) -> None:

@@ -22,7 +22,9 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.model.checks import shown
+from iris_ray.slots.client.json_body import JsonBody
 from iris_ray.slots.client.served_command import ProgramAnswer
+from iris_ray.slots.front.request_parser import ParsedBody
 
 Json = dict[str, Any]
 
@@ -58,7 +60,9 @@ class Question:
 
     Attributes:
         created: seconds since 1970.
-        body: the request as the model gets it.
+        body: the request; of a large one what `ParsedBody` has.
+        payload: the request as the model gets it.
+        inputs: how many vectors it asks for; None: one, which is no list of vectors.
         said_model: the name of the model that the caller gave, which may be an alias.
     """
 
@@ -66,6 +70,8 @@ class Question:
     created: int
     route: Route
     body: Json
+    payload: Json | JsonBody
+    inputs: int | None
     said_model: str
 
     @property
@@ -131,12 +137,10 @@ class Question:
 
     def _embeddings(self, given: Any) -> Json:
         said = Said()
-        asked = self.body["input"]
-        is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
         vectors = [each for each in _listed(given) if not said.notes(each)]
-        if is_one and vectors and not isinstance(_listed(vectors[0]), list):
+        if self.inputs is None and vectors and not isinstance(_listed(vectors[0]), list):
             vectors = [vectors]  # the model gave the vector alone
-        count = 1 if is_one else len(asked)
+        count = 1 if self.inputs is None else self.inputs
         if len(vectors) != count:
             raise TypeError(f"{len(vectors)} vectors for {count} inputs; a model of embeddings returns one for each")
         numbers = [[float(number) for number in _listed(vector)] for vector in vectors]
@@ -199,16 +203,18 @@ NOTHING: Final = object()
 
 
 def question(
-    body: Any, route: Route, *, request_id: str, created: int, aliases: Mapping[str, str] | None = None
+    parsed: ParsedBody, route: Route, *, request_id: str, created: int, aliases: Mapping[str, str] | None = None
 ) -> Question:
     """Check the body of a request.
 
     Args:
+        parsed: the body.
         aliases: further names of models, and the models.
 
     Raises:
         InvalidSlotError: a field is missing or wrong; the message names it.
     """
+    body = parsed.value
     if not isinstance(body, dict):
         raise InvalidSlotError("the request's body is no JSON object; send one, with the fields of OpenAI's API")
     name = body.get("model")
@@ -227,7 +233,13 @@ def question(
         raise InvalidSlotError("only one answer for each request is given; leave 'n' out")
     if route is Route.EMBEDDING and body.get("encoding_format", "float") not in ("float", "base64", None):
         raise InvalidSlotError('\'encoding_format\' is neither "float" nor "base64"; give one of these')
-    return Question(request_id, created, route, {**body, "model": (aliases or {}).get(name, name)}, name)
+    model = (aliases or {}).get(name, name)
+    body = {**body, "model": model}
+    payload = body if parsed.data is None else JsonBody(parsed.data, model)
+    asked: Any = given
+    is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
+    inputs = None if is_one else parsed.counts.get(route.field, len(asked))
+    return Question(request_id, created, route, body, payload, inputs, name)
 
 
 def model_words(name: str, created: int) -> Json:

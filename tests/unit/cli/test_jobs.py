@@ -182,7 +182,7 @@ def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess)
     assert "no task runs: pending" in world.iris("job", "stacks", waits).stderr
     assert world.json("job", "stacks", waits) == []
     refused = world.iris("job", "profile", waits, "1", code=USAGE).stderr
-    assert "task 1 is pending: only a running task has a profile" in refused
+    assert "task 1 is pending: only a running one can be looked into" in refused
     assert "did you mean train" in world.iris("job", "stacks", "trian", code=USAGE).stderr
     assert "7" in world.iris("job", "profile", waits, "7", code=USAGE).stderr
 

@@ -79,6 +79,17 @@ def test_file_says_hosts_models_keys_and_policy(path: Path) -> None:
     assert said.policy.ageing_s == 5.0
 
 
+def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
+    path.write_text(FILE.replace("memory_gb = 80\n", "").replace("{ 1 = 70, 2 = 40.5 }", "{ total = 75, on = [1, 2] }"))
+    said = read(path, SECRETS)
+    assert said.hosts[0].memory is None
+    assert said.models["llama"].memory == {1: 75 * 10**9, 2: 37_500_000_000}
+    assert said.models["llama"].place(said.hosts) == "1 × 75 GB of gpu"
+    path.write_text(FILE.replace("memory_gb = 80\n", "").replace('kind = "gpu"', 'kind = "cpu"'))
+    with pytest.raises(InvalidSlotError, match="has no memory_gb"):
+        read(path, SECRETS)
+
+
 @pytest.mark.parametrize(
     ("part", "instead", "why"),
     [
@@ -86,7 +97,6 @@ def test_file_says_hosts_models_keys_and_policy(path: Path) -> None:
         ("port = 0", "port = ", "can't be read"),
         ("[[hosts]]", "[hosts]", r"write \[\[hosts\]\]"),
         ('kind = "gpu"', 'kind = "npu"', "kind is 'npu'; give one of"),
-        ("memory_gb = 80", "", "has no memory_gb"),
         ("replicas = 1", "replica = 1", r"\[models.llama\]: there is no 'replica'; did you mean replicas"),
         ("--port {port}", "", r"\[models.llama\]: ServedCommand: command has no {port}"),
         ("memory_gb = 1\n", "memory_gb = -1\n", r"\[models.shout\]: memory_gb is -1"),

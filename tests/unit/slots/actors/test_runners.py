@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from iris_ray import SlotHosts
 from iris_ray.errors import InvalidSlotError, UnknownTPUTypeError
 from iris_ray.slots.actors import runners
 from iris_ray.slots.actors.runner_agent import RunnerAgent
-from iris_ray.slots.actors.runners import HostHere, Runners, Yielding, visible_devices
+from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding, visible_devices
 from iris_ray.slots.actors.slot_actor import ProcessIdentity
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import RunnerJoined, RunnerLost
@@ -75,6 +76,12 @@ def test_partial_chips_are_a_rectangle() -> None:
     some = visible_devices(DeviceKind.TPU, (2, 3), 4)
     assert (some["TPU_VISIBLE_CHIPS"], some["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("2,3", "1,2,1")
     assert "TPU_VISIBLE_CHIPS" not in visible_devices(DeviceKind.TPU, (0, 1, 2, 3), 4)
+
+
+def test_share_of_unlike_gpus_is_the_least() -> None:
+    here = replace(host_here("r", None), devices=3, sizes=(80, 40, 10))
+    assert here.share((0, 1), (20, 20)) == 0.25
+    assert [device.memory for device in RunnerHere((here,)).runner().devices] == [80, 40, 10]
 
 
 # -- hosts that come and go -------------------------------------------------------------------------------------------

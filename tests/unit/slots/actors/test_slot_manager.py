@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 
 from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
 from iris_ray.slots.actors import slot_manager, slot_processes
-from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, Grant
+from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, Grant, SlotHosts
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.actors.waiting import Clients
@@ -19,8 +19,20 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import reconciler, slot_planner
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import WorkloadKind
-from tests.support.slot_processes import Method, Slot, Slots, all_of, ask, forever, manager_of, order, true, until
-from tests.support.slots import host_here
+from tests.support.slot_processes import (
+    Method,
+    Slot,
+    Slots,
+    all_of,
+    ask,
+    forever,
+    manager_of,
+    order,
+    stand_in_agent,
+    true,
+    until,
+)  # fmt: skip
+from tests.support.slots import GB, host_here
 
 # -- slots and requests -----------------------------------------------------------------------------------------------
 
@@ -178,6 +190,33 @@ async def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     await answer
     (alarm,) = [record.message for record in caplog.records if "booked" in record.message]
     assert alarm == "runner c: device 0 uses 70,000,000,000 bytes, but slots have only 60,000,000,000 booked"
+
+
+async def test_gpus_whose_memory_the_driver_says_take_what_fits_and_show_their_use(
+    slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = await manager_of()
+    unknown = SlotHosts(kind=DeviceKind.GPU, devices=2)
+    assert SlotHosts(kind=DeviceKind.GPU, memory=5).runner.devices[0].memory == 5, "who gives it is believed"
+    await manager.start([unknown], ["job"])
+    await manager.register(order())
+    await manager.register(order("large", memory={1: 90 * GB}))
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    large = asyncio.ensure_future(manager.submit(ask("l", "large")))
+    await asyncio.sleep(0.05)
+    assert not large.done(), "nobody knows yet how large the GPUs are"
+    agent = stand_in_agent(80 * GB, 5)
+    here = replace(host_here("gpu-0", agent), devices=2, gpus=("3", "5"), sizes=(80 * GB, 40 * GB))
+    manager._background.start(manager.hold_host(here), "holding a host")
+    await until(lambda: slots.made and slots.made[0].requests)
+    with pytest.raises(InvalidSlotError, match="the largest device has 80,000,000,000 bytes"):
+        (await large).open()
+    status = slot_processes.status_of(manager._core, {}, manager._now(), manager._in_use)
+    assert status.memory == {"gpu-0": (80 * GB, 40 * GB)}
+    assert status.in_use == {"gpu-0": (80 * GB, 5)}
+    slots.made[0].may_answer.set()
+    await answer
+    assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
 async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> None:

@@ -30,7 +30,7 @@ def iris(world: SlotWorld, monkeypatch: pytest.MonkeyPatch):
 
     class Client:
         def status(self):
-            return status_of(world.reconciler, {}, world.now)
+            return status_of(world.reconciler, {}, world.now, {"two": {0: 79 * GB, 1: 0}, "gone": {0: GB}, "one": {}})
 
     monkeypatch.setattr(SlotClient, "connect", lambda name: Client())
     monkeypatch.setattr(command, "cluster", nullcontext)
@@ -75,7 +75,7 @@ def test_runners_show_what_is_free_on_each_device(world: SlotWorld, iris) -> Non
     world.hear(ev.ModelRegistered(model("wide", memory={2: (60 * GB, 20 * GB)}), replicas=1))
     world.settle()
     assert [line.split() for line in iris("runners").splitlines()[1:]] == [
-        ["one", "80,000", "0"],
-        ["two", "20,000,60,000", "1", "wide"],
+        ["one", "80,000", "80,000", "-", "0"],
+        ["two", "80,000", "80,000", "20,000", "60,000", "79,000", "0", "1", "wide"],
     ]
     assert '"free": [' in iris("runners", "--json")

@@ -17,6 +17,7 @@ from iris_ray.slots.core.memory_estimates import (
     GGUFModel,
     gguf_memory,
     read_gguf,
+    split_memory,
     vllm_memory,
 )
 
@@ -127,6 +128,13 @@ def test_vllm_takes_its_share_of_each_device() -> None:
     assert vllm_memory(80 * 10**9, 0.9, [1, 2]) == {1: 72 * 10**9, 2: 72 * 10**9}
     with pytest.raises(InvalidSlotError, match="utilisation"):
         vllm_memory(80 * 10**9, 1.5)
+
+
+def test_total_is_divided_evenly_and_rounded_up() -> None:
+    assert split_memory(10, (1, 3), beside=2) == {1: 12, 3: 6}
+    for wrong in ((0, (1,)), (10, (0,)), (10.5, (1,)), (10, (1,), -1)):
+        with pytest.raises(InvalidSlotError):
+            split_memory(*wrong)
 
 
 def test_one_part_of_split_model_gives_no_estimate(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import gzip
 import http.client
 import json
+import pickle
 import socket
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from ray.exceptions import RayActorError
 from iris_ray import http_server
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots.client.served_command import ProgramAnswer
-from iris_ray.slots.front import ApiKey, HttpFront, http_front
+from iris_ray.slots.front import ApiKey, HttpFront, http_front, json_outline, request_parser
 from tests.support.waiting import wait_until
 
 ALICE = ApiKey("alice", "a" * 20)
@@ -31,6 +33,7 @@ class Client:
     def __init__(self) -> None:
         self.models: list[str] = []
         self.asked: list[str] = []
+        self.bodies: list[Any] = []
         self.began: list[str] = []
         self.cancelled: list[str] = []
 
@@ -41,6 +44,7 @@ class Client:
         self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None
     ) -> AsyncGenerator[str, None]:
         self.asked.append(model)
+        self.bodies.append(body := pickle.loads(pickle.dumps(body)))  # it travels to the model
         try:
             for word in body["prompt"].split():
                 match word:
@@ -293,21 +297,38 @@ def test_endless_body_is_refused_at_limit(front: HttpFront, callers: ExitStack, 
 
 
 def test_body_of_too_many_values_is_refused(front: HttpFront) -> None:
-    status, _, said = post(front, b'{"model": "m", "prompt": [' + b"[]," * http_front.MOST_VALUES + b"[]]}")
+    status, _, said = post(front, b'{"model": "m", "prompt": [' + b"[]," * request_parser.MOST_VALUES + b"[]]}")
     assert status == 400
     assert "more than 131,072 values" in json.loads(said)["error"]["message"]
 
 
-def test_large_body_that_waits_holds_up_no_small_one(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_front, "PARSING_SHARE", 1e-9)
-    large = json.dumps({"model": "m", "prompt": "a", "x": [0] * (http_front.FEW_VALUES + 10)}).encode()
-    with HttpFront(client) as front, ThreadPoolExecutor(1) as pool:
-        assert post(front, large)[0] == 200
+def test_large_requests_are_parsed_elsewhere_as_small_ones_here(front: HttpFront, client: Client) -> None:
+    pad = {"x": [0] * (2 * request_parser.FEW_VALUES)}
+    assert json.loads(post(front, asked("a b", **pad))[2])["choices"][0]["text"] == "ab"
+    assert "x" in client.bodies[-1]
+    assert post(front, asked("a", **pad, stream="yes"))[2] == post(front, asked("a", stream="yes"))[2]
+    status, _, said = post(front, asked("a" * 100_000, stream=True, stream_options={"include_usage": True, **pad}))
+    assert (status, said.count("a" * 100_000)) == (200, 1)
+    assert '"usage": null' in said
+    for body in (b"[" * 100_000, b"[" + asked("a" * 100_000) + b"]", asked("a" * 100_000)[:-1] + b"\xff"):
+        assert "no JSON object" in post(front, body)[2]
+
+
+def test_small_request_is_answered_while_large_one_is_parsed(
+    front: HttpFront, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(600)")
+    monkeypatch.setattr(json_outline, "__file__", str(tmp_path / "stuck.py"))
+    monkeypatch.setattr(request_parser, "PARSED_S", 3.0)
+    large = asked("a" * 100_000)
+    with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(post, front, large)
         assert post(front, asked("a"))[0] == 200
         assert not waits.done()
-        front.close(grace_s=0.0)
-        assert waits.result()[0] == 503
+        status, _, said = waits.result()
+    assert (status, "ended or took too long" in said) == (503, True)
+    monkeypatch.undo()
+    assert post(front, large)[0] == 200  # by a new process
 
 
 def test_half_sent_headers_and_bodies_are_closed(

@@ -19,13 +19,15 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.slots.front.openai_words import NOTHING, Question, Route, error_answer, question
+from iris_ray.slots.front.request_parser import ParsedBody
 
 COUNTS = {"prompt_tokens": 2, "completion_tokens": 3}
 USAGE = {**COUNTS, "total_tokens": 5}
 
 
 def asked(route: Route, **body: Any) -> Question:
-    return question({"model": "m", route.field: "a", **body}, route, request_id="r", created=1)
+    parsed = ParsedBody({"model": "m", route.field: "a", **body})
+    return question(parsed, route, request_id="r", created=1)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def asked(route: Route, **body: Any) -> Question:
 )
 def test_senseless_request_is_refused_in_words(route: Route, body: object, why: str) -> None:
     with pytest.raises(InvalidSlotError, match=why):
-        question(body, route, request_id="r", created=1)
+        question(ParsedBody(body), route, request_id="r", created=1)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""The memory of GPUs, as NVIDIA's driver says. It needs nvidia-ml-py."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class GpuMemory(NamedTuple):
+    """The memory of a GPU.
+
+    Attributes:
+        total: bytes that programs can have; without what the driver keeps for itself.
+        used: bytes that programs have now, those of others included.
+    """
+
+    total: int
+    used: int
+
+
+def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:
+    """Return the memory of GPUs of this host.
+
+    Args:
+        names: as ``CUDA_VISIBLE_DEVICES`` has them: numbers or UUIDs.
+
+    Raises:
+        RuntimeError: the driver can't be asked; the message says why.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise RuntimeError("nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]')") from None
+    try:
+        pynvml.nvmlInit()
+        try:
+            return [_memory_of(pynvml, name) for name in names]
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise RuntimeError(f"NVIDIA's driver can't say: {error}") from None
+
+
+def _memory_of(nvml: Any, name: str) -> GpuMemory:
+    found = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(found, version=nvml.nvmlMemory_v2)
+        return GpuMemory(memory.total - memory.reserved, memory.used)
+    except nvml.NVMLError:  # a driver older than 510 does not tell what it keeps
+        memory = nvml.nvmlDeviceGetMemoryInfo(found)
+        return GpuMemory(memory.total, memory.used)
