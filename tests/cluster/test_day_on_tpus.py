@@ -100,7 +100,6 @@ def run_cell(person: Person, files: Path, cell: str) -> str:
 
 
 @pytest.mark.proof
-@pytest.mark.way_in
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
     start, program, *rest = BLOCKS

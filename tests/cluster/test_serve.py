@@ -162,7 +162,7 @@ def attacked(port: int) -> Iterator[None]:
         attacker.join()
 
 
-@pytest.mark.way_in
+@pytest.mark.proof
 def test_everybody_is_answered_while_server_is_attacked_and_slot_and_host_die(
     cluster: SimulatedCluster, tmp_path: Path
 ) -> None:
