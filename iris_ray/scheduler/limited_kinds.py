@@ -81,7 +81,10 @@ class LimitedKinds:
     def planned(self) -> None:
         """Note that the plan is committed. What it did itself leaves the others within or beyond their limits."""
         self._changes_seen = self._state.changed_specs.version
-        self._valid_for = self._conditions()
+        conditions = self._conditions()
+        if conditions != self._valid_for:
+            self._valid_for = conditions
+            self._accounts.clear()  # they may be those of other teams
 
     def _release(self, accounts: Iterable[LimitAccount]) -> Reasons:
         """Release the kinds of some accounts, and those for whose limits these count."""

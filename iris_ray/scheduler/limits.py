@@ -76,7 +76,7 @@ class Allowances:
         return self._reached_by_user(job) or self._reached_by_team(job)
 
     def accounts(self, job: Job, reached: ReachedLimit) -> tuple[LimitAccount, ...]:
-        """Return the accounts that decide whether a job is within its limits, of which it has reached one."""
+        """Return the accounts that decide whether a job that has reached a limit is within its limits again."""
         mine = self._allowance(job)
         is_free = reached.team is None or mine is None or (mine.most_chips == mine.most_jobs == math.inf)
         return (reached.account,) if is_free else (reached.account, _account(job))

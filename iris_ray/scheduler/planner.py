@@ -96,6 +96,7 @@ class Planner:
         self._starved: set[str] = set()
         self._planned_for = (0, 0, 0, 0, 0)
         self._planned_at = 0.0
+        self._looked_at_all = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Place what can be placed, and commit it.
@@ -112,7 +113,10 @@ class Planner:
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
-        self.pending_reasons.update(self._limited.release_changed() if recent else self._limited.release_all())
+        look_at_all = not recent or now >= self._looked_at_all + self._look_again_s
+        if look_at_all:
+            self._looked_at_all = now
+        self.pending_reasons.update(self._limited.release_all() if look_at_all else self._limited.release_changed())
         result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()])
         result.timed_out = list(map(self._with_last_reason, result.timed_out))
         self._count(result)
