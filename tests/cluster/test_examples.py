@@ -87,6 +87,7 @@ RUN = {
     "hello.py",
     "three_users.py",
     "preempt.py",
+    "rl_group.py",
     "gke_in_a_box.py",
     "demo.py",
     "train_digits.py",
