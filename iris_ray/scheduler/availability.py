@@ -34,13 +34,15 @@ class Availability:
         requirement: what jobs ask of workers.
         failed_placements: ``num_groups`` → how many groups were free when such a gang found too few. All later such
             gangs find too few as well, so a long queue of identical jobs is cheap.
-        unplaced: ids of the jobs with this requirement that found too few groups, in the order of the queue.
+        unplaced: how many jobs with this requirement found too few groups.
+        first_unplaced: the id of the first of them in the queue, or None.
     """
 
     def __init__(self, requirement: Requirement, remaining: RemainingCapacity, now: float) -> None:
         self.requirement = requirement
         self.failed_placements: dict[tuple[int, ...], int] = {}
-        self.unplaced: list[str] = []
+        self.unplaced = 0
+        self.first_unplaced: str | None = None
         self._needs = requirement.resources
         self._remaining = remaining
         self._now = now
@@ -74,6 +76,12 @@ class Availability:
     def candidates(self) -> Candidates:
         """All groups, whatever the size of the tasks."""
         return self._remaining.candidates
+
+    def count_unplaced(self, job: Job, count: int = 1) -> None:
+        """Count that so many jobs, of which this is the first, find too few groups."""
+        self.unplaced += count
+        if self.first_unplaced is None:
+            self.first_unplaced = job.spec.job_id
 
     # -- how many --------------------------------------------------------------------------------------------------
 

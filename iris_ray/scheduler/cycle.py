@@ -23,8 +23,9 @@ from iris_ray.scheduler.explanation import (
 )
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit, Reasons
+from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.promises import Lifted, Promises
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
@@ -170,14 +171,14 @@ class Cycle:
         """Return whether plain jobs of a kind fare like one before them, and note why they wait."""
         first, reasons = run[0], self._result.pending_reasons
         if (limited_like := self._over.get(first.kind)) is not None:
-            reasons.add_alike([job.spec.job_id for job in run], limited_like)
+            reasons.note_alike(run, limited_like)
             return True
         before, gang = self._in_vain.get(first.kind), first.gangs[next(iter(first.pending))]
         if before is None or self._is_special(first, gang):
             return False  # if the oldest does not starve, the others don't
-        ahead, job_ids = before.available.to_all.unplaced, [job.spec.job_id for job in run]
-        reasons.add_alike(job_ids, before.reason, len(ahead), ahead[0])
-        ahead += job_ids
+        to_all = before.available.to_all
+        reasons.note_alike(run, before.reason, to_all.unplaced, to_all.first_unplaced)
+        to_all.count_unplaced(first, len(run))
         return True
 
     def _is_full(self, most: int) -> bool:
@@ -199,7 +200,7 @@ class Cycle:
                 self._result.timed_out.append(late)
                 return None
             if job.requirement not in self._available and not self._limits.admit(job):
-                self._result.pending_reasons[job_id] = not_looked_at(job)
+                self._result.pending_reasons.note(job, not_looked_at(job))
                 return None
             untried = self._deadlines.in_turn(job)
         for position in untried:
@@ -219,7 +220,7 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         if (before := self._in_vain.get(job.kind)) is not None and not self._is_special(job, gang):
-            self._result.pending_reasons[job.spec.job_id] = self._explainer.same_reason(job, before)
+            self._result.pending_reasons.note(job, self._explainer.same_reason(job, before))
             return None
         lifted = self._promises.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
@@ -302,7 +303,7 @@ class Cycle:
         if failure.limit is not None:
             self._let_go(leader, lifted, reason=failure.limit.in_short)
             for job in about:
-                reasons[job.spec.job_id] = replace(limited(job, failure.limit, ()), together=(name.name, which))
+                reasons.note(job, replace(limited(job, failure.limit, ()), together=(name.name, which)))
             return
         for job in about if not leader.started else ():
             problem = self._impossible.problem_of(self._available_to(job).candidates.shape)
@@ -322,7 +323,7 @@ class Cycle:
             available = self._available_to(job)
             free = failure.free if job is failure.job else choose(job, available, {}, num_groups(job), False, False)[1]
             reason = self._explainer.reason(job, available, free, kept, taken_from, None, waits_for)
-            reasons[job.spec.job_id] = replace(reason, together=(name.name, which))
+            reasons.note(job, replace(reason, together=(name.name, which)))
 
     def _hosts_for(self, leader: Job, own: tuple[str, ...]) -> Taking | None:
         """Return the hosts on which a group fits once what runs there has ended; None if there are too few for it.
@@ -473,9 +474,10 @@ class Cycle:
             if not kept and self._waits_too_long(job, gang):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        reason = limited(job, reached, kept)
+        self._result.pending_reasons.note(job, reason)
         if job.is_plain and not (kept or lifted):
-            self._over[job.kind] = limited(job, replace(reached, kept=False), kept=())
+            self._over[job.kind] = limited(job, replace(reached, kept=False), kept=()) if reached.kept else reason
 
     def _is_settled(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether jobs of a kind wait for a limit until something changes that counts towards it."""
@@ -518,7 +520,7 @@ class Cycle:
         kept = taken or kept
         taken_from, waits_for = (self._evictor.taken_from(job), self._waits_for(job, kept)) if kept else ((), ())
         reason = self._explainer.reason(job, available, free, kept, taken_from, protected, waits_for)
-        self._result.pending_reasons[job_id] = reason
+        self._result.pending_reasons.note(job, reason)
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
         if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
             self._in_vain[job.kind] = Unplaced(job, available, reason)
@@ -538,4 +540,4 @@ class Cycle:
         """Leave out a gang that pauses. Only a firm promise lasts: other jobs may use all other hosts meanwhile."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
-            reasons[job_id] = paused(job, pause_s, cause)
+            reasons.note(job, paused(job, pause_s, cause))

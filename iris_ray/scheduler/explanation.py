@@ -75,7 +75,7 @@ class Explainer:
         """
         to_all, wanted = available.to_all, num_groups(job)
         kind, suitable, shortage = self._causes.get((to_all, wanted)) or self._cause(job, to_all, wanted)
-        avoided, ahead = available.impaired, to_all.unplaced
+        avoided = available.impaired
         reason = PendingReason(
             job.spec.job_id,
             kind,
@@ -84,20 +84,20 @@ class Explainer:
             free,
             suitable,
             shortage,
-            len(ahead),
-            ahead[0] if ahead else None,
+            to_all.unplaced,
+            to_all.first_unplaced,
             kept,
             tuple(self._display_name(name, job.requirement) for name in avoided) if avoided else (),
             taken_from,
             protected,
             waits_for=waits_for,
         )
-        ahead.append(job.spec.job_id)
+        to_all.count_unplaced(job)
         return reason
 
     def same_reason(self, job: Job, before: Unplaced) -> PendingReason:
         """Return why a job waits, for the same cause as a job before it that has no room; count it as `reason` does."""
-        like, ahead = before.reason, before.available.to_all.unplaced
+        like, to_all = before.reason, before.available.to_all
         reason = PendingReason(
             job.spec.job_id,
             like.kind,
@@ -106,12 +106,12 @@ class Explainer:
             like.free,
             like.suitable,
             like.shortage,
-            len(ahead),
-            ahead[0],
+            to_all.unplaced,
+            to_all.first_unplaced,
             (),
             like.avoided,
         )
-        ahead.append(job.spec.job_id)
+        to_all.count_unplaced(job)
         return reason
 
     def complete(self) -> None:

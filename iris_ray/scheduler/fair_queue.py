@@ -301,9 +301,10 @@ class _Line:
 
     Attributes:
         parts: the lines of a team; fill it, then call `begin`.
+        first: the job whose turn it is, or None if none is left.
     """
 
-    __slots__ = ("_needs_no_turns", "_runs", "_share", "_turns", "parts")
+    __slots__ = ("_needs_no_turns", "_runs", "_share", "_turns", "first", "parts")
 
     def __init__(
         self,
@@ -317,6 +318,7 @@ class _Line:
         self._needs_no_turns = needs_no_turns
         self._turns: list[tuple[float, int, int, _Line]] = []
         heapq.heapify(self._runs)
+        self.first: Job | None = self._runs[0][-1][0] if self._runs else None
 
     def begin(self) -> None:
         """Sort the parts."""
@@ -324,13 +326,8 @@ class _Line:
             part.begin()
         self._turns = [part._turn(number) for number, part in enumerate(self.parts)]
         heapq.heapify(self._turns)
-
-    @property
-    def first(self) -> Job | None:
-        """The job whose turn it is, or None if none is left."""
-        if self._runs:
-            return self._runs[0][-1][0]
-        return self._turns[0][-1].first if self._turns else None
+        if self._turns:
+            self.first = self._turns[0][-1].first
 
     @property
     def is_alone(self) -> bool:
@@ -342,6 +339,7 @@ class _Line:
         if self._runs:
             if not comes_again:
                 self._drop_first()
+                self.first = self._runs[0][-1][0] if self._runs else None
             return
         _, _, number, part = self._turns[0]
         part.had_its_turn(comes_again)
@@ -349,6 +347,7 @@ class _Line:
             heapq.heappop(self._turns)
         else:
             heapq.heapreplace(self._turns, part._turn(number))
+        self.first = self._turns[0][-1].first if self._turns else None
 
     def _drop_first(self) -> None:
         _, index, run = self._runs[0]

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Kind
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.pending_reason import LimitAccount, Reasons
+from iris_ray.scheduler.pending_reason import LimitAccount
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.state import ControllerState
 from iris_ray.state.waiting_jobs import WaitingJobs
 
@@ -32,37 +33,38 @@ class LimitedKinds:
     def __init__(self, state: ControllerState) -> None:
         self.reasons = Reasons()
         self._state = state
-        self._kinds: dict[LimitAccount, list[Kind]] = {}
-        self._job_ids: dict[Kind, list[str]] = {}
+        self._kinds: dict[LimitAccount, dict[Kind, None]] = {}
+        self._left_out: set[Kind] = set()
         self._accounts: dict[tuple[str, PriorityBand, str, str | None], tuple[LimitAccount, ...]] = {}
         self._changes_seen = 0
         self._valid_for: object = None
 
     def rest(self) -> WaitingJobs:
         """Return the waiting jobs that need a look."""
-        return self._state.pending().without(self._job_ids)
+        return self._state.pending().without(self._left_out)
 
-    def release_changed(self) -> Reasons:
-        """Have the jobs looked at for whose limit something counts that has changed. Return why they have waited."""
-        if not self._job_ids:
-            return Reasons()
+    def release_changed(self, reasons: Reasons) -> None:
+        """Have the jobs looked at for whose limit something counts that has changed, and tell why they have waited."""
+        if not self._left_out:
+            return
         changed = self._state.changed_specs.since(self._changes_seen)
         if changed is None or self._valid_for != self._conditions():
-            return self.release_all()
+            self.release_all(reasons)
+            return
         rest = self.rest()
         firsts = (next(iter(jobs.values())) for jobs in rest.by_kind.values())
         others = (one for job in rest.others.values() for one in job.members or (job,))
         looked_at = (job.spec for jobs in (others, firsts) for job in jobs)
-        return self._release(account for specs in (changed, looked_at) for spec in specs for account in self._of(spec))
+        accounts = (account for specs in (changed, looked_at) for spec in specs for account in self._of(spec))
+        self._release(accounts, reasons)
 
-    def release_all(self) -> Reasons:
-        """Have all jobs looked at. Return why they have waited."""
-        released = Reasons()
-        released.take(self.reasons, [*self.reasons])
+    def release_all(self, reasons: Reasons) -> None:
+        """Have all jobs looked at, and tell why they have waited."""
+        for kind in self._left_out:
+            reasons.take(self.reasons, kind)
         self._kinds.clear()
-        self._job_ids.clear()
+        self._left_out.clear()
         self._accounts.clear()
-        return released
 
     def add(self, limited: Mapping[Kind, tuple[LimitAccount, ...]], reasons: Reasons) -> None:
         """Leave out the jobs of some kinds from now on. Take their reasons from those of the plan that looked at them.
@@ -71,12 +73,11 @@ class LimitedKinds:
             limited: the kinds, each with the accounts that decide whether its jobs are within their limits.
             reasons: why all jobs wait that the plan looked at.
         """
-        waiting = self._state.pending().by_kind
         for kind, accounts in limited.items():
-            job_ids = self._job_ids[kind] = [job_id for job_id in waiting.get(kind, ()) if job_id in reasons]
+            self._left_out.add(kind)
             for account in accounts:
-                self._kinds.setdefault(account, []).append(kind)
-            self.reasons.take(reasons, job_ids)
+                self._kinds.setdefault(account, {})[kind] = None
+            self.reasons.take(reasons, kind)
 
     def planned(self) -> None:
         """Note that the plan is committed. What it did itself leaves the others within or beyond their limits."""
@@ -86,17 +87,17 @@ class LimitedKinds:
             self._valid_for = conditions
             self._accounts.clear()  # they may be those of other teams
 
-    def _release(self, accounts: Iterable[LimitAccount]) -> Reasons:
+    def _release(self, accounts: Iterable[LimitAccount], reasons: Reasons) -> None:
         """Release the kinds of some accounts, and those for whose limits these count."""
-        released, left = Reasons(), {account for account in accounts if account in self._kinds}
+        left = {account for account in accounts if account in self._kinds}
         waiting = self._state.pending().by_kind
         while left:
             for kind in self._kinds.pop(left.pop()):
-                released.take(self.reasons, self._job_ids.pop(kind, ()))
+                reasons.take(self.reasons, kind)
+                self._left_out.discard(kind)
                 for job in waiting.get(kind, {}).values():
                     left.update(account for account in self._of(job.spec) if account in self._kinds)
                     break
-        return released
 
     def _of(self, spec: JobSpec) -> tuple[LimitAccount, ...]:
         """Return the accounts for which a job counts."""

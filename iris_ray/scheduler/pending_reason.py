@@ -1,10 +1,9 @@
 """Why a job waits, as data and as a sentence."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import chain
 
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
@@ -312,98 +311,3 @@ class PendingReason:
 
 def _some(names: tuple[str, ...], separator: str = ", ") -> str:
     return separator.join((*names[:4], "…") if len(names) > 4 else names)
-
-
-@dataclass(slots=True)
-class _Alike:
-    """Jobs that wait for the same cause as one before them.
-
-    Attributes:
-        like: the reason of that one.
-        job_ids: theirs, by age.
-        ahead: how many jobs with the same requirement are before the first of them; None if they are not counted.
-        first_ahead: the id of the first of these jobs, or None.
-        places: the place of each among them, once somebody reads one.
-    """
-
-    like: PendingReason
-    job_ids: Sequence[str]
-    ahead: int | None
-    first_ahead: str | None
-    places: dict[str, int] = field(default_factory=dict)
-
-    def reason(self, job_id: str) -> PendingReason:
-        """Return the reason of one of them."""
-        if self.ahead is None:
-            return replace(self.like, job_id=job_id)
-        if not self.places:
-            self.places = {name: place for place, name in enumerate(self.job_ids)}
-        ahead = self.ahead + self.places[job_id]
-        return replace(self.like, job_id=job_id, ahead=ahead, first_ahead=self.first_ahead)
-
-
-class Reasons(Mapping[str, PendingReason]):
-    """Why jobs wait, by job id. The reasons of many jobs that fare alike are made when somebody reads them.
-
-    Args:
-        reasons: to begin with.
-        beside: those of other jobs, which are read here, too.
-    """
-
-    def __init__(
-        self, reasons: Mapping[str, PendingReason] | None = None, beside: Mapping[str, PendingReason] | None = None
-    ) -> None:
-        self._made: dict[str, PendingReason | _Alike] = {}
-        self._beside = beside or {}
-        if reasons is not None:
-            self.update(reasons)
-
-    def __getitem__(self, job_id: str) -> PendingReason:
-        found = self._made.get(job_id)
-        if found is None:
-            return self._beside[job_id]
-        if not isinstance(found, _Alike):
-            return found
-        reason = self._made[job_id] = found.reason(job_id)
-        return reason
-
-    def __setitem__(self, job_id: str, reason: PendingReason) -> None:
-        self._made[job_id] = reason
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._made or job_id in self._beside
-
-    def __iter__(self) -> Iterator[str]:
-        return chain(self._made, self._beside)
-
-    def __len__(self) -> int:
-        return len(self._made) + len(self._beside)
-
-    def update(self, reasons: Mapping[str, PendingReason]) -> None:
-        """Add reasons, in the place of those that there are for the same jobs."""
-        if isinstance(reasons, Reasons):
-            self._made.update(reasons._made)
-        else:
-            self._made.update(reasons)
-
-    def keep(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
-        """Add those of other reasons that are of these jobs."""
-        self._made.update((job_id, reasons._made[job_id]) for job_id in job_ids)
-
-    def take(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
-        """Move those of other reasons here that are of these jobs."""
-        self._made.update((job_id, reasons._made.pop(job_id)) for job_id in job_ids)
-
-    def add_alike(
-        self, job_ids: Sequence[str], like: PendingReason, ahead: int | None = None, first_ahead: str | None = None
-    ) -> None:
-        """Add jobs of a kind that wait like one before them; see `_Alike`."""
-        self._made.update(dict.fromkeys(job_ids, _Alike(like, job_ids, ahead, first_ahead)))
-
-    def apart(self) -> Iterator[PendingReason]:
-        """Iterate over all reasons but those that are made when somebody reads them."""
-        return (reason for reason in self._made.values() if isinstance(reason, PendingReason))
-
-    def is_alike(self, job_id: str) -> bool:
-        """Return whether a job fares like one of its kind before it, which finds nothing."""
-        return isinstance(self._made.get(job_id), _Alike)

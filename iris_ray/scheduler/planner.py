@@ -16,7 +16,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.cycle import SchedulingResult
 from iris_ray.scheduler.limited_kinds import LimitedKinds
-from iris_ray.scheduler.pending_reason import PendingKind, PendingReason, Reasons
+from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.victims import Running
 from iris_ray.state import ControllerState
@@ -116,7 +117,9 @@ class Planner:
         look_at_all = not recent or now >= self._looked_at_all + self._look_again_s
         if look_at_all:
             self._looked_at_all = now
-        self.pending_reasons.update(self._limited.release_all() if look_at_all else self._limited.release_changed())
+            self._limited.release_all(self.pending_reasons)
+        else:
+            self._limited.release_changed(self.pending_reasons)
         result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()])
         result.timed_out = list(map(self._with_last_reason, result.timed_out))
         self._count(result)
@@ -131,7 +134,7 @@ class Planner:
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
         if self.left_out:
-            self.pending_reasons.update(self._unplannable.reasons(state.pending(), now))
+            self.pending_reasons.replace(self._unplannable.reasons(state.pending(), now))
         if done or self.unfinished:
             return placements
         return placements + self.plan(now, instructions)
@@ -153,8 +156,8 @@ class Planner:
         passed_over = [reason.job_id for reason in reasons.apart() if reason.kind is PendingKind.NOT_LOOKED_AT]
         still = {job_id: before[job_id] for job_id in passed_over if job_id in before}
         self.pending_reasons = Reasons({} if result.complete else before, beside=self._limited.reasons)
-        self.pending_reasons.update(reasons)
-        self.pending_reasons.update(still)
+        self.pending_reasons.replace(reasons)
+        self.pending_reasons.replace(still)
 
     def look_again(self) -> None:
         """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""
@@ -216,7 +219,7 @@ class Planner:
     def _leave_out(self, job: Job, error: Exception, now: float) -> None:
         logger.error("%s is left out of plans for a while", job.spec.job_id, exc_info=error)
         self._unplannable.leave_out(job, error, now)
-        self.pending_reasons.update(self._limited.release_all())
+        self._limited.release_all(self.pending_reasons)
 
     def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[PlacedGang]:
         placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
@@ -232,7 +235,7 @@ class Planner:
             return []
         except Exception as error:
             instructions.failed.append(FailedEvent(assignment, error))
-            self.pending_reasons.update(self._limited.release_all())
+            self._limited.release_all(self.pending_reasons)
             return []
         instructions.add(wanted)
         if isinstance(assignment, GroupAssignedEvent):

@@ -28,7 +28,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache, EvaluationLimits
 from iris_ray.scheduler.cycle import Cycle, SchedulingResult
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, Usage
-from iris_ray.scheduler.pending_reason import PendingReason, Reasons
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse
@@ -132,6 +133,9 @@ class Scheduler:
 
         Only jobs that are new, that pause, or that could run but hope for more groups are tried.
         """
+        promised = any(job.promise for job in pending.others.values())
+        if promised or any(reason.keeps for reason in pending_reasons.apart()):
+            return None  # which groups are kept for a job depends on all other jobs
         tried, unchanged = WaitingJobs(), []
         for job in chain.from_iterable(pending.runs()):
             job_id = job.spec.job_id
@@ -142,9 +146,8 @@ class Scheduler:
                 tried.sort_in(job)
             else:
                 unchanged += [one.spec.job_id for one in job.members or (job,)]
-        promised = any(job.promise for job in pending.others.values())
-        if not unchanged or promised or any(reason.keeps for reason in pending_reasons.apart()):
-            return None  # which groups are kept for a job depends on all other jobs
+        if not unchanged:
+            return None
         result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():

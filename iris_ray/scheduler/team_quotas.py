@@ -134,6 +134,7 @@ class TeamQuotas:
         self._aside: dict[str, _Aside] = {}  # by the job's id
         self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first one counts
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
+        self._standings: dict[tuple[str, float, float], Standing | NoneLeft] = {}  # until something is counted
         self.exist = bool(self._use.teams.types)
 
     # -- for the order and the limits ----------------------------------------------------------------------------------
@@ -167,12 +168,19 @@ class TeamQuotas:
         kind = self.kind(job.spec)
         if kind is None or not chips:
             return Standing.OWN
+        about = job.spec.job_id, chips, less
+        found = self._standings.get(about)
+        if found is None:
+            found = self._standings[about] = self._find_standing(job, kind, chips, less)
+        return found
+
+    def _find_standing(self, job: Job, kind: str, chips: float, less: float) -> Standing | NoneLeft:
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
         own = self._aside.get(job.spec.job_id)
         for name, account, used, kept in self._after(path, kind, more - less):
             own_here = own.chips if own is not None and name in own.names else 0.0
-            aside = account.aside.total() - own_here
+            aside = account.aside.total() - own_here if account.aside else 0.0
             if name != NO_TEAM and _is_within(account, used + aside, kept, band, more + account.aside[band] - own_here):
                 return Standing.OWN if name == path[0] else Standing.SHARED
             if rounded(used + aside + kept) > account.most:
@@ -201,6 +209,7 @@ class TeamQuotas:
         """
         if self.exist:
             before = self._promised.pop(job.spec.job_id, 0.0)
+            self._standings.clear()
             if chips:
                 self._promised[job.spec.job_id] = chips
             else:
@@ -229,6 +238,7 @@ class TeamQuotas:
     def _set_aside(self, job: Job, aside: _Aside, sign: int) -> None:
         kind = self.kind(job.spec)
         assert kind is not None
+        self._standings.clear()
         for name in aside.names:
             self._account(name, kind).aside[aside.band] += sign * aside.chips  # type: ignore[assignment]
 
@@ -322,11 +332,11 @@ class TeamQuotas:
         common = next(i for i, name in enumerate(path) if name in of_taker)
         for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
             self._set(account, used, kept, spec.priority, -sign * chips)
-        for name in path[:common]:
+        for name in path[:common]:  # does not count for standings
             self._account(name, kind).leaving[spec.priority] += sign * chips  # type: ignore[assignment]
 
-    @staticmethod
-    def _set(account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
+    def _set(self, account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
+        self._standings.clear()
         account.used, account.kept = rounded(used), rounded(kept)
         if band in account.in_bands:
             account.in_bands[band] = rounded(account.in_bands[band] + more)

@@ -1,6 +1,7 @@
 """Workers by the value of an attribute: slices, racks, or every worker by itself."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 
 from iris_ray.model.constraints import AttributeValue
@@ -183,6 +184,7 @@ def group_name(value: AttributeValue) -> str:
     return str(int(raw)) if isinstance(raw, float) and raw.is_integer() else str(raw)
 
 
+@lru_cache(maxsize=100_000)
 def _reads_like_another_kind(text: str) -> bool:
     try:
         float(text)

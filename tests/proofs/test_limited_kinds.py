@@ -16,6 +16,7 @@ from iris_ray.scheduler.cycle import SchedulingResult
 from iris_ray.scheduler.limited_kinds import LimitedKinds
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.planner import running
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.state.events import JobCancelledEvent, LimitsSetEvent
 from tests.proofs.test_team_worlds import TeamWorld
 from tests.support.proofs import examples
@@ -44,9 +45,9 @@ class CrowdedWorld(TeamWorld):
     def plan(self, waiting: Mapping[str, PendingReason] | None = None, gives_back: bool = True) -> SchedulingResult:
         state, limited = self.state, self._limited
         if self.now >= self._full_look_at:
-            limited.release_all()
+            limited.release_all(Reasons())
             self._full_look_at = self.now + 300.0
-        limited.release_changed()
+        limited.release_changed(Reasons())
         of_all = super().plan(waiting, gives_back)
         of_rest = self._of_rest.find_assignments(
             limited.rest(),

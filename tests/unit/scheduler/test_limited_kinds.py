@@ -11,6 +11,7 @@ from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.cycle import SchedulingResult
 from iris_ray.scheduler.limited_kinds import LimitedKinds
 from iris_ray.scheduler.planner import Planner
+from iris_ray.scheduler.reasons import Reasons
 from iris_ray.state.events import LimitsSetEvent, TeamsSetEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, add_slices
@@ -58,6 +59,7 @@ def test_accounts_are_those_of_the_teams_that_there_are() -> None:
     limited.planned()
     assert ("one", "v4-16") in limited._of(spec)
     world.do(TeamsSetEvent(tuple(Teams([Team("other", {"v4-16": Quota(8.0)})]))))
-    assert not limited.release_changed()
+    limited.release_changed(released := Reasons())
+    assert not released
     limited.planned()
     assert ("one", "v4-16") not in limited._of(spec)
