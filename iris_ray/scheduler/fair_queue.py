@@ -341,10 +341,12 @@ class _Line:
                 self._drop_first()
                 self.first = self._runs[0][-1][0] if self._runs else None
             return
-        _, _, number, part = self._turns[0]
+        share, _, number, part = self._turns[0]
         part.had_its_turn(comes_again)
         if part.first is None:
             heapq.heappop(self._turns)
+        elif part.parts and not comes_again:  # what a team has changes in its own turns only
+            heapq.heapreplace(self._turns, (share, part.first.number, number, part))
         else:
             heapq.heapreplace(self._turns, part._turn(number))
         self.first = self._turns[0][-1].first if self._turns else None

@@ -23,6 +23,7 @@ class Plan:
         taken: node_id → the resources that are taken of it.
         kept: node_id → the job that the host is kept for; no other job gets it.
         takers: node_id → the job that takes resources of the host.
+        without_chips: the ids of the hosts of which chips are taken.
         touched: the workers of all of these, in the order in which it happened.
         tasks: how many tasks were given resources.
     """
@@ -30,6 +31,7 @@ class Plan:
     taken: dict[str, Resources] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     takers: dict[str, str] = field(default_factory=dict)
+    without_chips: set[str] = field(default_factory=set)
     touched: list[Worker] = field(default_factory=list)
     tasks: int = 0
 
@@ -42,6 +44,8 @@ class Plan:
         else:
             for node_id in node_ids:
                 taken[node_id] = _sum(taken[node_id], demand) if node_id in taken else demand
+        if demand.get(TPU):
+            self.without_chips.update(node_ids)
         self.takers.update(dict.fromkeys(node_ids, job_id))
         self.touched += workers
         self.tasks += len(workers)
@@ -95,6 +99,7 @@ class RemainingCapacity:
         self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
         self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
         self._seen = 0  # how many of the plan's touched workers are accounted for
+        self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # of changed groups with idle hosts, as of then
 
     def catch_up(self) -> None:
         """Account for what the plan has given away since the last call."""
@@ -108,6 +113,7 @@ class RemainingCapacity:
             self._take_over()
             for name in names:
                 if name is not None:
+                    self._idle.pop(name, None)
                     self._account_for(name, known[name])
 
     # -- many groups -----------------------------------------------------------------------------------------------
@@ -150,15 +156,20 @@ class RemainingCapacity:
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
-        kept, taken, chips = self.plan.kept, self.plan.taken, self.candidates.shape.chips
+        is_known = self._seen == len(self.plan.touched)
+        return (self._idle.get(name) if is_known else None) or self._find_idle(name)
+
+    def _find_idle(self, name: str) -> list[tuple[Worker, Room]]:
+        kept, taken = self.plan.kept, self.plan.taken
+        without_chips = self.plan.without_chips if self.candidates.shape.chips else frozenset[str]()
         idle: list[tuple[Worker, Room]] = []
+        if without_chips and without_chips.issuperset(self.group(name).node_ids):
+            return idle
         for worker in self.usable(name):
-            if worker.node_id not in kept:
-                amounts = taken.get(worker.node_id)
-                if amounts is None:
-                    idle.append((worker, worker.free))
-                elif not (chips and amounts.get(TPU)):
-                    idle.append((worker, _less(worker.free, amounts)))
+            node_id = worker.node_id
+            if node_id not in kept and node_id not in without_chips:
+                amounts = taken.get(node_id)
+                idle.append((worker, worker.free if amounts is None else _less(worker.free, amounts)))
         return idle
 
     def usable(self, name: str) -> tuple[Worker, ...]:
@@ -194,7 +205,9 @@ class RemainingCapacity:
         if free is None:
             free = self._copies[found.bucket] = self._ranking.free[found.bucket].copy()
         tasks, before = self.candidates.tasks(found), self.changed.get(name, first)
-        rooms = [room for _, room in self.idle(name)]
+        if idle := self._find_idle(name):
+            self._idle[name] = idle
+        rooms = [room for _, room in idle]
         now: Rank | None = None
         if len(rooms) >= tasks:
             now = (*first[:3], len(rooms) - tasks, name) if self.candidates.shape.group_by else first

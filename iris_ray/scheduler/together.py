@@ -177,7 +177,7 @@ class _Trial:
         prefer: Collection[str],
     ) -> None:
         touched = [fleet.workers[node_id] for node_id in {**plan.taken, **plan.kept} if node_id in fleet.workers]
-        self._plan = Plan(dict(plan.taken), dict(plan.kept), dict(plan.takers), touched)
+        self._plan = Plan(dict(plan.taken), dict(plan.kept), dict(plan.takers), set(plan.without_chips), touched)
         self._fleet = fleet
         self._available = Availabilities(fleet, cache, self._plan, now)
         self._allowances = allowances
