@@ -27,6 +27,7 @@ from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
+from iris_ray.actors.controller.secret_store import SecretStore
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.cloud.cloud_tpu import ProviderWords
@@ -79,7 +80,8 @@ class ControllerProcess:
         end: ends this process, when only a new one helps.
         find_demand: returns the object that asks for missing slices, if any; blocks.
         meter: makes the meter for measurements.
-        history: returns the directory of the history, if no setting names one; None: it keeps none.
+        history: returns the directory of the history, if no setting names one, and of the store of secrets; None: it
+            keeps neither.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class ControllerProcess:
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._progress = ProgressBoard()
         self._history = HistoryService(self._state, self._progress, self._clock, history)
+        self._secrets = SecretStore(history)
         self._events = EventProcessor(
             self._state,
             self._planner,
