@@ -15,10 +15,9 @@ from iris_ray.cli.conventions import SuggestingGroup, confirm
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_json, print_table
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.secret import MOST_CHARACTERS, StoredSecret, require_audience, require_secret_name, text_of
+from iris_ray.model.secret import MOST_BYTES, StoredSecret, require_audience, require_secret_name, text_of
 
 _HEADERS = ("NAME", "REVISION", "SET BY", "SET AT", "FOR", "JOBS", "NOTE")
-_MOST_BYTES = 4 * MOST_CHARACTERS
 
 
 @click.group("secrets", cls=SuggestingGroup)
@@ -78,9 +77,9 @@ def _read(name: str, path: Path | None) -> bytes:
         return typed.encode(errors="surrogateescape")
     try:
         if path is None:
-            return click.get_binary_stream("stdin").read(_MOST_BYTES + 1)
+            return click.get_binary_stream("stdin").read(MOST_BYTES + 1)
         with path.expanduser().open("rb") as file:
-            return file.read(_MOST_BYTES + 1)
+            return file.read(MOST_BYTES + 1)
     except OSError as error:
         raise InvalidRequestError(f"the file {path or 'at stdin'} can't be read: {error.strerror}") from None
 

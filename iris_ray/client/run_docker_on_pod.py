@@ -85,8 +85,19 @@ def make_docker_request(
     **options: Unpack[DockerRequestOptions],
 ) -> RunRequest:
     """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
+    secrets = options["secrets"] or {}
+    for variable, secret in secrets.items():
+        if not secret.as_file:
+            raise InvalidRequestError(
+                f"{variable} would be a variable of the container, and `docker inspect` shows those to everybody who may"
+                f' use the engine on a host; make it a file: secrets={{"{variable}": Secret(…, as_file=True)}}. The'
+                f" variable then has the file's path, and a program that wants the text itself starts by sh:"
+                f' {variable}="$(cat "${variable}")" exec …'
+            )
     variables = plain_variables(env) if isinstance(env, Mapping) else env  # mappings of other classes may not travel
-    spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
+    spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options, tuple(secrets))
+    for variable in secrets.keys() & spec.env.keys():
+        raise InvalidRequestError(f"{variable} is in secrets and in env; give it once")
     require_env_travels(spec.env)
     if name is not None and not isinstance(name, str):
         raise InvalidRequestError(f"name is {name!r}; give a str, or None for the image's own name")

@@ -413,6 +413,7 @@ class ContainerSpec:
         command: the program and its arguments. No shell reads them. Empty: the image's own program.
         env: the user's environment variables. Values may hold anything but NUL.
         options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
+        secrets: names of the variables with the paths of files whose texts are secret. The task has these files, too.
 
     Raises:
         InvalidRequestError: a field can't work as written. No message has the value of a variable.
@@ -422,6 +423,7 @@ class ContainerSpec:
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Sequence[str] = ()
+    secrets: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):

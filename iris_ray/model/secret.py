@@ -11,6 +11,8 @@ from iris_ray.model.checks import is_job_id, is_user, shown
 
 MOST_CHARACTERS = 16_384
 """Limit for each secret: Ray sends so much with a call, and stores more."""
+MOST_BYTES = 4 * MOST_CHARACTERS
+"""The longest one in UTF-8."""
 MOST_STORED_NAMES = 100
 """A job can use so many secrets of the store."""
 MOST_NAMED = 100
@@ -43,6 +45,8 @@ def text_of(value: bytes) -> str:
     Raises:
         InvalidRequestError: tasks can't get it. No message has any of it.
     """
+    if len(value) > MOST_BYTES:
+        raise InvalidRequestError(f"a secret has {MOST_CHARACTERS:,} characters at most, and this is longer")
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -50,10 +54,8 @@ def text_of(value: bytes) -> str:
             "the value is no text in UTF-8, and a variable can't hold anything else; encode it, for example with"
             " base64, and decode it in the task"
         ) from None
-    if not text or "\0" in text or len(text) > MOST_CHARACTERS:
-        raise InvalidRequestError(
-            f"a secret has {len(text):,} characters; it needs 1 to {MOST_CHARACTERS:,}, and no NUL among them"
-        )
+    SecretValue(text, as_file=True)
+    SecretValue(text.rstrip("\r\n"))  # as a variable has it
     return text
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from iris_ray.errors import InvalidRequestError, SecretNotFoundError, SecretStoreError
 from iris_ray.model.checks import unknown
 from iris_ray.model.secret import (
-    MOST_CHARACTERS,
+    MOST_BYTES,
     StoredSecret,
     is_secret_name,
     of_file,
@@ -30,7 +30,7 @@ from iris_ray.model.secret import (
 DIRECTORY = "secrets"
 MOST_SECRETS = 1000
 """The store holds so many."""
-MOST_FILE_BYTES = 4 * MOST_CHARACTERS + (256 << 10)
+MOST_FILE_BYTES = MOST_BYTES + (256 << 10)
 """A file is no larger: the value in UTF-8, and the line before it."""
 UNFINISHED_S = 60.0
 """A file that has been unfinished for so long was left by a process that is gone."""
