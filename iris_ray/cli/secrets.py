@@ -77,7 +77,7 @@ def _read(name: str, path: Path | None) -> bytes:
         return typed.encode(errors="surrogateescape")
     try:
         if path is None:
-            return click.get_binary_stream("stdin").read(MOST_BYTES + 1)
+            return sys.stdin.buffer.read(MOST_BYTES + 1)
         with path.expanduser().open("rb") as file:
             return file.read(MOST_BYTES + 1)
     except OSError as error:

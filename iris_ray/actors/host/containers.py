@@ -214,8 +214,8 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
 
 
 MEMORY, SECRETS = "/dev/shm", "iris-ray-secrets-"
-"""Where the secrets of containers are: directories that only the account of Ray, and root, can enter. An engine's daemon
-can't mount the anonymous files that other tasks get."""
+"""Where the secrets of containers are: directories that only the account of Ray, and root, can enter. An engine's
+daemon can't mount the anonymous files that other tasks get."""
 
 
 @dataclass(frozen=True, slots=True)
