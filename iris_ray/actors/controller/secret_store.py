@@ -172,9 +172,12 @@ class SecretStore:
                 file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except FileNotFoundError:
                 raise self._unknown(name) from None
-            with open(file, "rb") as opened:
+            try:
                 _require_private(path, os.fstat(file), stat.S_ISREG, "file", 0o600)
-                data = opened.read(MOST_FILE_BYTES + 1)
+                with open(file, "rb", closefd=False) as opened:
+                    data = opened.read(MOST_FILE_BYTES + 1)
+            finally:
+                os.close(file)
             try:
                 return of_file(name, data)
             except ValueError as why:
@@ -198,7 +201,7 @@ class SecretStore:
                 advice = "make room on the head's disk, and try again"
             else:
                 advice = "see to it on the cluster's head, and try again"
-            where = f" ({error.filename})" if error.filename else ""
+            where = f" ({error.filename})" if isinstance(error.filename, (str, Path)) else ""
             raise SecretStoreError(f"{what}: {error.strerror or error}{where}; {advice}") from None
 
 
