@@ -82,9 +82,9 @@ def test_file_of_secret_is_read_as_it_was_written(value: bytes) -> None:
      to_file(STORED, b"x")[1:], b'{"format": 1, "name": "KEY"}\ns3cr3t'],
 )  # fmt: skip
 def test_damaged_file_is_refused_without_what_it_has(data: bytes) -> None:
-    with pytest.raises(ValueError, match="^its file is damaged$"):
+    with pytest.raises(ValueError, match=r"^its file is damaged$"):
         of_file("KEY", data)
-    with pytest.raises(ValueError, match="^its file is damaged$"):
+    with pytest.raises(ValueError, match=r"^its file is damaged$"):
         of_file("OTHER", to_file(STORED, b"x"))
 
 
@@ -98,5 +98,5 @@ def test_restricted_secret_is_for_its_users_and_teams(user: str, team: str, may:
     if may:
         STORED.require_for(user, team)
         return
-    with pytest.raises(NotPermittedError, match="for jobs of users ann and teams research only.*ask olga"):
+    with pytest.raises(NotPermittedError, match=r"for jobs of users ann and teams research only.*ask olga"):
         STORED.require_for(user, team)
