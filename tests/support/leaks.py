@@ -61,7 +61,7 @@ def places_with(needle: bytes, root: Path, allowed: Path) -> list[str]:
             if is_in_memory(needle, pid):
                 found.append(f"memory of {name[:200]!r}")
     assert system >= 3, "a GCS and raylets"
-    kept = {key: value for key in ClusterStore.keys("") if (value := ClusterStore.get(key))}
+    kept = ClusterStore().items("")
     assert kept, "the Controller has records"
     found += [f"key {key}" for key, value in kept.items() if any(needle in data for data in unpacked(value))]
     return found
