@@ -438,7 +438,7 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Secrets(),
             help="Variables of the tasks that no record, log or message shows.",
-            more="Containers get them as files only. See docs/secrets.md.",
+            more="See docs/secrets.md.",
             flag="--secret",
         ),
     ]

@@ -90,9 +90,10 @@ class SecretValue:
                 f"a secret has {len(self.value):,} characters; it needs 1 to {MOST_CHARACTERS:,}, and no NUL among them"
             )
 
-    def with_value(self, text: str) -> "SecretValue":
-        """Return a secret of the store with its value: without the end of its last line, unless it is to be a file."""
-        return SecretValue(text if self.as_file else text.rstrip("\r\n"), self.as_file)
+
+def with_value(secret: SecretValue, text: str) -> SecretValue:
+    """Return a secret of the store with its value: without the ends of its last line, unless it is to be a file."""
+    return SecretValue(text if secret.as_file else text.rstrip("\r\n"), secret.as_file)
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------

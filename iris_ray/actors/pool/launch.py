@@ -19,6 +19,7 @@ from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import Fault, TaskKey
+from iris_ray.model.secret import with_value
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
@@ -141,7 +142,7 @@ async def with_stored_secrets(request: RunRequest, controller: ControllerClient)
     except (SecretNotFoundError, SecretStoreError, NotPermittedError) as error:
         raise LaunchFailed(str(error), no_secret=True) from None
     found = {
-        name: one.with_value(values[one.stored].decode()) if one.stored else one
+        name: with_value(one, values[one.stored].decode()) if one.stored else one
         for name, one in request.secrets.items()
     }
     return replace(request, secrets=found)

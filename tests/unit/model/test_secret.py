@@ -8,7 +8,7 @@ import pytest
 from iris_ray import Secret
 from iris_ray.errors import InvalidRequestError, NotPermittedError
 from iris_ray.model.options import OPTIONS
-from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, StoredSecret, of_file, text_of, to_file
+from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, StoredSecret, of_file, text_of, to_file, with_value
 
 VALUE = "s3cr3t-value"
 STORED = StoredSecret("KEY", "olga", 7.0, 3, ("ann",), ("research",))
@@ -67,8 +67,8 @@ def test_what_is_no_mapping_of_secrets_is_refused(given: object) -> None:
 
 def test_value_of_store_ends_as_that_of_a_file() -> None:
     text = "two\nlines\r\n"
-    assert Secret.from_store("KEY").with_value(text) == SecretValue("two\nlines")
-    assert Secret.from_store("KEY", as_file=True).with_value(text) == SecretValue(text, as_file=True)
+    assert with_value(Secret.from_store("KEY"), text) == SecretValue("two\nlines")
+    assert with_value(Secret.from_store("KEY", as_file=True), text) == SecretValue(text, as_file=True)
 
 
 @pytest.mark.parametrize("value", [b"x", b"two\nlines\n", "\u00fc".encode() * MOST_CHARACTERS])

@@ -90,7 +90,7 @@ def test_odd_name_is_refused_everywhere(store: SecretStore, directory: Path, nam
 
 @pytest.mark.parametrize("bad", [{"value": b"\xff"}, {"value": b"\n"}, {"value": b"x" * 16_385}, {"users": ("a b",)},
                                  {"teams": ("",)}, {"users": ("a",) * 101}, {"users": ("a" * 400_000,)}])  # fmt: skip
-def test_bad_value_or_audience_leaves_what_was_there(store: SecretStore, bad: dict) -> None:  # type: ignore[type-arg]
+def test_bad_value_or_audience_leaves_what_was_there(store: SecretStore, bad: dict) -> None:
     put(store)
     with pytest.raises(InvalidRequestError):
         put(store, **bad)
