@@ -1,6 +1,5 @@
 """The Controller's answers to pools: jobs, reports, and evidence about their hosts."""
 
-import asyncio
 from dataclasses import replace
 
 from ray.actor import ActorHandle
@@ -56,7 +55,7 @@ class PoolCalls(ControllerProcess):
             team = self._state.teams.teams.team_for(spec.user, spec.team or None)
             spec = spec if team == spec.team else replace(spec, team=team)
             if spec.stored_secrets:
-                await asyncio.to_thread(self._secrets.require, spec.stored_secrets, spec.user, spec.team)
+                await self._in_store(self._secrets.require, spec.stored_secrets, spec.user, spec.team)
             self._require_predecessors(spec)
             await self._require_fitting_group(spec)
             self._state.limits.require_room(spec)
@@ -133,7 +132,7 @@ class PoolCalls(ControllerProcess):
         job = self._state.jobs.get(job_id)
         if job is None or name not in job.spec.stored_secrets:
             raise InvalidMessageError(f"{job_id} has not asked for the secret {shown(name)} when it was submitted")
-        return await asyncio.to_thread(self._secrets.value, name, job.spec.user, job.spec.team)
+        return await self._in_store(self._secrets.value, name, job.spec.user, job.spec.team)
 
     @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:

@@ -263,7 +263,7 @@ class UserCalls(ControllerProcess):
 
     async def list_secrets(self) -> list[SecretStatus]:
         await self.ping()
-        found = await asyncio.to_thread(self._secrets.listed)
+        found = await self._in_store(self._secrets.listed)
         users: dict[str, list[str]] = {}
         for job_id, job in self._state.jobs.items():
             for name in () if job.state.finished else job.spec.stored_secrets:
@@ -276,7 +276,7 @@ class UserCalls(ControllerProcess):
     ) -> tuple[StoredSecret, StoredSecret | None]:
         await self.ping()
         self._permissions.require_operator(user, "set secrets")
-        found, before = await asyncio.to_thread(self._secrets.put, name, value, users, teams, user)
+        found, before = await self._in_store(self._secrets.put, name, value, users, teams, user)
         logger.info("the secret %s is now revision %d, set by %s", name, found.revision, user)
         return found, before
 
@@ -284,7 +284,7 @@ class UserCalls(ControllerProcess):
     async def remove_secret(self, name: str, user: str) -> None:
         await self.ping()
         self._permissions.require_operator(user, "remove secrets")
-        await asyncio.to_thread(self._secrets.remove, name)
+        await self._in_store(self._secrets.remove, name)
         logger.info("the secret %s was removed by %s", name, user)
 
     async def list_settings(self) -> dict[str, WasSet]:

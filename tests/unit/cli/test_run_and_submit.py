@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal
+from tests.support.command_line import CTRL_C, Terminal, address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.leaks import unpacked
 from tests.support.waiting import wait_until
@@ -300,4 +300,6 @@ def test_secret_does_not_go_through_the_dashboards_port(world: ControllerInProce
     said = world.iris(*given, code=USAGE).stderr
     assert "the value of HOME does not go through Ray's job API" in said
     assert "--secret HOME=store:" in said
+    there = "--working-dir", str(Path(script).parent), "--address", f"http://{address_of_nobody()}"
+    world.iris("submit", script, "--secret", "HOME=store:", *there, code=NO_CLUSTER)
     assert "is not set here" in world.iris("run", script, "v4-16", "--secret", "NO_SUCH", code=USAGE).stderr

@@ -1,6 +1,9 @@
 """``iris-ray cluster secrets``, and jobs that use the store: what they get, what they are told, and who sees values."""
 
+import gzip
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from unittest import mock
 
@@ -13,6 +16,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.state import attempt_ends
 from tests.support.command_line import Terminal
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.dashboard_pages import served
 from tests.support.leaks import unpacked
 from tests.support.waiting import wait_until
 
@@ -41,6 +45,17 @@ def put(world: ControllerInProcess, value: str = VALUE, name: str = "KEY", *more
 def submit(world: ControllerInProcess, script: str, *more: str) -> str:
     found: str = world.json("submit", script, "--tpu", "v4-16", "--secret", "KEY=store:", *more)["job_id"]
     return found
+
+
+def page(url: str) -> str:
+    """Return what the dashboard answers; nothing if that is an error."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            data: bytes = answer.read()
+            return (gzip.decompress(data) if answer.headers["Content-Encoding"] == "gzip" else data).decode()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return ""
 
 
 def values(world: ControllerInProcess, job: str) -> list[str]:
@@ -149,7 +164,12 @@ def test_value_of_store_is_nowhere_but_with_tasks_and_in_its_file(
         ("cluster", "secrets", "ls", "--json"), ("job", "status", job, "--json"), ("job", "tasks", job, "--json"),
         ("job", "events", job), ("history", job, "--json"), ("logs", job, "--json"),
     )]  # fmt: skip
-    assert not any("s3cr3t" in text for text in (*shown, caplog.text, str(launches)))
+    with served() as url:
+        wait_until(lambda: page(f"{url}/readyz"))
+        pages = [page(f"{url}/api/{path}") for path in ("snapshot", "cluster", "goodput", "jobs", f"jobs/{job}")]
+    assert all(pages)
+    assert job in pages[0]
+    assert not any("s3cr3t" in text for text in (*shown, *pages, caplog.text, str(launches)))
     have = [path for path in tmp_path.rglob("*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
     assert have == [tmp_path / "head" / "secrets" / "KEY"]
     recorded = [data for value in world.recorded().values() if value for data in unpacked(value)]
