@@ -10,6 +10,7 @@
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names the nearest
+    │   │   └── SecretNotFoundError          the cluster's store has no secret of that name
     │   ├── InvalidTeamsError                a tree of teams that can't work as written, or a user of several teams
     │   ├── InvalidStudyError                a fleet, a workload or a trace that can't be studied as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
@@ -26,6 +27,7 @@
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
     ├── HistoryUnavailableError (RuntimeError)  there is no history, or it can't be read
+    ├── SecretStoreError (RuntimeError)      the cluster's store of secrets can't be read or written
     ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another token
     ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer
@@ -102,6 +104,10 @@ class UnknownNameError(InvalidRequestError):
     """No such job, task, host or slice; the message names the nearest ones that exist."""
 
 
+class SecretNotFoundError(UnknownNameError):
+    """The cluster's store has no secret of that name; the message names the nearest, and says who can set it."""
+
+
 class InvalidTeamsError(InvalidRequestError):
     """A tree of teams that can't work as written, or a job whose team is not clear; the message names the team."""
 
@@ -164,6 +170,10 @@ class ControllerUnavailableError(IrisError, RuntimeError):
 
 class HistoryUnavailableError(IrisError, RuntimeError):
     """The history is switched off, has not begun, or can't be read or written; the message says which."""
+
+
+class SecretStoreError(IrisError, RuntimeError):
+    """The cluster's store of secrets can't be read or written; the message says why. Nothing has changed there."""
 
 
 class NotPermittedError(IrisError, PermissionError):

@@ -61,6 +61,7 @@ CLUSTER: Final[Mapping[str, Entry]] = {
     "doctor": Entry("cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
     "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
     "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
+    "secrets": Entry("cli.secrets:secrets", "API keys and the like for all jobs: set, list and remove them."),
     "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
     "controller": Entry("cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."),
     "provision": Entry(

@@ -126,9 +126,18 @@ def environment_variables(_: click.Context, __: click.Parameter, values: Sequenc
 
 
 def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, Secret]:
-    """Return the secrets given as ``NAME=FILE``, or as ``NAME`` for the value of that variable here."""
-    pairs = (item.partition("=") for item in values)
-    return {name: Secret.from_file(path) if equals else Secret.from_env(name) for name, equals, path in pairs}
+    """Return the secrets given as ``NAME=FILE``, ``NAME=store:`` or as ``NAME`` for the value of that variable here."""
+    return {item.partition("=")[0]: _secret(*item.partition("=")) for item in values}
+
+
+def _secret(name: str, equals: str, source: str) -> Secret:
+    if source.startswith(FROM_STORE):
+        return Secret.from_store(source.removeprefix(FROM_STORE) or name)
+    return Secret.from_file(source) if equals else Secret.from_env(name)
+
+
+FROM_STORE = "store:"
+"""Begins the source of a secret that is in the cluster's store."""
 
 
 def predecessors(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -204,7 +213,7 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
         case Secrets():
-            how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE]"}
+            how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE|=store:[KEY]]"}
         case After():
             how = {"multiple": True, "callback": predecessors, "metavar": "JOB[=ended|started]"}
         case ListOf(kind) if kind is Constraint:

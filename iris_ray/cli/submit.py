@@ -97,10 +97,12 @@ def submit(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
             " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
-    if flags.options["secrets"] and (ray_job or dashboard_address() is not None):
+    given = [name for name, one in (flags.options["secrets"] or {}).items() if not one.stored]
+    if given and (ray_job or dashboard_address() is not None):
         raise InvalidRequestError(
-            "--secret does not go through Ray's job API, which keeps and shows what it is given; submit on a node of"
-            " the cluster, or read the secret there from your cloud's store"
+            f"the value of {given[0]} does not go through Ray's job API, which keeps and shows what it is given; have"
+            f" an operator set it in the cluster's store (iris-ray cluster secrets set {given[0]}), and give"
+            f" --secret {given[0]}=store:"
         )
     sending = Sending(Path(flags.working_dir or "."), excludes, flags.env, env_file, run_id)
     if ray_job:

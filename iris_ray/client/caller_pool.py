@@ -167,18 +167,19 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Ac
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
-    # The cluster keeps the arguments of a pool's constructor, for restarts. Of a large argument Ray keeps only a
-    # reference, to an object that goes with this process.
+    # The cluster's GCS keeps the arguments of a pool's constructor, for restarts. Of a large argument it keeps only a
+    # reference, to an object that goes with this process; and values of secrets may not be there.
     large = len(cloudpickle.dumps(request)) > INLINE_BYTES
+    passed_later = large or any(one.value for one in request.secrets.values())
     actor = PoolActor.options(
-        max_restarts=0 if large else -1,
+        max_restarts=0 if passed_later else -1,
         resources=head,
         lifetime="detached",
         name=detached_pool(spec.job_id),
         namespace=NAMESPACE,
-    ).remote(None if large else request)
+    ).remote(None if passed_later else request)
     pool = Actor[PoolInterface](actor)
-    if large:
+    if passed_later:
         try:
             ray.get(pool.call(PoolInterface.begin, request))
         except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job

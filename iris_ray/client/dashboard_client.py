@@ -17,7 +17,7 @@ from iris_ray.client.connection import require_workspace
 from iris_ray.client.job_handle import JobHandle, job_id_of, print_logs_of
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.ray_jobs import RayJobs
-from iris_ray.errors import IrisError
+from iris_ray.errors import InvalidRequestError, IrisError
 
 LONG_PATIENCE_S = 3600.0
 """Seconds for which the dashboard may be silent while this process waits for results: a laptop sleeps for a while."""
@@ -71,6 +71,12 @@ class DashboardClient(IrisClient):
         return send_call(self._jobs, name, function, *arguments, workspace=workspace)
 
     def _launch(self, request: RunRequest, detached: bool) -> JobHandle:
+        if given := [name for name, one in request.secrets.items() if one.value]:
+            raise InvalidRequestError(
+                f"the value of {given[0]} would go through Ray's job API, which keeps what it is given; have an"
+                f" operator set it in the cluster's store (iris-ray cluster secrets set {given[0]}), and give"
+                f' Secret.from_store("{given[0]}")'
+            )
         say_if_it_runs_once(request.spec)
         call = self.call(request.spec.name, _launch, request, detached, workspace=self._workspace)
         handle = DashboardJobHandle(request.spec.job_id, self, call)

@@ -3,7 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
@@ -62,11 +62,15 @@ def make_request(
     require_valid(options)
     function, asked = function_and_options(remote_fn, placement.device)
     own_name = name_of(function)
+    secrets = {
+        name: SecretValue(one.value, one.as_file, stored=one.stored) for name, one in (options["secrets"] or {}).items()
+    }
     spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, options)
+    if stored := tuple(sorted({one.stored for one in secrets.values() if one.stored})):
+        spec = replace(spec, stored_secrets=stored)
     require_no_arguments(function, own_name)
     env = asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
-    secrets = {name: SecretValue(one.value, one.as_file) for name, one in (options["secrets"] or {}).items()}
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()
     _require_secret(secrets, env, preload)

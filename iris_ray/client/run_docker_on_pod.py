@@ -10,7 +10,7 @@ from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.remote_options import plain_variables, require_env_travels
 from iris_ray.client.request_run import run_request
-from iris_ray.client.run_options import takes, without_mode
+from iris_ray.client.run_options import require_valid, takes, without_mode
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.model.options import DockerOptions, DockerRequestOptions
@@ -39,7 +39,8 @@ def run_docker_on_pod(
         command: the program and its arguments; no shell reads them. Empty: the image's own program.
         tpu_type, num_slices: as for `run_on_pod`.
         env: environment variables of the program. It also gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
-            task. Values are on no command line and in no log, and arrive as they are, newlines included.
+            task. Values are on no command line and in no log, and arrive as they are, newlines included. The engine
+            shows them: give API keys as ``secrets``.
         name: the job's name; None: the image's own name.
         container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
         options: those of docs/options.md, such as ``spares=1``; ``help(run_docker_on_pod)`` explains each.
@@ -57,7 +58,9 @@ def run_docker_on_pod(
 
     Example::
 
-        run_docker_on_pod("gcr.io/project/train", ["python", "train.py"], tpu_type="v4-32", env={"WANDB_API_KEY": key})
+        key = Secret.from_store("WANDB_API_KEY", as_file=True)
+        command = ["sh", "-c", 'WANDB_API_KEY="$(cat "$WANDB_API_KEY")" exec python train.py']
+        run_docker_on_pod("gcr.io/project/train", command, tpu_type="v4-32", secrets={"WANDB_API_KEY": key})
     """
     request = make_docker_request(
         image_id,
@@ -85,8 +88,20 @@ def make_docker_request(
     **options: Unpack[DockerRequestOptions],
 ) -> RunRequest:
     """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
+    require_valid({"secrets": options["secrets"]})
+    secrets = options["secrets"] or {}
+    for variable, secret in secrets.items():
+        if not secret.as_file:
+            raise InvalidRequestError(
+                f"{variable} would be a variable of the container, and `docker inspect` shows those to everybody who"
+                f' may use the engine on a host; make it a file: secrets={{"{variable}": Secret(…, as_file=True)}}. The'
+                f" variable then has the file's path, and a program that wants the text itself starts by sh:"
+                f' {variable}="$(cat "${variable}")" exec …'
+            )
     variables = plain_variables(env) if isinstance(env, Mapping) else env  # mappings of other classes may not travel
-    spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
+    spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options, tuple(secrets))
+    for variable in secrets.keys() & spec.env.keys():
+        raise InvalidRequestError(f"{variable} is in secrets and in env; give it once")
     require_env_travels(spec.env)
     if name is not None and not isinstance(name, str):
         raise InvalidRequestError(f"name is {name!r}; give a str, or None for the image's own name")

@@ -5,16 +5,17 @@ from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import shown
-from iris_ray.model.secret import SecretValue
+from iris_ray.model.secret import SecretValue, require_secret_name
 
 
 class Secret(SecretValue):
     """A value that tasks get, and that no record, log or message shows; for the option ``secrets``.
 
     Args:
-        value: the value.
+        value: the value; empty if it is in the cluster's store.
         as_file: whether the task's variable has the path of a file with the value, and not the value. The file is in
             memory, only its own account can read it, and it goes with the task's process.
+        stored: its name in the cluster's store, see `from_store`; empty if the value is given.
 
     Raises:
         InvalidRequestError: it is empty, longer than 16,384 characters, or has a NUL. No message has the value.
@@ -50,3 +51,15 @@ class Secret(SecretValue):
         if (value := os.environ.get(name)) is None:
             raise InvalidRequestError(f"the variable {shown(name)} is not set here, and a secret is to have its value")
         return Secret(value, as_file)
+
+    @staticmethod
+    def from_store(name: str, as_file: bool = False) -> "Secret":
+        """Return a secret of the cluster's store, which operators fill: ``iris-ray cluster secrets set NAME``.
+
+        Only the name travels with the job. Each attempt gets the value that the store has then, without the end of its
+        last line unless it is to be a file.
+
+        Raises:
+            InvalidRequestError: there can be no such name. Whether there is that secret is known at submission.
+        """
+        return Secret("", as_file, stored=require_secret_name(name))

@@ -25,6 +25,7 @@ from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
+from iris_ray.model.secret import MOST_STORED_NAMES, is_secret_name
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.tpu_processes import CHIPS_PER_HOST
 from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
@@ -125,6 +126,7 @@ class JobSpec:
         task_placement: "spread": tasks that are placed one by one, and take no chips and GPUs, go to as many hosts as
             there are. "pack": to as few as will do.
         group: the group of jobs with which it starts together or not at all, or None.
+        stored_secrets: names of the secrets of the cluster's store whose values each of its attempts gets.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
         may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
@@ -160,6 +162,7 @@ class JobSpec:
     failure_domain: str = default_of("failure_domain")
     task_placement: str = default_of("task_placement")
     group: GroupSpec | None = None
+    stored_secrets: tuple[str, ...] = ()
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -247,6 +250,10 @@ def _is_a(kind: Any) -> Callable[[object], bool]:
     return lambda value: isinstance(value, kind)
 
 
+def _are_secrets(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) <= MOST_STORED_NAMES and all(map(is_secret_name, value))
+
+
 _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "job_id": (is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit", str),
     "owner": (is_name, "the id of the pool that runs it", str),
@@ -262,6 +269,7 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "whole_groups": (_is_a(bool), "a bool", bool),
     "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
     "group": (_is_a(GroupSpec | None), "a GroupSpec or None", GroupSpec | None),
+    "stored_secrets": (_are_secrets, "names of secrets in the cluster's store", tuple[str, ...]),
     "may_evict": (_is_a(bool), "a bool", bool),
 }
 """Fields that are no options: the check, what to give instead, and the type of the plain value."""
@@ -405,6 +413,7 @@ class ContainerSpec:
         command: the program and its arguments. No shell reads them. Empty: the image's own program.
         env: the user's environment variables. Values may hold anything but NUL.
         options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
+        secrets: names of the variables with the paths of files whose texts are secret. The task has these files, too.
 
     Raises:
         InvalidRequestError: a field can't work as written. No message has the value of a variable.
@@ -414,6 +423,7 @@ class ContainerSpec:
     command: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     options: Sequence[str] = ()
+    secrets: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):

@@ -432,6 +432,16 @@ class ContainerOptions(TypedDict, total=False):
             " have 1. Each takes some 100 MB, and more with modules of `preload`.",
         ),
     ]
+    secrets: Annotated[
+        Mapping[str, SecretValue] | None,
+        Option(
+            default=None,
+            check=Secrets(),
+            help="Variables of the tasks that no record, log or message shows.",
+            more="See docs/secrets.md.",
+            flag="--secret",
+        ),
+    ]
 
 
 class GangOptions(ContainerOptions, total=False):
@@ -459,16 +469,6 @@ class GangOptions(ContainerOptions, total=False):
         ),
     ]
 
-    secrets: Annotated[
-        Mapping[str, SecretValue] | None,
-        Option(
-            default=None,
-            check=Secrets(),
-            help="Variables of the tasks that no record, log or message shows.",
-            more="See docs/secrets.md.",
-            flag="--secret",
-        ),
-    ]
     processes_per_host: Annotated[
         int,
         Option(

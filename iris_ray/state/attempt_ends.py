@@ -106,14 +106,15 @@ class AttemptEnds:
         self._give_up(job, job.gangs[0], reason, change)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
-        """Requeue a gang whose attempt could not be started. It pauses, and its job avoids the hosts for a while.
+        """Requeue a gang whose attempt could not be started. It pauses, and its job avoids hosts that may be at fault.
 
         The gang is not charged, unless too many such launches have failed in a row; see `too_many_failed_launches`.
         """
         if (found := self._table.live(event.attempt)) is None:
             return
         job, gang = found
-        quarantine.avoid(job, gang, event.groups, self._fleet, event.now)
+        if event.blames_hosts:
+            quarantine.avoid(job, gang, event.groups, self._fleet, event.now)
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:

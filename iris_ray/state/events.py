@@ -281,6 +281,7 @@ class TaskDispatchFailedEvent:
             these names, any of its hosts may be at fault.
         counts: whether it counts among the failed launches in a row that end a job. It does not if the gang only has
             to wait for another task of iris_ray.
+        blames_hosts: whether its hosts may be at fault. They are not if what the job asks for is missing elsewhere.
     """
 
     attempt: AttemptId
@@ -288,6 +289,7 @@ class TaskDispatchFailedEvent:
     now: float
     groups: tuple[str, ...] = ()
     counts: bool = True
+    blames_hosts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

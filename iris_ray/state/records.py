@@ -22,7 +22,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
-RECORD_VERSION = 14
+RECORD_VERSION = 15
 """Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists."""
 
 GANGS_PER_CHUNK = 256

@@ -264,6 +264,7 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
         stop_without_progress=None,
         after={},
         group=None,
+        stored_secrets=(),
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,13 +14,16 @@ from typing import Any
 
 import pytest
 
-from iris_ray import IrisClient, TaskState, run_docker_on_pod
+from iris_ray import IrisClient, Secret, TaskState, run_docker_on_pod
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import JobCancelledError, TaskCrashedError
 from iris_ray.settings import CONTAINER_ENGINE
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
 from tests.support.containers import Podman, StandIn
 from tests.support.gangs import alive
+from tests.support.leaks import places_with
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
@@ -143,6 +147,25 @@ def test_programs_have_variables_and_print_for_tasks(engine: Engine, start: Star
     assert engine.containers() == []
     if isinstance(engine, StandIn):
         assert SECRET not in str(engine.calls("run"))
+
+
+def test_secrets_are_files_and_nowhere_else(engine: Engine, start: Start, tmp_path: Path) -> None:
+    key = secrets.token_hex(20)
+    copy = 'cat "$KEY" | tee {0}/read-$IRIS_TASK_INDEX > {0}/copy; rm {0}/copy; ' + WAIT
+    run = start(copy, secrets={"KEY": Secret(key, as_file=True)})
+    run.wait_for_tasks(2)
+    read = [tmp_path / f"read-{index}" for index in range(2)]
+    assert [path.read_text() for path in read] == [key] * 2
+    for path in read:
+        path.unlink()
+    head = Path(ControllerConnection().ask(ControllerInterface.about)["history"]["path"]).parent
+    places = places_with(key.encode(), head.parent, engine.path.parent / "none")
+    assert len(places) == 2
+    assert all(place.startswith("/dev/shm/iris-ray-secrets-") for place in places)
+    assert not any(key in str(engine.inspect(name)) for name in engine.containers())
+    run.finish()
+    run.result()
+    assert places_with(key.encode(), head.parent, engine.path.parent / "none") == []
 
 
 def test_each_container_attempt_is_new_and_has_exit_code(engine: Engine, start: Start, tmp_path: Path) -> None:

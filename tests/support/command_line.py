@@ -39,8 +39,8 @@ COMMANDS = dict(_commands(main))
 Done = subprocess.CompletedProcess[str]
 
 
-def invoke(*arguments: str, **environment: str | None) -> Result:
-    return CliRunner().invoke(main, list(arguments), env=environment)
+def invoke(*arguments: str, input: bytes | None = None, **environment: str | None) -> Result:
+    return CliRunner().invoke(main, list(arguments), input=input, env=environment)
 
 
 def address_of_nobody() -> str:

@@ -51,6 +51,10 @@ class StandIn:
         """The names of the containers that are not removed."""
         return sorted(path.name for path in self._directory.iterdir() if path.is_dir())
 
+    def inspect(self, name: str) -> str:
+        """All that the engine keeps of a container."""
+        return "\n".join(path.read_text() for path in (self._directory / name).iterdir())
+
     def pid(self, name: str) -> int | None:
         """The process of a container's program; None before it runs."""
         found = stand_in.read(self._directory / name / "pid")
@@ -114,6 +118,10 @@ class Podman:
     def containers(self) -> list[str]:
         """The names of the containers of iris_ray that are not removed."""
         return sorted(self._call("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}").stdout.split())
+
+    def inspect(self, name: str) -> str:
+        """All that the engine keeps of a container."""
+        return self._call("inspect", name).stdout
 
     def pid(self, name: str) -> int | None:
         """The process of a container's program; None if it does not run."""

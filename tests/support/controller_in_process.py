@@ -172,6 +172,9 @@ class ControllerInProcess(ClusterInProcess):
         """Return what the Controller was asked for."""
         return self._controllers[-1]._state.jobs[job_id].spec
 
+    def has_avoided_hosts(self, job_id: str) -> bool:
+        return bool(self._controllers[-1]._state.jobs[job_id].avoided)
+
     def state(self, job_id: str) -> JobState:
         return self.status(job_id).state
 
@@ -259,7 +262,9 @@ class ControllerInProcess(ClusterInProcess):
 
     # -- the command line ------------------------------------------------------------------------------------------
 
-    def iris(self, *arguments: str, code: int = OK, user: str = "ann", quotes: bool = False) -> Result:
+    def iris(
+        self, *arguments: str, code: int = OK, user: str = "ann", quotes: bool = False, input: bytes | None = None
+    ) -> Result:
         """Run a command without a terminal; fail if it ends with another code.
 
         Args:
@@ -267,8 +272,9 @@ class ControllerInProcess(ClusterInProcess):
             code: the exit code that is expected; those of bad usage and of no cluster come with one line.
             user: who runs it.
             quotes: whether it quotes what another process has printed, which may be more than that line.
+            input: what it reads from stdin.
         """
-        done = invoke(*arguments, IRIS_USER=user, RAY_ADDRESS=None)
+        done = invoke(*arguments, input=input, IRIS_USER=user, RAY_ADDRESS=None)
         assert done.exit_code == code, done.output
         assert quotes or code in (OK, FAILED) or done.stderr.count("\n") == 1, done.stderr
         return done

@@ -1,14 +1,16 @@
 """The Controller's parts, its start, and its loops that watch the cluster."""
 
 import asyncio
+import functools
 import gc
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
@@ -27,6 +29,7 @@ from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
+from iris_ray.actors.controller.secret_store import SecretStore
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.cloud.cloud_tpu import ProviderWords
@@ -52,6 +55,9 @@ from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
 """Errors at the start that another process of this version would meet, too."""
@@ -79,7 +85,8 @@ class ControllerProcess:
         end: ends this process, when only a new one helps.
         find_demand: returns the object that asks for missing slices, if any; blocks.
         meter: makes the meter for measurements.
-        history: returns the directory of the history, if no setting names one; None: it keeps none.
+        history: returns the directory of the history, if no setting names one, and of the store of secrets; None: it
+            keeps neither.
     """
 
     def __init__(
@@ -106,6 +113,8 @@ class ControllerProcess:
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._progress = ProgressBoard()
         self._history = HistoryService(self._state, self._progress, self._clock, history)
+        self._secrets = SecretStore(history)
+        self._secret_threads = ThreadPoolExecutor(2, thread_name_prefix="secrets")  # a disk that hangs stops no others
         self._events = EventProcessor(
             self._state,
             self._planner,
@@ -257,6 +266,11 @@ class ControllerProcess:
             if marks is not None
         ]
         self._events.apply([*marked, *events])
+
+    async def _in_store(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the store of secrets, which blocks."""
+        call = functools.partial(method, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._secret_threads, call)
 
     def _background_failed(self, error: BaseException) -> None:
         if isinstance(error, DeposedError):

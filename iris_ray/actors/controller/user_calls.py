@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from iris_ray.actors.protocol.status import (
     JobStatus,
     LimitStatus,
     Place,
+    SecretStatus,
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
@@ -52,6 +54,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
+from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Team, Teams
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
@@ -64,6 +67,8 @@ from iris_ray.state.events import (
     TeamsSetEvent,
 )
 from iris_ray.state.job_table import is_measured
+
+logger = logging.getLogger(__name__)
 
 
 class UserCalls(ControllerProcess):
@@ -255,6 +260,32 @@ class UserCalls(ControllerProcess):
                     self._state.show_anew(job_id)
             await asyncio.shield(recorded)
         return teams_status(self._state, self._clock.now())
+
+    async def list_secrets(self) -> list[SecretStatus]:
+        await self.ping()
+        found = await self._in_store(self._secrets.listed)
+        users: dict[str, list[str]] = {}
+        for job_id, job in self._state.jobs.items():
+            for name in () if job.state.finished else job.spec.stored_secrets:
+                users.setdefault(name, []).append(job_id)
+        return [SecretStatus(secret, tuple(users.get(secret.name, ()))) for secret in found]
+
+    @checked
+    async def set_secret(
+        self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
+    ) -> tuple[StoredSecret, StoredSecret | None]:
+        await self.ping()
+        self._permissions.require_operator(user, "set secrets")
+        found, before = await self._in_store(self._secrets.put, name, value, users, teams, user)
+        logger.info("the secret %s is now revision %d, set by %s", name, found.revision, user)
+        return found, before
+
+    @checked
+    async def remove_secret(self, name: str, user: str) -> None:
+        await self.ping()
+        self._permissions.require_operator(user, "remove secrets")
+        await self._in_store(self._secrets.remove, name)
+        logger.info("the secret %s was removed by %s", name, user)
 
     async def list_settings(self) -> dict[str, WasSet]:
         await self.ping()

@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +39,9 @@ _CHANGES_THE_CLIENT_TOO = frozenset(
 )
 
 
-def container_environment(environ: Mapping[str, str], spec: ContainerSpec, task: JobInfo) -> dict[str, str]:
+def container_environment(
+    environ: Mapping[str, str], spec: ContainerSpec, task: JobInfo, secrets: str | None = None
+) -> dict[str, str]:
     """Return the variables of the container.
 
     The user's variables override those that describe the host's chips. Variables that identify the task and the
@@ -49,21 +52,26 @@ def container_environment(environ: Mapping[str, str], spec: ContainerSpec, task:
         environ: the environment of the task's process.
         spec: the user's container.
         task: the task's place in its gang.
+        secrets: the directory with the files of the user's secrets; None without any.
     """
     told = {name: v for name, v in environ.items() if name.startswith(_OF_THE_HOST) or name in _OF_THE_HOST_TOO}
     megascale = {name: value for name, value in told.items() if name.startswith(MEGASCALE_PREFIX)}
     user = {name: v for name, v in spec.env.items() if megascale or not name.startswith(MEGASCALE_PREFIX)}
     marks = {name: environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE) if name in environ}
-    return {"PYTHONUNBUFFERED": "1"} | told | user | megascale | task.to_env() | marks
+    files = {name: f"{secrets}/{name}" for name in spec.secrets}
+    return {"PYTHONUNBUFFERED": "1"} | told | user | files | megascale | task.to_env() | marks
 
 
-def run_arguments(name: str, spec: ContainerSpec, variables: Mapping[str, str], task: JobInfo) -> list[str]:
+def run_arguments(
+    name: str, spec: ContainerSpec, variables: Mapping[str, str], task: JobInfo, secrets: str | None = None
+) -> list[str]:
     """Return the arguments with which the engine's client runs a container in the foreground.
 
     The user's options come after ours, and so override them.
     """
     ours = ["--privileged", "--net=host", "--ipc=host", f"--name={name}", f"--label={CONTAINER_LABEL}={name}"]
     mounts = [f"--volume={path}:{path}" for path in _directories(variables, task)]
+    mounts += [f"--volume={secrets}:{secrets}:ro"] if secrets else []
     env = [f"--env={n}={v}" if changes_the_client(n) else f"--env={n}" for n, v in sorted(variables.items())]
     return ["run", *ours, *mounts, *env, *spec.options, spec.image, *spec.command]
 
@@ -205,6 +213,11 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
 # -- record ------------------------------------------------------------------------------------------------------------
 
 
+MEMORY, SECRETS = "/dev/shm", "iris-ray-secrets-"
+"""Where the secrets of containers are: directories that only the account of Ray, and root, can enter. An engine's
+daemon can't mount the anonymous files that other tasks get."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
     """The container of a task, recorded among the files of the task's process before the container starts.
@@ -215,26 +228,29 @@ class ContainerRecord:
     Attributes:
         engine: the path of its engine's command.
         name: its name.
+        secrets: the directory in memory with the files of its secrets; None without any.
     """
 
     engine: str
     name: str
+    secrets: str | None = None
 
     def write(self, files: TaskFiles) -> None:
-        write_whole(files.container, json.dumps({"engine": self.engine, "name": self.name}).encode())
+        write_whole(files.container, json.dumps(asdict(self)).encode())
 
     @staticmethod
     def read(files: TaskFiles) -> "ContainerRecord | None":
         """Return the container of a task; None if it has none."""
         try:
             found = json.loads(files.container.read_text())
-            return ContainerRecord(str(found["engine"]), str(found["name"]))
+            secrets = found.get("secrets")
+            return ContainerRecord(str(found["engine"]), str(found["name"]), secrets and str(secrets))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
 
 def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
-    """End the container of a task and remove it, if it has one. Block until it is gone.
+    """End the container of a task and remove it and its secrets, if it has one. Block until it is gone.
 
     Returns:
         The container if it still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
@@ -245,6 +261,8 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
     problem = ContainerEngine(record.engine).remove(record.name, timeout_s)
     if problem is not None:
         return [f"container {record.name} ({problem})"]
+    if record.secrets is not None and record.secrets.startswith(f"{MEMORY}/{SECRETS}"):
+        shutil.rmtree(record.secrets, ignore_errors=True)
     with contextlib.suppress(OSError):
         files.container.unlink(missing_ok=True)
     return []
@@ -270,10 +288,15 @@ def run_in_container(spec: ContainerSpec) -> None:
     assert task is not None, "runs in a task"
     assert files is not None, "which has its files"
     engine, name = find_engine(), container_name(task)
-    variables = container_environment(os.environ, spec, task)
-    ContainerRecord(engine.path, name).write(files)
+    texts = {variable: Path(os.environ[variable]).read_bytes() for variable in spec.secrets}
+    secrets = tempfile.mkdtemp(prefix=SECRETS, dir=MEMORY) if texts else None
+    ContainerRecord(engine.path, name, secrets).write(files)
+    for variable, text in texts.items():
+        _write_secret(f"{secrets}/{variable}", text)
+    variables = container_environment(os.environ, spec, task, secrets)
     relay = _SigtermRelay(engine, name, files)
-    code = engine.run(run_arguments(name, spec, variables, task), client_environment(os.environ, variables))
+    arguments = run_arguments(name, spec, variables, task, secrets)
+    code = engine.run(arguments, client_environment(os.environ, variables))
     relay.over.set()
     state = engine.state(name)
     end_container(files, KEPT_S)
@@ -282,6 +305,12 @@ def run_in_container(spec: ContainerSpec) -> None:
         raise ProgramExit(0, "the container ended after a notice")  # like a function that calls sys.exit()
     if end.code:
         raise end
+
+
+def _write_secret(path: str, text: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400)
+    with open(file, "wb") as opened:
+        opened.write(text)
 
 
 def container_exit(engine: str, client_code: int, state: ContainerState | None) -> ProgramExit:

@@ -23,7 +23,7 @@ from iris_ray.actors.pool.attempt_end import (
     with_late_ends,
 )
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
-from iris_ray.actors.pool.launch import Launch, prepare_launch
+from iris_ray.actors.pool.launch import Launch, prepare_launch, with_stored_secrets
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
@@ -130,8 +130,9 @@ class Attempt:
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
     async def prepare(self, suspected: Mapping[str, str]) -> Launch:
-        """Get every host ready to start its task at once. See `prepare_launch`."""
-        return await prepare_launch(self.place, self._slices, self._request, self._stop, suspected)
+        """Get every host ready to start its task at once. See `with_stored_secrets` and `prepare_launch`."""
+        request = await with_stored_secrets(self._request, self._controller)
+        return await prepare_launch(self.place, self._slices, request, self._stop, suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.

@@ -337,7 +337,8 @@ class GangRun:
         elif failure.moves:
             events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
-            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
+            counts, blames = failure.counts, not failure.no_secret
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, counts, blames))
         job = await self._report(attempt_over(attempt.id, events, released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         return job

@@ -21,6 +21,7 @@ from iris_ray.errors import (
     LimitReachedError,
     NotPermittedError,
     ResultsLostError,
+    SecretStoreError,
 )
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice
@@ -29,7 +30,7 @@ from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
 
-REFUSED = (InvalidRequestError, LimitReachedError, NotPermittedError)
+REFUSED = (InvalidRequestError, LimitReachedError, NotPermittedError, SecretStoreError)
 """The errors with which the Controller refuses a job."""
 
 

@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.preflight import Preflight
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
+from iris_ray.errors import NotPermittedError, SecretNotFoundError, SecretStoreError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import Fault, TaskKey
+from iris_ray.model.secret import with_value
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
@@ -54,6 +58,7 @@ class LaunchFailed(Exception):
         counts: whether it counts as a failed launch. It does not if other tasks of iris_ray hold all missing chips;
             then the gang only has to wait.
         moves: whether the attempt had notice to move before it began.
+        no_secret: whether no host is at fault, but a secret is missing in the cluster's store.
         other_version: whether all broken slices have an iris_ray that does not go with this one.
     """
 
@@ -68,6 +73,7 @@ class LaunchFailed(Exception):
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
         counts: bool = True,
         moves: bool = False,
+        no_secret: bool = False,
         other_version: bool = False,
     ) -> None:
         super().__init__(reason)
@@ -79,6 +85,7 @@ class LaunchFailed(Exception):
         self.blamed = blamed
         self.counts = counts
         self.moves = moves
+        self.no_secret = no_secret
         self.other_version = other_version
 
 
@@ -117,6 +124,28 @@ async def prepare_launch(
     ports = {name: answers[name].ports for name in place.names}
     services = tuple(address for name in place.names for address in answers[name].file_services)
     return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request))
+
+
+async def with_stored_secrets(request: RunRequest, controller: ControllerClient) -> RunRequest:
+    """Return a request with the values that its secrets have in the cluster's store now, for one attempt.
+
+    Raises:
+        LaunchFailed: a secret is not there any more, is for others now, or can't be read.
+    """
+    stored = {one.stored for one in request.secrets.values() if one.stored}
+    if not stored:
+        return request
+    job_id, sender = request.spec.job_id, controller.sender
+    asking = (controller.ask(ControllerInterface.stored_secret, job_id, name, sender) for name in stored)
+    try:  # each in an answer of its own, as Ray puts large ones into its object store
+        values = dict(zip(stored, await asyncio.gather(*asking), strict=True))
+    except (SecretNotFoundError, SecretStoreError, NotPermittedError) as error:
+        raise LaunchFailed(str(error), no_secret=True) from None
+    found = {
+        name: with_value(one, values[one.stored].decode()) if one.stored else one
+        for name, one in request.secrets.items()
+    }
+    return replace(request, secrets=found)
 
 
 def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:

@@ -14,6 +14,7 @@ from iris_ray.actors.protocol.status import (
     JobStatus,
     LimitStatus,
     Place,
+    SecretStatus,
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
@@ -27,6 +28,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -256,6 +258,39 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
+    async def list_secrets(self) -> list[SecretStatus]:
+        """Return the secrets of the cluster's store by name, without their values.
+
+        Raises:
+            SecretStoreError: the store can't be read.
+        """
+
+    async def set_secret(
+        self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
+    ) -> tuple[StoredSecret, StoredSecret | None]:
+        """Set a secret of the store. Return it, and what it has replaced, both without their values.
+
+        Args:
+            name: by which jobs ask for it.
+            value: its text in UTF-8.
+            users, teams: whose jobs may use it; both empty: all jobs.
+            user: who sets it.
+
+        Raises:
+            InvalidRequestError: the name or the value can't be one.
+            SecretStoreError: it can't be written. What was there before stays.
+            NotPermittedError: the user is no operator.
+        """
+
+    async def remove_secret(self, name: str, user: str) -> None:
+        """Remove a secret from the store. What runs keeps its value.
+
+        Raises:
+            SecretNotFoundError: there is none of that name.
+            SecretStoreError: it can't be removed.
+            NotPermittedError: the user is no operator.
+        """
+
     async def list_settings(self) -> dict[str, WasSet]:
         """Return the cluster's settings that an operator has set, by name. All others have their defaults."""
 
@@ -330,6 +365,7 @@ class ForPools(Protocol):
             JobCancelledError: iris_ray could not handle the job and has set it aside.
             LimitReachedError: its user has too many waiting jobs, or too many tasks.
             UnknownNameError, NotPermittedError, InvalidTeamsError: as for `Teams.team_for`.
+            SecretNotFoundError, SecretStoreError: it asks for a secret that the store does not have, or can't read.
         """
 
     async def report(
@@ -345,6 +381,16 @@ class ForPools(Protocol):
 
     async def why(self, job_id: str) -> str:
         """Return in a sentence why a job, or a part of it, is not running."""
+
+    async def stored_secret(self, job_id: str, name: str, sender: "PoolProcess") -> bytes:
+        """Return the value of a secret of the store, for an attempt of a job.
+
+        Raises:
+            InvalidMessageError: the job has not asked for it.
+            SecretNotFoundError: it is not in the store any more.
+            SecretStoreError: it can't be read.
+            NotPermittedError: it is for other users, or the job is another pool's.
+        """
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """Return how these hosts were lost, and their notices, as far as the Controller knows."""

@@ -70,6 +70,7 @@ _SPEC: Mapping[str, Codec] = {
     "constraints": _CONSTRAINTS,
     "preferences": _CONSTRAINTS,
     "tolerations": (list, tuple),
+    "stored_secrets": (list, tuple),
     "resources": (dict, dict),
 }
 NOT_IN_FILE = frozenset({"owner", "spare_for"})
@@ -97,10 +98,13 @@ def run_line(request: RunRequest, function: bytes) -> Line:
         request: what the pool was asked for.
         function: the pickled function.
     """
+    stored = {name: one for name, one in request.secrets.items() if one.stored}
+    given = {name: one.as_file for name, one in request.secrets.items() if not one.stored}
     return {
         "function": base64.b64encode(function).decode(),
-        "env": dict(request.env) | dict.fromkeys(request.secrets),  # without their values in any case
-        "kept_back": {name: secret.as_file for name, secret in request.secrets.items()},
+        "env": dict(request.env) | dict.fromkeys(given),  # without their values in any case
+        "kept_back": given,
+        "from_store": {name: [one.stored, one.as_file] for name, one in stored.items()},
         "runtime_env": environment_line(request.process.runtime_env),
         "preload": list(request.process.preload),
         **{name: getattr(request, name) for name in _RUN},
@@ -125,6 +129,9 @@ def run_of(spec: JobSpec, line: Line) -> RunRequest:
     env = dict(line.get("env") or {})
     secrets = {
         name: SecretValue(env.pop(name), as_file) for name, as_file in line.get("kept_back", {}).items() if name in env
+    }
+    secrets |= {
+        name: SecretValue("", as_file, stored=stored) for name, (stored, as_file) in line.get("from_store", {}).items()
     }
     return RunRequest(spec, function, env, process, **{"keep_warm": 0.0, **given}, secrets=secrets)
 

@@ -11,7 +11,7 @@ from typing import Any
 import iris_ray
 from iris_ray.errors import VersionMismatchError
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
 of this version can't do without a method that those of the one before lack."""

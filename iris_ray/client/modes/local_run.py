@@ -27,6 +27,11 @@ def run_here(request: RunRequest, mode: Mode) -> list[Any]:
             f"after names jobs of a cluster's queue ({', '.join(request.spec.after)}), and mode {mode.kind} has none;"
             " leave it out, or the mode"
         )
+    if request.spec.stored_secrets:
+        raise InvalidModeError(
+            f"secrets has some of a cluster's store ({', '.join(request.spec.stored_secrets)}), and mode {mode.kind}"
+            ' has none; give Secret.from_env("NAME") or Secret.from_file(PATH) here'
+        )
     if mode.kind is ModeKind.SIMULATE:
         return run_simulated(request, mode.faults)
     if mode.kind is ModeKind.VALIDATE:

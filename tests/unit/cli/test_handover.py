@@ -101,12 +101,12 @@ def test_settings_limits_taints_and_history_arrive(world: ControllerInProcess, s
 def test_values_of_variables_travel_only_if_asked_for(
     world: ControllerInProcess, script: str, file: str, tmp_path: Path
 ) -> None:
-    job = submit(world, script, "--env", "WANDB_API_KEY=secret")
+    job = submit(world, script, "--env", "WANDB_API_KEY=hunter2")
     world.iris(*EXPORT, file)
-    assert "secret" not in Path(file).read_text()
+    assert "hunter2" not in Path(file).read_text()
     with_values = f"{file}.all"
     world.iris(*EXPORT, with_values, "--variables")
-    assert "secret" in Path(with_values).read_text()
+    assert "hunter2" in Path(with_values).read_text()
 
     new_head(world)
     assert world.json(*IMPORT, file)["jobs"] == []
@@ -207,3 +207,24 @@ def test_teams_and_the_teams_of_jobs_arrive(world: ControllerInProcess, script: 
     assert world.json(*IMPORT, file)["jobs"] == [kept, moved]
     assert world.iris("team", "show", "--toml").stdout == shown
     assert [world.spec(job).team for job in (kept, moved)] == ["ads", "ads"]
+
+
+def test_job_with_secrets_of_store_arrives_once_they_are_set(
+    world: ControllerInProcess, script: str, file: str, tmp_path: Path
+) -> None:
+    world.history = tmp_path / "head"
+    world.restart_controller()
+    put = "cluster", "secrets", "set", "KEY"
+    world.iris(*put, input=b"old")
+    job = submit(world, script, "--secret", "KEY=store:")
+    world.iris(*EXPORT, file, "--variables")
+
+    new_head(world)
+    world.history = tmp_path / "new head"
+    (left,) = world.json(*IMPORT, file)["left_out"]
+    assert job in left
+    assert "there is no secret 'KEY'" in left
+    world.iris(*put, input=b"new")
+    assert world.json(*IMPORT, file, "--jobs-only")["jobs"] == [job]
+    world.wait_for_state(job, JobState.RUNNING)
+    assert world.launches[-1].env["KEY"] == "new"

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal
+from tests.support.command_line import CTRL_C, Terminal, address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.leaks import unpacked
 from tests.support.waiting import wait_until
 
 
@@ -288,11 +289,17 @@ def test_secret_is_nowhere_but_with_the_tasks(
     assert files
     for text in (*shown, caplog.text, str(launches)):
         assert "s3cr3t" not in text
-    for data in (*files, *world.recorded().values()):
+    recorded = [data for value in world.recorded().values() if value for data in unpacked(value)]
+    assert any(job.encode() in data for data in recorded)
+    for data in (*files, *recorded):
         assert b"s3cr3t" not in data
 
 
 def test_secret_does_not_go_through_the_dashboards_port(world: ControllerInProcess, script: str) -> None:
     given = ("submit", script, "--secret", "HOME", "--address", "http://10.0.0.2:8265")
-    assert "--secret does not go through Ray's job API" in world.iris(*given, code=USAGE).stderr
+    said = world.iris(*given, code=USAGE).stderr
+    assert "the value of HOME does not go through Ray's job API" in said
+    assert "--secret HOME=store:" in said
+    there = "--working-dir", str(Path(script).parent), "--address", f"http://{address_of_nobody()}"
+    world.iris("submit", script, "--secret", "HOME=store:", *there, code=NO_CLUSTER)
     assert "is not set here" in world.iris("run", script, "v4-16", "--secret", "NO_SUCH", code=USAGE).stderr

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray import IrisClient, RayJobConfig
+from iris_ray import IrisClient, RayJobConfig, Secret
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.client import cluster_call, dashboard_client
@@ -259,6 +259,17 @@ def test_invalid_job_is_refused_before_sending(client: DashboardClient, head: He
     with pytest.raises(InvalidRequestError, match="can't be called without arguments"):
         client.submit(divmod)
     assert not head.submitted
+
+
+def test_value_of_secret_is_not_sent_and_its_name_is(
+    client: DashboardClient, head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch, None, [7])
+    with pytest.raises(InvalidRequestError, match=r'value of KEY .* secrets set KEY.*from_store\("KEY"\)') as refused:
+        client.submit(print, secrets={"KEY": Secret("s3cr3t")})
+    assert "s3cr3t" not in str(refused.value)
+    assert not head.submitted
+    assert client.submit(print, secrets={"KEY": Secret.from_store("KEY")}).results(60) == [7]
 
 
 def test_closed_client_ends_jobs_that_are_not_detached(

@@ -337,7 +337,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (14, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (15, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -362,7 +362,7 @@ FIELDS = {
                 "whole_groups", "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
                 "max_retries_preemption", "max_task_failures", "after", "scheduling_timeout", "max_runtime",
                 "stop_without_progress", "spares", "grow_after", "processes_per_host", "failure_domain",
-                "task_placement", "group", "spare_for", "may_evict"],
+                "task_placement", "group", "stored_secrets", "spare_for", "may_evict"],
     "GroupSpec": ["group_id", "name", "members", "main"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],

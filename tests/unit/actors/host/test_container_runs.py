@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.containers import ContainerRecord, ContainerState, container_exit
+from iris_ray.actors.host.containers import ContainerRecord, ContainerState, container_exit, end_container
 from iris_ray.actors.host.exit_status import ProgramExit
 from iris_ray.actors.host.user_code import exited
 from iris_ray.actors.protocol.task_files import TaskFiles
@@ -62,11 +62,19 @@ SLEEPS = "echo runs; trap 'echo told; exit {code}' TERM; while :; do sleep 0.05;
 class Task:
     """A process of a task that runs a container."""
 
-    def __init__(self, forge: "subprocess.Popen[str]", directory: Path, engine: StandIn, spec: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        forge: "subprocess.Popen[str]",
+        directory: Path,
+        engine: StandIn,
+        spec: dict[str, Any],
+        files: dict[str, str],
+    ) -> None:
         (directory / "tasks").mkdir(exist_ok=True)
         self.files = TaskFiles(str(directory / "tasks" / "77"))
         self._output = directory / "output"
         env = {**INFO.to_env(), TaskFiles.VARIABLE: self.files.prefix, CONTAINER_ENGINE.name: str(engine.path)}
+        env |= files
         assert forge.stdin is not None
         assert forge.stdout is not None
         forge.stdin.write(json.dumps({"env": env, "spec": spec, "output": str(self._output)}) + "\n")
@@ -104,9 +112,10 @@ def run(forge: "subprocess.Popen[str]", tmp_path: Path, engine: StandIn) -> Iter
     """Starts a task that runs a command in a container."""
     started: list[Task] = []
 
-    def run(*command: str, image: str = "busybox", **env: str) -> Task:
-        spec = {"image": image, "command": command, "env": {"PATH": os.environ["PATH"], **env}}
-        started.append(Task(forge, tmp_path, engine, spec))
+    def run(*command: str, image: str = "busybox", secrets: dict[str, str] | None = None, **env: str) -> Task:
+        names = [*(secrets or {})]
+        spec = {"image": image, "command": command, "env": {"PATH": os.environ["PATH"], **env}, "secrets": names}
+        started.append(Task(forge, tmp_path, engine, spec, secrets or {}))
         return started[-1]
 
     yield run
@@ -126,6 +135,37 @@ def test_program_prints_with_variables_and_its_success_counts(run: Run, engine: 
     assert "s3cret" not in json.dumps(engine.calls("run"))
     assert engine.containers() == []
     assert ContainerRecord.read(task.files) is None
+
+
+def secrets_in_memory() -> set[Path]:
+    return set(Path("/dev/shm").glob("iris-ray-secrets-*"))
+
+
+def test_program_reads_secrets_from_private_files_that_go(run: Run, engine: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "of-task").write_text("s3cret\n")
+    before = secrets_in_memory()
+    look = 'cat "$KEY"; stat -c %a "$KEY" "$(dirname "$KEY")"; echo "$KEY"; sleep 60'
+    task = run("sh", "-c", look, secrets={"KEY": str(tmp_path / "of-task")})
+    (directory,) = wait_until(lambda: secrets_in_memory() - before)
+    task.says(f"{directory}/KEY")
+    assert task.said == ["s3cret", "400", "700", f"{directory}/KEY"]
+    record = ContainerRecord.read(task.files)
+    assert record is not None
+    assert record.secrets == str(directory)
+    kept = [path.read_bytes() for path in (tmp_path / "engine-docker").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"s3cret" in data for data in kept)
+    os.kill(task.pid, signal.SIGKILL)
+    assert directory.exists()
+    assert end_container(task.files) == []  # as its host does
+    assert not directory.exists()
+
+
+def test_failed_program_leaves_no_secrets(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "of-task").write_text("s3cret")
+    before = secrets_in_memory()
+    assert run("false", secrets={"KEY": str(tmp_path / "of-task")}).end()[:2] == ["EXITED", 1]
+    assert secrets_in_memory() == before
 
 
 @pytest.mark.parametrize(

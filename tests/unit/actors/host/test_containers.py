@@ -102,6 +102,15 @@ def test_container_has_only_variables_of_task_chips_and_user() -> None:
     }
 
 
+def test_container_has_paths_of_secrets_and_their_directory_mounted() -> None:
+    wanted, directory = replace(spec(KEY="of the user"), secrets=("KEY", "IRIS_JOB_ID")), "/dev/shm/iris-ray-secrets-x"
+    found = container_environment({"KEY": "/proc/7/fd/9"}, wanted, INFO, directory)
+    assert (found["KEY"], found["IRIS_JOB_ID"]) == (f"{directory}/KEY", INFO.job_id)
+    arguments = run_arguments("one", wanted, found, INFO, directory)
+    assert f"--volume={directory}:{directory}:ro" in arguments
+    assert not any("secrets" in argument for argument in run_arguments("one", spec(), {}, INFO))
+
+
 def test_single_slice_container_has_no_megascale_variables() -> None:
     found = container_environment({}, spec(MEGASCALE_NUM_SLICES="2", PYTHONUNBUFFERED=""), INFO)
     assert not any(name.startswith("MEGASCALE") for name in found)

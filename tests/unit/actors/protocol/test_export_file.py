@@ -91,14 +91,16 @@ def test_values_of_variables_are_left_out_and_filled_in() -> None:
 
 
 def test_secrets_are_named_without_values_and_filled_in() -> None:
-    made = request(gang_spec(), secrets={"KEY": SecretValue("s3cr3t"), "FILE": SecretValue("s3cr3t", as_file=True)})
+    stored = {"STORED": SecretValue("", as_file=True, stored="A")}
+    given = {"KEY": SecretValue("s3cr3t"), "FILE": SecretValue("s3cr3t", as_file=True)}
+    made = request(gang_spec(), secrets=given | stored)
     assert "s3cr3t" not in repr(made)
     line: dict[str, Any] = {"run": run_line(made, b"")}
     assert "s3cr3t" not in json.dumps(line)
     assert fill_in_variables(line, {"KEY": "a"}) == ["FILE"]
     assert fill_in_variables(line, {"FILE": "b"}) == []
     again = run_of(made.spec, line["run"])
-    assert again.secrets == {"KEY": SecretValue("a"), "FILE": SecretValue("b", as_file=True)}
+    assert again.secrets == {"KEY": SecretValue("a"), "FILE": SecretValue("b", as_file=True), **stored}
     assert again.env == made.env
 
 

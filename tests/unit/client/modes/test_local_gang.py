@@ -330,6 +330,11 @@ def test_tasks_get_secrets_as_variables_and_files() -> None:
         ({"LD_PRELOAD": Secret("x")}, {}, "acts when a process starts"),
         ({"JAX_KEY": Secret("x")}, {"preload": ["json"]}, "acts when a process starts"),
         ({"A": "plain"}, {}, "must be a mapping of names to secrets"),
+        (
+            {"A": Secret.from_store("KEY")},
+            {},
+            "store .KEY., and mode simple has none; give Secret.from_env",
+        ),
     ],
 )
 def test_secret_that_would_be_seen_is_refused(secrets: Any, options: dict[str, Any], why: str) -> None:
