@@ -137,6 +137,19 @@ class RunnerView:
         left = {slot: price for slot, price in self.slots.items() if slot not in kept}
         return RunnerView(self.runner, self.free, self.unpromised, left)
 
+    def after(self, gone: Sequence[Slot]) -> "RunnerView":
+        """Return a view in which these slots have been evicted."""
+        view = self.without(gone)
+        view.unpromised = list(self.unpromised)
+        for slot in gone:
+            for device, size in slot.allocation.needs:
+                view.unpromised[device] += size
+        return view
+
+    def cost_of(self, slots: Iterable[Slot]) -> Key:
+        """Return what it costs to evict these slots."""
+        return sum_of([self._cost(slot).key for slot in slots])
+
     def plan(self, degree: int, need: int) -> EvictionPlan | None:
         """Return the cheapest plan for ``need`` bytes on each of ``degree`` devices; None: there is no room."""
         size = degree, need

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import combinations, islice
 from operator import sub
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
-from iris_ray.slots.core.slot import USES_MEMORY, Allocation, Slot, SlotState
+from iris_ray.slots.core.slot import USES_MEMORY, WANTED, Allocation, Slot, SlotState
 
 ALARM_SHARE = 0.05
 """The part of a device's memory by which observed use may exceed the booked bytes before it is worth an alarm."""
@@ -217,6 +217,8 @@ class SlotFleet:
     watchers: list["Changes"] = field(default_factory=list)
     _on_runner: dict[str, dict[str, Slot]] = field(default_factory=dict)
     _of_model: dict[SlotIdentity, ModelSlots] = field(default_factory=dict)
+    _alone: int = 0
+    """How many slots are of models that are to be alone."""
     _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
 
     # -- looking ----------------------------------------------------------------------------------
@@ -236,6 +238,12 @@ class SlotFleet:
     def in_state(self, state: SlotState) -> list[Slot]:
         """Return the slots in a state, in the order in which they entered it."""
         return list(self._in_state[state].values())
+
+    def excluded(self, runner_id: str, spec: ModelSpec) -> list[Slot]:
+        """Return the slots of a runner beside which there may be none of a model: see `ModelSpec.excludes`."""
+        if not (spec.group or spec.alone or self._alone):
+            return []
+        return [slot for slot in self._on_runner[runner_id].values() if spec.excludes(slot.spec)]
 
     # -- runners ----------------------------------------------------------------------------------
 
@@ -291,6 +299,7 @@ class SlotFleet:
         of_model = self._of_model.setdefault(slot.identity, ModelSlots())
         of_model.all[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
         of_model.add(slot)
+        self._alone += slot.spec.alone
         self.requests_on[slot.allocation.runner_id] += len(slot.active)
         self.to_look[slot.slot_id] = None
         self._touch(slot.allocation.runner_id)
@@ -298,7 +307,8 @@ class SlotFleet:
     def start(self, slot_id: str, now: float) -> bool:
         """Start a planned slot if its place is really free, and no older plan waits for it; return whether it is."""
         slot = self.slots[slot_id]
-        if not self.ledger.can_start(slot.allocation) or self._delays_others(slot):
+        excluded = self.excluded(slot.allocation.runner_id, slot.spec)
+        if not self.ledger.can_start(slot.allocation) or excluded or self._delays_others(slot):
             return False
         self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
@@ -370,6 +380,7 @@ class SlotFleet:
         del self.slots[slot_id], self._on_runner[runner_id][slot_id]
         self._move(slot, SlotState.GONE)
         del self._in_state[SlotState.GONE][slot_id]
+        self._alone -= slot.spec.alone
         self.requests_on[runner_id] -= len(slot.active)
         of_model = self._of_model[slot.identity]
         del of_model.all[slot_id]
@@ -485,6 +496,11 @@ class SlotFleet:
                 assert max(promised[number], used[number]) <= hardware.memory, f"{runner_id}: {number} over-committed"
             served = sum(len(slot.active) for slot in self.on_runner(runner_id))
             assert self.requests_on[runner_id] == served, f"{runner_id}: the count of its requests is wrong"
+            for state in (USES_MEMORY, WANTED):
+                together = [slot for slot in self.on_runner(runner_id) if slot.state in state]
+                together = [slot for slot in together if slot.wanted or state is USES_MEMORY]
+                for one, other in combinations(together, 2):
+                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.identity} beside {other.identity}"
             left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"

@@ -15,7 +15,7 @@ from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingP
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
 from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
 from iris_ray.slots.core.slot import Slot, SlotState
-from iris_ray.slots.core.slot_planner import Defects, Endings, SlotPlanner
+from iris_ray.slots.core.slot_planner import Defects, Endings, IdleLimit, SlotPlanner
 
 
 @dataclass(slots=True, eq=False)
@@ -267,12 +267,13 @@ class Reconciler:
             self._asked_at = now
             yield from map(AskRunner, self.fleet.runners)
             yield from self.sessions.stop_unused(now)
+            yield from self._endings.end_idle_slots(now, IdleLimit.OWN)
         if now >= self._aged_at + ACTIVITY_S:
             self._aged_at = now
             for model in self.models.values():
                 model.age_demand()
             self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
-            yield from self._endings.end_idle_slots(now)
+            yield from self._endings.end_idle_slots(now, IdleLimit.POLICY)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
         """Raise an alarm if `Policy.stale_at` fails, at most every `ACTIVITY_S`, for it is asked all the time."""
