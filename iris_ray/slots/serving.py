@@ -219,8 +219,8 @@ def _check_groups(found: ModelsFile) -> None:
             if kept and sum(kept.values()) >= hosts:
                 key = "alone" if spec.alone or any(specs[other].alone for other in kept) else "group"
                 raise InvalidSlotError(
-                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may be"
-                    " on every host; give fewer replicas, or more hosts"
+                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may"
+                    " be on every host; give fewer replicas, or more hosts"
                 )
 
 
