@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,11 +30,13 @@ from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0
 DEFAULT = PlacementPolicy()
+NAMES = st.sampled_from("mmnopghx")
+SPECIAL: dict[str, Any] = {"g": {"group": "one of both"}, "h": {"group": "one of both"}, "x": {"alone": True}}
 
 
 def slot(name: str, gigabytes: int, *devices: int, runner: str = "a", of: str = "", **kw) -> Slot:
     """A slot that was ready at 0 and has been idle since, of a model of its own unless it is said which."""
-    spec = model(of or f"model of {name}", memory={len(devices): gigabytes * GB})
+    spec = model(of or f"model of {name}", memory={len(devices): gigabytes * GB}, **SPECIAL.get(of, {}))
     place = Allocation(runner, devices, (gigabytes * GB,) * len(devices))
     return Slot(name, spec, place, 0.0, **{"state": SlotState.READY, "ready_at": 0.0, **kw})
 
@@ -282,8 +285,9 @@ def snapshots(draw) -> Snapshot:
         size = draw(SIZES)
         each = tuple(device.charge(size * GB) for _ in devices)
         state = draw(st.sampled_from([SlotState.READY] * 4 + [SlotState.STARTING, SlotState.DRAINING]))
-        if all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True)):
-            made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(st.sampled_from("mnop")))
+        made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(NAMES))
+        fits = all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True))
+        if fits and not fleet.excluded(runner.runner_id, made.spec):
             made.allocation = Allocation(runner.runner_id, devices, each)
             made.state = state
             made.last_activity = draw(st.sampled_from([0.0, 1.0, 95.0]))
@@ -297,7 +301,8 @@ def snapshots(draw) -> Snapshot:
 @st.composite
 def requirements(draw, kind: DeviceKind) -> SlotRequirement:
     memory = {degree: draw(SIZES) * GB for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1)))}
-    return SlotRequirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
+    name = draw(NAMES)
+    return SlotRequirement(model(name, memory=memory, kind=kind, **SPECIAL.get(name, {})))
 
 
 @settings(max_examples=examples(60))
