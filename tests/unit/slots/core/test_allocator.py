@@ -267,6 +267,25 @@ def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int
     )
 
 
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_price_of_what_leaves_for_its_group_counts() -> None:
+    runners = gpus("a", 1), gpus("b", 1)
+    slots = slot("s", 10, 0, of="g"), slot("u", 10, 0), slot("t", 60, 0, runner="b")
+    wanted = model("h", 40, **SPECIAL["h"])
+    assert place(world(*slots, runners=runners, s=5, u=1, t=3), wanted) == ("b", (0,), {"t"})
+    assert place(world(*slots, runners=runners, s=2, u=1, t=3), wanted) == ("a", (0,), {"s"})
+
+
+def test_refusal_of_a_group_is_not_that_of_its_shape() -> None:
+    allocator = Allocator(
+        fleet_of(world(slot("s", 10, 0, of="g", active={"r": 0.0}), runners=(gpus("a", 1),))), DEFAULT
+    )
+    assert isinstance(allocator.decide(SlotRequirement(model("h", **SPECIAL["h"])), NOW), Full)
+    assert isinstance(allocator.decide(SlotRequirement(model("m")), NOW), Place)
+
+
 # -- against the reference -------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([10, 20, 30, 40, 60])
