@@ -267,6 +267,12 @@ def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int
     )
 
 
+def test_more_wide_slots_give_way_than_are_compared_in_all_combinations() -> None:
+    pairs = [slot(f"s{number}", 20, *((0, 1) if number < 4 else (2, 3))) for number in range(8)]
+    found = place(world(*pairs, runners=(gpus(count=4),)), model("wide", memory={4: 60 * GB}))
+    assert (found[1], len(found[2])) == ((0, 1, 2, 3), 6)
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
