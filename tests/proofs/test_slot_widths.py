@@ -1,10 +1,9 @@
-"""Models of one, two and four devices, in fleets of several runners, with long and short requests: none waits for longer
-than its bound.
+"""Models of one, two and four devices, in fleets of several runners, with long and short requests: no wait is too long.
 
 A model waits from the moment at which a request of it arrives, or at which another one of it begins, until its next
-request begins. That takes at most `ServingPolicy.ageing_s`, and then a turn for itself, and one for each model that
-competes: that starves at the same time, too, and has waited for longer. Turns come one after the other. A turn takes the
-longest load and residency of what has to leave, its longest request, its end, and the load of the model itself.
+request begins. That takes at most `ServingPolicy.ageing_s`, and then a turn for itself and one for each model that
+competes: that starves, too, and has waited for longer. Turns come one after the other. A turn takes the longest load
+and residency of what has to leave, its longest request, its end, and the load of the model whose turn it is.
 """
 
 import random
