@@ -21,6 +21,10 @@ LINGER_S: Final = 1.0
 """How long the rest of what is refused is read, so that its sender sees the answer."""
 MOST_LINGERING: Final = 64
 """For so many connections at once that are refused."""
+LARGE_ANSWER: Final = 2**16
+"""Bytes of an answer that is mostly on its way at once."""
+LEAST_RATE: Final = 2**16
+"""How many bytes a second the reader of a larger answer has to read."""
 MOST_CONNECTIONS: Final = 1024
 """Or half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
@@ -46,6 +50,8 @@ class LimitedServer:
         app.middlewares.append(self._limited)
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
+        self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """Connections whose callers still read a large answer."""
         self._bodies = 0
         self._refused: set[asyncio.BaseTransport] = set()
         options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
@@ -72,7 +78,7 @@ class LimitedServer:
     async def close(self) -> None:
         """Stop listening, wait for requests for at most ``shutdown_s``, and close all connections."""
         self.stop_listening()
-        for timer in self._idle.values():
+        for timer in (*self._idle.values(), *self._reading.values()):
             timer.cancel()
         await self._runner.cleanup()
         for refused in self._refused:
@@ -106,8 +112,15 @@ class LimitedServer:
         self._idle[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
 
     def _wait_no_more(self, connection: RequestHandler) -> None:
-        if timer := self._idle.pop(connection, None):
+        if timer := self._idle.pop(connection, None) or self._reading.pop(connection, None):
             timer.cancel()
+
+    def _wait_for_reader(self, connection: RequestHandler, answer: web.StreamResponse) -> None:
+        """Close a connection if its caller reads the answer too slowly. Until then its place is not given away."""
+        size = answer.content_length or 0
+        self._wait_for(connection, HEADERS_S + size / LEAST_RATE)
+        if size > LARGE_ANSWER:
+            self._reading[connection] = self._idle.pop(connection)
 
     def _close(self, connection: RequestHandler) -> None:
         self._wait_no_more(connection)
@@ -121,12 +134,14 @@ class LimitedServer:
         self._wait_for(request.protocol, BODY_S + LINGER_S)
         size = await self._read(request)
         self._wait_no_more(request.protocol)
+        answer = web.StreamResponse()
         try:
-            return await handler(request)
+            answer = await handler(request)
         finally:
             self._bodies -= size
             if request.transport is not None:
-                self._wait_for(request.protocol, HEADERS_S)
+                self._wait_for_reader(request.protocol, answer)
+        return answer
 
     async def _read(self, request: web.Request) -> int:
         """Read the body, and count its bytes."""

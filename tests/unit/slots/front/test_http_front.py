@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ray.exceptions import RayActorError
 
@@ -25,6 +26,7 @@ from iris_ray.slots.front import ApiKey, HttpFront, http_front, json_outline, re
 from tests.support.waiting import wait_until
 
 ALICE = ApiKey("alice", "a" * 20)
+LARGE = 2**24
 
 
 class Client:
@@ -55,6 +57,8 @@ class Client:
                     case "endless":
                         while True:
                             yield "a" * 100_000
+                    case "large":
+                        yield "a" * LARGE
                     case "wait":
                         self.began.append(request_id)
                         await asyncio.sleep(60.0)
@@ -398,6 +402,29 @@ def test_caller_who_does_not_read_is_cancelled(
         body = asked("endless", stream=True)
         callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
         wait_until(lambda: client.cancelled)
+
+
+def test_large_answer_has_its_time_and_no_more(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
+    monkeypatch.setattr(http_server, "LEAST_RATE", LARGE / 3)
+    made: Any = client
+    with HttpFront(made) as front:
+        body = asked("large")
+        request = head(f"Content-Length: {len(body)}") + body
+        slow, never = (callers.enter_context(connect(front, request)) for _ in range(2))
+        wait_until(lambda: len(client.bodies) == 2)
+        time.sleep(1.0)
+        assert len(slow.makefile("rb").read(LARGE)) == LARGE
+        wait_until(lambda: is_cut(never))
+
+
+def is_cut(caller: socket.socket) -> bool:
+    """Whether the server, a thread of this process, has closed a connection whose caller has not read all."""
+    ends = caller.getpeername(), caller.getsockname()
+    here = psutil.Process().net_connections("tcp4")
+    return not any((tuple(each.laddr), tuple(each.raddr)) == ends for each in here if each.status == "ESTABLISHED")
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
