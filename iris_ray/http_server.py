@@ -4,12 +4,14 @@ aiohttp brings some limits, which are set here. It has none for the number of co
 """
 
 import asyncio
+import logging
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
@@ -29,6 +31,10 @@ MOST_CONNECTIONS: Final = 1024
 """Or half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
+logger = logging.getLogger(__name__)
+logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""Gets aiohttp's lines, but not those about callers who speak no HTTP: each would be ten lines that a caller writes."""
+
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -55,6 +61,7 @@ class LimitedServer:
         self._bodies = 0
         self._refused: set[asyncio.BaseTransport] = set()
         options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
+        options |= {"logger": logger}
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, **options)
         self._listening: asyncio.Server | None = None
 

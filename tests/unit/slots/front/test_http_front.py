@@ -404,6 +404,56 @@ def test_caller_who_does_not_read_is_cancelled(
         wait_until(lambda: client.cancelled)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["Content-Length: 2", "Transfer-Encoding: chunked"],
+        ["Content-Length: 2", "Content-Length: 3"],
+        ["Content-Length: +2"],
+        ["Content-Length : 2"],
+        ["Transfer-Encoding: xchunked"],
+        ["A: b", " folded: c"],
+        ["A: \0"],
+        ["A\x1b[2J: b"],
+        [f"X-{number}: b" for number in range(200)],
+        [f"X: {'a' * 9000}"],
+    ],
+)
+def test_ambiguous_headers_are_refused_without_a_line_in_the_log(
+    front: HttpFront, callers: ExitStack, caplog: pytest.LogCaptureFixture, more: list[str]
+) -> None:
+    caller = callers.enter_context(connect(front, head(*more)))
+    with suppress(ConnectionError):
+        caller.sendall(b"{}")
+    with suppress(ConnectionResetError):
+        assert caller.recv(2**16).split()[1] == b"400"
+    assert is_closed(caller)
+    assert not caplog.records
+
+
+def test_upgrade_is_an_ordinary_request(front: HttpFront, callers: ExitStack) -> None:
+    body = asked("a")
+    upgrade = head(f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: websocket") + body
+    caller = callers.enter_context(connect(front, upgrade))
+    assert b" 200 " in caller.recv(2**16).splitlines()[0]
+
+
+def test_unread_pipelined_requests_end_when_caller_does_not_read(
+    client: Any, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not read on while its answers are not read."""
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.5)
+    monkeypatch.setattr(http_server, "BODY_S", 0.5)
+    with HttpFront(client) as front:
+        caller = callers.enter_context(connect(front, b""))
+        many, sent = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000, 0
+        with suppress(ConnectionError):
+            while sent < 2**30:
+                caller.sendall(many)
+                sent += len(many)
+        assert sent < 2**26
+
+
 def test_large_answer_has_its_time_and_no_more(
     client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
