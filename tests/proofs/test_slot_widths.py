@@ -13,11 +13,12 @@ import pytest
 
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator, SlotRequirement
+from iris_ray.slots.core.instructions import StartRequest
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot_planner import SlotPlanner
 from tests.support.proofs import examples
-from tests.support.slot_world import Order, StartRequest, TimedWorld
+from tests.support.slot_world import Order, TimedWorld
 from tests.support.slots import GB, gpus, model
 
 POLICY = ServingPolicy()

@@ -91,6 +91,7 @@ class _Lack(Enum):
 
     UNSUITABLE = "no runner suits it"
     TOO_SMALL = "it fits on no empty runner"
+    IMPOSSIBLE = "no runner of its kind is there or will come"
     HOSTLESS = "it fits only on runners that have no host now"
     FULL = "all is full"
 
@@ -240,15 +241,16 @@ class Allocator:
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
         """Return why not even an empty runner could hold the model; None: one could, or one may come."""
-        return Never(self._why_never(spec)) if self._lack(spec) is _Lack.TOO_SMALL else None
+        lack = self._lack(spec)
+        return self._never(spec, lack) if lack in (_Lack.TOO_SMALL, _Lack.IMPOSSIBLE) else None
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
         who = spec.identity
-        match self._lack(spec):
+        match lack := self._lack(spec):
             case _Lack.UNSUITABLE:
                 return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {who}")
-            case _Lack.TOO_SMALL:
-                return Never(self._why_never(spec))
+            case _Lack.TOO_SMALL | _Lack.IMPOSSIBLE:
+                return self._never(spec, lack)
             case _Lack.HOSTLESS:
                 return Full(f"no runner that could hold {who} has its host; `iris-ray ls` shows their jobs")
             case _Lack.FULL:
@@ -268,13 +270,15 @@ class Allocator:
     def _look_for_lack(self, spec: ModelSpec, alike: Sequence[Runner]) -> _Lack:
         to_come = self._to_come(spec)
         if not alike and not to_come:
-            return _Lack.UNSUITABLE
+            return _Lack.IMPOSSIBLE if spec.kind in self.fleet.problems else _Lack.UNSUITABLE
         if any(fits_when_empty(runner, spec) for runner in alike):
             return _Lack.FULL
         return _Lack.HOSTLESS if any(fits_when_empty(runner, spec) for runner in to_come) else _Lack.TOO_SMALL
 
-    def _why_never(self, spec: ModelSpec) -> str:
-        return why_never(self._pool(spec).alike or self._to_come(spec), spec)
+    def _never(self, spec: ModelSpec, lack: _Lack) -> Never:
+        if lack is _Lack.IMPOSSIBLE:
+            return Never(f"there is no runner for {spec.identity}: {self.fleet.problems[spec.kind]}")
+        return Never(why_never(self._pool(spec).alike or self._to_come(spec), spec))
 
     def _to_come(self, spec: ModelSpec) -> list[Runner]:
         return [runner for runner in self.fleet.expected if runner.kind is spec.kind]

@@ -8,7 +8,7 @@ from itertools import combinations, islice
 from operator import sub
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
 from iris_ray.slots.core.slot import USES_MEMORY, WANTED, Allocation, Slot, SlotState
 
@@ -197,6 +197,7 @@ class SlotFleet:
         closed: ids of runners that take no new slots.
         prices: the price of evicting one slot, by identity: milliseconds of loading × demand; 0 if missing.
         expected: runners that come and go, including those that are there.
+        problems: why an expected runner does not come, by the kind of its devices.
         runner_changes: how often a runner has come, gone, opened or closed.
         requests_on: how many requests run on each runner.
         changed: identities of slots that have become ready, ended, or have a seat again; the reader clears it.
@@ -206,6 +207,7 @@ class SlotFleet:
 
     runners: dict[str, Runner] = field(default_factory=dict)
     expected: tuple[Runner, ...] = ()
+    problems: Mapping[DeviceKind, str] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
@@ -260,9 +262,9 @@ class SlotFleet:
         self._on_runner[runner.runner_id] = {}
         self._touch_runner(runner.runner_id)
 
-    def expect(self, runners: Iterable[Runner]) -> None:
-        """Set which runners may come."""
-        self.expected = tuple(runners)
+    def expect(self, runners: Iterable[Runner], problems: Mapping[DeviceKind, str]) -> None:
+        """Set which runners may come, and why others do not."""
+        self.expected, self.problems = tuple(runners), problems
         self.runner_changes += 1
 
     def remove_runner(self, runner_id: str) -> list[Slot]:

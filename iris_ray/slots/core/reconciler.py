@@ -103,7 +103,7 @@ class Reconciler:
         yield AskRunner(runner_id)
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
-        self.fleet.expect(event.runners)
+        self.fleet.expect(event.runners, event.problems)
         yield from self._planner.refuse_what_fits_nowhere()
 
     def _runner_lost(self, event: ev.RunnerLost, now: float) -> Iterator[Instruction]:

@@ -364,7 +364,7 @@ def test_expected_runner_changes_nothing_for_present_ones() -> None:
     fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
     allocator = Allocator(fleet, DEFAULT)
     first = allocator.decide(pair, NOW)
-    fleet.expect([gpus("b")])
+    fleet.expect([gpus("b")], {})
     assert allocator.decide(pair, NOW) == first
     assert isinstance(first, Place)
     assert first.evict
@@ -409,4 +409,4 @@ def change_a_runner(data, fleet: SlotFleet) -> None:
         case "come":
             fleet.add_runner(replace(runner, runner_id=f"runner {len(fleet.runners)} of {fleet.runner_changes}"))
         case "expect":
-            fleet.expect([replace(runner, runner_id="expected")])
+            fleet.expect([replace(runner, runner_id="expected")], {})
