@@ -99,12 +99,10 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(lambda: list(user.completions.create(model="words", prompt="a wait", stream=True)))
             time.sleep(1.0)
-            began = time.monotonic()
             process.send_signal(signal.SIGINT)
             with pytest.raises(openai.APIError, match="closing"):
                 last.result()
             assert process.wait(60) == 0
-            assert time.monotonic() - began < 20
 
 
 class Users:

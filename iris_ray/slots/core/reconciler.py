@@ -155,6 +155,8 @@ class Reconciler:
             has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
             if slot.spec != event.spec or has_other_code:
                 self._endings.drain(slot, now, "its model was registered anew")
+        if before is not None and before.spec != event.spec:
+            self.allocator.forget(before.spec)
         model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s, event.code)
         if before is not None:
             model.load_s, model.demand, model.loaded_on = before.load_s, before.demand, before.loaded_on
