@@ -105,6 +105,19 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             assert process.wait(60) == 0
 
 
+def test_models_of_a_group_take_turns_and_idle_ones_end(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    one = FILE.replace("replicas = 1\naliases", 'group = "one of both"\nidle_s = 2\naliases')
+    (model,) = re.findall(r"(?s)\[models.words\]\n(.*)\naliases", one)
+    path.write_text(f"{one}[models.other]\n{model}".replace("memory_gb = 0.4", "memory_gb = 0.1"))
+    with serving(cluster, path) as (_, url), openai.OpenAI(base_url=url, api_key=SECRET, max_retries=0) as user:
+        client = SlotClient.connect("serve")
+        for name in ("words", "other", "words"):
+            assert user.completions.create(model=name, prompt="a").choices[0].text == "A"
+            assert len({row.model for row in client.status().slots if row.state == "ready"}) == 1
+        wait_until(lambda: not client.status().slots, 60)
+
+
 class Users:
     """Four users of OpenAI's client, who ask until the test is over."""
 

@@ -1,4 +1,4 @@
-"""Models of one, two and four devices, in fleets of several runners, with long and short requests: no wait is too long.
+"""Models of one, two and four devices, some of a group or alone, in fleets of several runners: no wait is too long.
 
 A model waits from the moment at which a request of it arrives, or at which another one of it begins, until its next
 request begins. That takes at most `ServingPolicy.ageing_s`, and then a turn for itself and one for each model that
@@ -58,7 +58,8 @@ class Mixed(TimedWorld):
         memory = {width: size * GB}
         if self.chance.random() < 0.2:  # it can be divided further
             memory |= {2 * width: size * GB // 2} if 2 * width in widths else {}
-        return model(f"m{number}", memory=memory, concurrency=self.chance.choice([1, 1, 2, 8]))
+        rules: dict[str, Any] = self.chance.choice([{}] * 6 + [{"group": "g"}] * 2 + [{"alone": True}])
+        return model(f"m{number}", memory=memory, concurrency=self.chance.choice([1, 1, 2, 8]), **rules)
 
     def ask_at_random(self, spec: ModelSpec, every_s: float) -> None:
         def ask() -> None:
