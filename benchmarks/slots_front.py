@@ -1,12 +1,13 @@
-"""How long callers of the HTTP server for models wait while others attack it; about three minutes.
+"""How long callers of the HTTP server for models wait while others attack it; about six minutes.
 
     python benchmarks/slots_front.py      # --seconds 3 --rounds 3: of each attack; medians of the rounds
     python benchmarks/slots_front.py --only half-sent
-    python benchmarks/slots_front.py --only die      # all attacks at once while a slot and a host die; one minute
+    python benchmarks/slots_front.py --only die      # all attacks at once on slots, one of which dies; four minutes
 
 The server is a process of its own, with a model that answers at once, in five pieces. Ten callers ask it, 50 times a
 second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py. The last
-row has `iris-ray serve` on a simulated cluster instead, with a program as the model.
+two rows have `iris-ray serve` on a simulated cluster instead, with a program as the model. In the last one a slot and a
+host die in the quiet time, too.
 """
 
 import argparse
@@ -212,12 +213,13 @@ def in_turn(names: Sequence[str], seconds: float, rounds: int) -> None:
 
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
-DEATHS = "all, and a slot and a host die"
+TOGETHER, DEATHS = "all of them at once", "while a slot and a host die"
 PROGRAM = Path(__file__).parents[1] / "tests" / "support" / "served_program.py"
 FILE = f"""
 port = 0
 [[hosts]]
-tpu_type = "v4-16"
+tpu_type = "v4-8"
+count = 2
 memory_gb = 16
 [models.m]
 command = "{sys.executable} {PROGRAM} --port {{port}}"
@@ -243,10 +245,11 @@ def serving(cluster: SimulatedCluster) -> Iterator[int]:
             process.send_signal(signal.SIGINT)
 
 
-def while_dying(seconds: float, rounds: int) -> None:
-    """All attacks at once, while the process of one slot is killed, and the host of the other."""
-    quiet, under, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
-    with SimulatedCluster({"v4-16": 1 + rounds}) as cluster, serving(cluster) as port:
+def on_slots(seconds: float, rounds: int) -> None:
+    """All attacks at once; then the process of one slot is killed, and the host of the other, without them and with."""
+    took: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
+    failures = dict.fromkeys((False, True), 0)
+    with SimulatedCluster({"v4-8": 3}) as cluster, serving(cluster) as port:
         client = SlotClient.connect("slots")
 
         def ready() -> list[int]:
@@ -258,21 +261,30 @@ def while_dying(seconds: float, rounds: int) -> None:
             first, second = ready()
             os.kill(first, signal.SIGKILL)
             time.sleep(seconds / 3)
-            places = [(name, worker) for name in cluster.slice_names for worker in cluster.worker_ids(name)]
-            cluster.kill_host(*next(each for each in places if second in cluster.host_pids(*each)))
+            name = next(each for each in cluster.slice_names if second in cluster.host_pids(each, 0))
+            cluster.kill_host(name, 0)
+
+        def look(under_attack: bool) -> None:
+            for they_die in (False, True):
+                ready()
+                dying = threading.Timer(seconds / 3, kill)
+                if they_die:
+                    dying.start()
+                found, failed = asyncio.run(measure(port, seconds))
+                took.setdefault((they_die, under_attack), []).append(hundredths(found))
+                failures[they_die] += failed
+                if they_die:
+                    dying.join()
+                    cluster.add_slice("v4-8")
 
         for _ in range(rounds):
-            ready()
             asyncio.run(measure(port, 1.0))
-            quiet.append(hundredths(asyncio.run(measure(port, seconds))[0]))
+            look(under_attack=False)
             with attacked(port, list(ATTACKS)):
-                dying = threading.Timer(seconds / 3, kill)
-                dying.start()
-                took, failed = asyncio.run(measure(port, seconds))
-                dying.join()
-            under.append(hundredths(took))
-            failures += failed
-    show(DEATHS, medians(quiet), medians(under), failures)
+                look(under_attack=True)
+    for they_die, name in enumerate((TOGETHER, DEATHS)):
+        quiet, under = (medians(took[bool(they_die), attack]) for attack in (False, True))
+        show(name, quiet, under, failures[bool(they_die)])
 
 
 def main() -> None:
@@ -284,8 +296,8 @@ def main() -> None:
     print(f"{'':30}{'quiet p50':>10}{'p99':>7}{'attacked p50':>15}{'p99':>7} ms{'ratio':>8}{'failed':>8}")
     if names := [name for name in ATTACKS if arguments.only in name]:
         in_turn(names, arguments.seconds, arguments.rounds)
-    if arguments.only in DEATHS:
-        while_dying(3 * arguments.seconds, arguments.rounds)
+    if arguments.only in TOGETHER or arguments.only in DEATHS:
+        on_slots(5 * arguments.seconds, arguments.rounds)
 
 
 if __name__ == "__main__":
