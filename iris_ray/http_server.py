@@ -31,6 +31,8 @@ MOST_CONNECTIONS: Final = 1024
 """Or half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
+SMALL_BODY: Final = 2**16
+"""Bytes of a body that is taken even if others hold as many as they may together."""
 logger = logging.getLogger(__name__)
 logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 """Gets aiohttp's lines, but not those about callers who speak no HTTP: each would be ten lines that a caller writes."""
@@ -160,7 +162,7 @@ class LimitedServer:
         if expected is not None and expected > most:
             raise web.HTTPRequestEntityTooLarge(most, expected, text=too_large)
         reserved = most if expected is None else expected
-        if self._bodies + reserved > MOST_BODIES:
+        if reserved > SMALL_BODY and self._bodies + reserved > MOST_BODIES:
             why = "the server holds as many bytes of requests as it may; come back in a second"
             raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
         self._bodies += reserved

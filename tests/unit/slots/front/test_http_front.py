@@ -108,7 +108,7 @@ def status_for(
 
 
 def asked(prompt: str, **more: Any) -> bytes:
-    return json.dumps({"model": "m", "prompt": prompt, **more}).encode()
+    return json.dumps({"model": "m", "prompt": prompt} | more).encode()
 
 
 def test_oversized_body_is_refused(front: HttpFront) -> None:
@@ -384,11 +384,13 @@ def test_bodies_beyond_memory_limit_come_back_later(
     client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_BODIES", 1000)
+    monkeypatch.setattr(http_server, "SMALL_BODY", 50)
     made: Any = client
     with HttpFront(made) as front:
         callers.enter_context(connect(front, head("Content-Length: 900") + b"{"))
         wait_until(lambda: post(front, asked("a" * 100))[0] == 503)
         assert post(front, asked("a" * 100))[1]["Retry-After"] == "1"
+        assert post(front, asked("a"))[0] == 200
         callers.close()
         wait_until(lambda: post(front, asked("a" * 100))[0] == 200)
 
@@ -586,12 +588,13 @@ def test_metrics_count_requests_of_served_models(client: Client) -> None:
     client.models = ["m"]
     made: Any = client
     with HttpFront(made, keys=[ALICE]) as front:
-        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}"):
+        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}", asked("reset", model="m" * 300)):
             status_for(front, "POST", "/v1/completions", bearer(ALICE.secret), body)
         _, said = status_for(front, "GET", "/metrics", bearer(ALICE.secret))
         counted = 'iris_front_requests_total{key="alice",model="%s",route="/v1/completions",status="%d"} %.1f'
         assert counted % ("m", 200, 2) in said
         assert counted % ("m", 500, 1) in said
         assert counted % ("other", 400, 1) in said
+        assert counted % ("other", 500, 1) in said, "a long name is not told"
         assert 'iris_front_waiting_requests{model="m"} 3.0' in said
         assert status_for(front, "GET", "/metrics", {})[0] == 401
