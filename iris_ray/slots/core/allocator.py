@@ -146,7 +146,9 @@ class Allocator:
             runners, avoid = self._pool(spec).runners, requirement.avoid
             runners = [each for each in runners if each not in avoid] if avoid else runners
         degrees = list(spec.memory)
-        free = [each for each in runners if not self.fleet.excluded(each, spec)]
+        free = runners
+        if self.fleet.has_rules_for(spec):
+            free = [each for each in runners if not self.fleet.excluded(each, spec)]
         for some in [degrees] if self.policy.spread_before_evicting else [[degree] for degree in degrees]:
             place = _free_place(views, requirement, some, free)
             if place := place or self._evicting_place(views, requirement, some, runners):

@@ -241,9 +241,13 @@ class SlotFleet:
         """Return the slots in a state, in the order in which they entered it."""
         return list(self._in_state[state].values())
 
+    def has_rules_for(self, spec: ModelSpec) -> bool:
+        """Return whether there may be slots anywhere beside which there may be none of a model."""
+        return bool(spec.group or spec.alone or self._alone)
+
     def excluded(self, runner_id: str, spec: ModelSpec) -> list[Slot]:
         """Return the slots of a runner beside which there may be none of a model: see `ModelSpec.excludes`."""
-        if not (spec.group or spec.alone or self._alone):
+        if not self.has_rules_for(spec):
             return []
         return [slot for slot in self._on_runner[runner_id].values() if spec.excludes(slot.spec)]
 
