@@ -257,6 +257,8 @@ class Endings:
         ending = self._ending.get(slot.slot_id)
         if ending is None or ending.cuts_off or slot.slot_id in self._ordered:
             return False
+        if slot.ends and slot.ready_at is None:  # its load was given up
+            return False
         model, place = self.models.get(slot.identity), slot.allocation
         served = model is not None and model.spec == slot.spec and place.runner_id not in self.fleet.closed
         excluded = self.fleet.excluded(place.runner_id, slot.spec)
