@@ -241,8 +241,10 @@ def serving(cluster: SimulatedCluster) -> Iterator[int]:
         how: Any = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "RAY_ADDRESS": cluster.address}}
         with subprocess.Popen(command, **how) as process:
             assert process.stdout is not None
-            yield next(int(at[1]) for line in process.stdout if (at := re.search(r"at http\S+:(\d+)/v1;", line)))
-            process.send_signal(signal.SIGINT)
+            try:
+                yield next(int(at[1]) for line in process.stdout if (at := re.search(r"at http\S+:(\d+)/v1;", line)))
+            finally:
+                process.send_signal(signal.SIGINT)
 
 
 def on_slots(seconds: float, rounds: int) -> None:
