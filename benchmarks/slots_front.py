@@ -214,7 +214,7 @@ def in_turn(names: Sequence[str], seconds: float, rounds: int) -> None:
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 TOGETHER, DEATHS = "all of them at once", "while a slot and a host die"
-PROGRAM = Path(__file__).parents[1] / "tests" / "support" / "served_program.py"
+PROGRAM = Path(__file__).resolve().parents[1] / "tests" / "support" / "served_program.py"
 FILE = f"""
 port = 0
 [[hosts]]
