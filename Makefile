@@ -78,7 +78,7 @@ bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spa
 bench-progress: $(READY)  ## time lost by each kind of fault, in memory and beside Orbax and Levanter; half an hour
 	$(BIN)/python benchmarks/progress.py
 
-bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about seven minutes
+bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about twelve minutes
 	$(BIN)/python benchmarks/slots.py
 	$(BIN)/python benchmarks/slots_front.py
 	$(BIN)/python benchmarks/slot_traffic.py

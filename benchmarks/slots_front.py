@@ -1,10 +1,13 @@
-"""How long callers of the HTTP server for models wait while others attack it; about two minutes.
+"""How long callers of the HTTP server for models wait while others attack it; about six minutes.
 
     python benchmarks/slots_front.py      # --seconds 3 --rounds 3: of each attack; medians of the rounds
     python benchmarks/slots_front.py --only half-sent
+    python benchmarks/slots_front.py --only die      # all attacks at once on slots, one of which dies; four minutes
 
 The server is a process of its own, with a model that answers at once, in five pieces. Ten callers ask it, 50 times a
-second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py.
+second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py. The last
+two rows have `iris-ray serve` on a simulated cluster instead, with a program as the model. In the last one a slot and a
+host die in the quiet time, too.
 """
 
 import argparse
@@ -14,16 +17,25 @@ import gzip
 import json
 import multiprocessing
 import os
+import re
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 from ray import cloudpickle
 
+from iris_ray import SlotClient
 from iris_ray.slots.front import ApiKey, HttpFront
+from iris_ray.testing import SimulatedCluster
 
 SECRET = "sk-" + "a" * 20
 CALLERS, EVERY_S = 10, 0.2
@@ -149,41 +161,145 @@ def hundredths(took: list[float]) -> tuple[float, float]:
     return 1000 * found[49], 1000 * found[98]
 
 
+def show(name: str, quiet: tuple[float, float], attacked: tuple[float, float], failures: int) -> None:
+    ratio = f"{attacked[1] / quiet[1]:.1f} ×"
+    columns = f"{quiet[0]:10.1f}{quiet[1]:7.1f}{attacked[0]:15.1f}{attacked[1]:7.1f}"
+    print(f"{name:30}{columns}{ratio:>11}{failures:8}", flush=True)
+
+
+def medians(rounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    first, second = (statistics.median(each) for each in zip(*rounds, strict=True))
+    return first, second
+
+
+@contextmanager
+def attacked(port: int, names: Sequence[str]) -> Iterator[None]:
+    """Attack a server in some ways at once."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    attacker = spawn.Process(target=attack, args=(port, names, there))
+    attacker.start()
+    try:
+        for _ in names:
+            here.recv()
+        yield
+    finally:
+        attacker.kill()
+        attacker.join()
+
+
+def in_turn(names: Sequence[str], seconds: float, rounds: int) -> None:
+    """One attack after the other, on a server without slots."""
+    spawn = multiprocessing.get_context("spawn")
+    to_server, of_server = spawn.Pipe()
+    server = spawn.Process(target=serve, args=(of_server,))
+    server.start()
+    port = to_server.recv()
+    asyncio.run(measure(port, 1.0))
+    for name in names:
+        quiet, under, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
+        for _ in range(rounds):  # in turn, because the machine changes
+            quiet.append(hundredths(asyncio.run(measure(port, seconds))[0]))
+            with attacked(port, [name]):
+                time.sleep(0.5)
+                took, failed = asyncio.run(measure(port, seconds))
+            under.append(hundredths(took))
+            failures += failed
+            time.sleep(1.0)
+        show(name, medians(quiet), medians(under), failures)
+    to_server.send(None)
+    server.join()
+
+
+# -- deaths ------------------------------------------------------------------------------------------------------------
+
+TOGETHER, DEATHS = "all of them at once", "while a slot and a host die"
+PROGRAM = Path(__file__).resolve().parents[1] / "tests" / "support" / "served_program.py"
+FILE = f"""
+port = 0
+[[hosts]]
+tpu_type = "v4-8"
+count = 2
+memory_gb = 16
+[models.m]
+command = "{sys.executable} {PROGRAM} --port {{port}}"
+memory_gb = {{ 4 = 10 }}
+concurrency = 8
+replicas = 2
+[keys.alice]
+secret = "{SECRET}"
+"""
+
+
+@contextmanager
+def serving(cluster: SimulatedCluster) -> Iterator[int]:
+    """`iris-ray serve` with a model on two hosts; yields its port."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "models.toml"
+        path.write_text(FILE)
+        command = [sys.executable, "-m", "iris_ray", "serve", str(path)]
+        how: Any = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "RAY_ADDRESS": cluster.address}}
+        with subprocess.Popen(command, **how) as process:
+            assert process.stdout is not None
+            try:
+                yield next(int(at[1]) for line in process.stdout if (at := re.search(r"at http\S+:(\d+)/v1;", line)))
+            finally:
+                process.send_signal(signal.SIGINT)
+
+
+def on_slots(seconds: float, rounds: int) -> None:
+    """All attacks at once; then the process of one slot is killed, and the host of the other, without them and with."""
+    took: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
+    failures = dict.fromkeys((False, True), 0)
+    with SimulatedCluster({"v4-8": 3}) as cluster, serving(cluster) as port:
+        client = SlotClient.connect("slots")
+
+        def ready() -> list[int]:
+            while len(found := [row.pid for row in client.status().slots if row.state == "ready" and row.pid]) < 2:
+                time.sleep(0.2)
+            return found
+
+        def kill() -> None:
+            first, second = ready()
+            os.kill(first, signal.SIGKILL)
+            time.sleep(seconds / 3)
+            name = next(each for each in cluster.slice_names if second in cluster.host_pids(each, 0))
+            cluster.kill_host(name, 0)
+
+        def look(under_attack: bool) -> None:
+            for they_die in (False, True):
+                ready()
+                dying = threading.Timer(seconds / 3, kill)
+                if they_die:
+                    dying.start()
+                found, failed = asyncio.run(measure(port, seconds))
+                took.setdefault((they_die, under_attack), []).append(hundredths(found))
+                failures[they_die] += failed
+                if they_die:
+                    dying.join()
+                    cluster.add_slice("v4-8")
+
+        for _ in range(rounds):
+            asyncio.run(measure(port, 1.0))
+            look(under_attack=False)
+            with attacked(port, list(ATTACKS)):
+                look(under_attack=True)
+    for they_die, name in enumerate((TOGETHER, DEATHS)):
+        quiet, under = (medians(took[bool(they_die), attack]) for attack in (False, True))
+        show(name, quiet, under, failures[bool(they_die)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="the attacks that have these words in their names")
     arguments = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    to_server, of_server = spawn.Pipe()
-    server = spawn.Process(target=serve, args=(of_server,))
-    server.start()
-    port = to_server.recv()
-    asyncio.run(measure(port, 1.0))
     print(f"{'':30}{'quiet p50':>10}{'p99':>7}{'attacked p50':>15}{'p99':>7} ms{'ratio':>8}{'failed':>8}")
-    for name in (name for name in ATTACKS if arguments.only in name):
-        quiet, attacked, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
-        for _ in range(arguments.rounds):  # in turn, because the machine changes
-            quiet.append(hundredths(asyncio.run(measure(port, arguments.seconds))[0]))
-            attacker = spawn.Process(target=attack, args=(port, [name], there))
-            attacker.start()
-            here.recv()
-            time.sleep(0.5)
-            took, failed = asyncio.run(measure(port, arguments.seconds))
-            attacked.append(hundredths(took))
-            failures += failed
-            attacker.kill()
-            attacker.join()
-            time.sleep(1.0)
-        p50, p99, under50, under99 = (
-            statistics.median(each) for each in (*zip(*quiet, strict=True), *zip(*attacked, strict=True))
-        )
-        ratio = f"{under99 / p99:.1f} ×"
-        print(f"{name:30}{p50:10.1f}{p99:7.1f}{under50:15.1f}{under99:7.1f}{ratio:>11}{failures:8}", flush=True)
-    to_server.send(None)
-    server.join()
+    if names := [name for name in ATTACKS if arguments.only in name]:
+        in_turn(names, arguments.seconds, arguments.rounds)
+    if arguments.only in TOGETHER or arguments.only in DEATHS:
+        on_slots(5 * arguments.seconds, arguments.rounds)
 
 
 if __name__ == "__main__":

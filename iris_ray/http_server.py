@@ -4,12 +4,14 @@ aiohttp brings some limits, which are set here. It has none for the number of co
 """
 
 import asyncio
+import logging
 import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
@@ -21,10 +23,20 @@ LINGER_S: Final = 1.0
 """How long the rest of what is refused is read, so that its sender sees the answer."""
 MOST_LINGERING: Final = 64
 """For so many connections at once that are refused."""
+LARGE_ANSWER: Final = 2**16
+"""Bytes of an answer that is mostly on its way at once."""
+LEAST_RATE: Final = 2**16
+"""How many bytes a second the reader of a larger answer has to read."""
 MOST_CONNECTIONS: Final = 1024
 """Or half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
+SMALL_BODY: Final = 2**16
+"""Bytes of a body that is taken even if others hold as many as they may together."""
+logger = logging.getLogger(__name__)
+logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""Gets aiohttp's lines, but not those about callers who speak no HTTP: each would be ten lines that a caller writes."""
+
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -46,9 +58,12 @@ class LimitedServer:
         app.middlewares.append(self._limited)
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
+        self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """Connections whose callers still read a large answer."""
         self._bodies = 0
         self._refused: set[asyncio.BaseTransport] = set()
         options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
+        options |= {"logger": logger}
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, **options)
         self._listening: asyncio.Server | None = None
 
@@ -72,7 +87,7 @@ class LimitedServer:
     async def close(self) -> None:
         """Stop listening, wait for requests for at most ``shutdown_s``, and close all connections."""
         self.stop_listening()
-        for timer in self._idle.values():
+        for timer in (*self._idle.values(), *self._reading.values()):
             timer.cancel()
         await self._runner.cleanup()
         for refused in self._refused:
@@ -106,8 +121,15 @@ class LimitedServer:
         self._idle[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
 
     def _wait_no_more(self, connection: RequestHandler) -> None:
-        if timer := self._idle.pop(connection, None):
+        if timer := self._idle.pop(connection, None) or self._reading.pop(connection, None):
             timer.cancel()
+
+    def _wait_for_reader(self, connection: RequestHandler, answer: web.StreamResponse) -> None:
+        """Close a connection if its caller reads the answer too slowly. Until then its place is not given away."""
+        size = answer.content_length or 0
+        self._wait_for(connection, HEADERS_S + size / LEAST_RATE)
+        if size > LARGE_ANSWER:
+            self._reading[connection] = self._idle.pop(connection)
 
     def _close(self, connection: RequestHandler) -> None:
         self._wait_no_more(connection)
@@ -121,12 +143,14 @@ class LimitedServer:
         self._wait_for(request.protocol, BODY_S + LINGER_S)
         size = await self._read(request)
         self._wait_no_more(request.protocol)
+        answer = web.StreamResponse()
         try:
-            return await handler(request)
+            answer = await handler(request)
         finally:
             self._bodies -= size
             if request.transport is not None:
-                self._wait_for(request.protocol, HEADERS_S)
+                self._wait_for_reader(request.protocol, answer)
+        return answer
 
     async def _read(self, request: web.Request) -> int:
         """Read the body, and count its bytes."""
@@ -138,7 +162,7 @@ class LimitedServer:
         if expected is not None and expected > most:
             raise web.HTTPRequestEntityTooLarge(most, expected, text=too_large)
         reserved = most if expected is None else expected
-        if self._bodies + reserved > MOST_BODIES:
+        if reserved > SMALL_BODY and self._bodies + reserved > MOST_BODIES:
             why = "the server holds as many bytes of requests as it may; come back in a second"
             raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
         self._bodies += reserved

@@ -13,6 +13,7 @@ from iris_ray.errors import InvalidSlotError, IrisError
 from iris_ray.model.checks import is_number, is_texts, nearest
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.slots.actors.messages import SlotHosts
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.slot_client import SlotClient
@@ -65,14 +66,19 @@ class ServedModel:
         """Return where it fits, or why it fits nowhere."""
         if self.memory is None:
             return "its class knows its memory"
-        kinds = {each.kind for each in hosts}
-        kind = self.spec.get("kind", kinds.pop() if len(kinds) == 1 else DeviceKind.GPU)
-        for count, needed in ModelSpec(self.name, self.memory).memory.items():
+        spec = self.spec_on(hosts)
+        for count, needed in spec.memory.items():
             for each in hosts:
                 devices = each.runner.devices
-                if each.kind is kind and len(devices) >= count and devices[0].memory >= needed:
-                    return f"{count} × {needed / GB:.10g} GB of {kind.value}"
+                if each.kind is spec.kind and len(devices) >= count and devices[0].memory >= needed:
+                    return f"{count} × {needed / GB:.10g} GB of {spec.kind.value}"
         return ""
+
+    def spec_on(self, hosts: Sequence[SlotHosts]) -> ModelSpec:
+        """Return what will be registered; a byte of memory stands for what its class knows."""
+        kinds = {each.kind for each in hosts}
+        kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        return ModelSpec(self.name, self.memory or {1: 1}, **{"kind": kind, **self.spec})
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +197,37 @@ def _check(found: ModelsFile) -> None:
     names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
+    _check_groups(found)
     for key in found.keys:
         if missing := set(key.models or ()) - found.models.keys():
             raise InvalidSlotError(f"key {key.name} may use {sorted(missing)[0]}, and there is no such model")
+
+
+def _check_groups(found: ModelsFile) -> None:
+    """Refuse groups of one model, and models that replicas of others may keep from every host."""
+    specs = {name: model.spec_on(found.hosts) for name, model in found.models.items()}
+    groups = [spec.group for spec in specs.values() if spec.group]
+    for name, spec in specs.items():
+        with _at(f"[models.{name}]"):
+            if groups.count(spec.group) == 1:
+                near = nearest(spec.group, set(groups) - {spec.group})
+                hint = f"did you mean {near[0]!r}?" if near else "give it to another one, or leave it out"
+                raise InvalidSlotError(f"group: no other model has group = {spec.group!r}; {hint}")
+            kept = {other: found.models[other].replicas for other, each in specs.items() if spec.excludes(each)}
+            kept = {other: count for other, count in kept.items() if count and specs[other].kind is spec.kind}
+            hosts = sum(_runners(each) for each in found.hosts if each.kind is spec.kind)
+            if kept and sum(kept.values()) >= hosts:
+                key = "alone" if spec.alone or any(specs[other].alone for other in kept) else "group"
+                raise InvalidSlotError(
+                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may"
+                    " be on every host; give fewer replicas, or more hosts"
+                )
+
+
+def _runners(hosts: SlotHosts) -> int:
+    """Return how many hosts that hold slots these are. A whole slice counts as one."""
+    is_slice = hosts.tpu_type is not None and not hosts.whole_slices
+    return hosts.count * (get_tpu_config(hosts.tpu_type).vm_count if is_slice and hosts.tpu_type else 1)
 
 
 def _hosts(table: Mapping[str, Any]) -> SlotHosts:
@@ -216,7 +250,10 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
 
 
 def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
-    of_command, of_spec = {"health", "load_s", "environment"}, {"concurrency", "runtime", "lora"}
+    of_command, of_spec = (
+        {"health", "load_s", "environment"},
+        {"concurrency", "runtime", "lora", "idle_s", "group", "alone"},
+    )
     known = of_command | of_spec | {"command", "class", "memory_gb", "kind", "arguments", "replicas", "prewarm"}
     with _at(f"[models.{name}]"):
         _check_names(table, known | {"aliases", "constraints"})

@@ -20,6 +20,9 @@ MODELS = (
     model("large", 60),
     model("wide", memory={1: 75 * GB, 2: 45 * GB}, concurrency=4),
     model("pair", memory={2: 30 * GB}),
+    model("one", 30, group="g"),
+    model("two", 30, group="g", concurrency=2),
+    model("alone", memory={1: 30 * GB, 2: 15 * GB}, alone=True),
     model("chips", memory={1: 10 * GB, 2: 8 * GB}, kind=DeviceKind.TPU),
 )
 POLICY = ServingPolicy(

@@ -77,15 +77,18 @@ def all_plans(
         if runner.kind is not spec.kind or name in snapshot.closed | requirement.avoid:
             continue
         slots = [slot for slot in snapshot.slots if slot.allocation.runner_id == name]
+        excluded = {slot for slot in slots if spec.excludes(slot.spec)}
         for degree, need in spec.memory.items():
             for devices in runner.sets(degree):
                 charge = [runner.devices[device].charge(need) for device in devices]
                 if any(runner.devices[device].memory < need for device in devices):
                     continue
                 room = [free_now(runner, slots, device) for device in devices]
-                if all(free >= each for free, each in zip(room, charge, strict=True)):
+                if not excluded and all(free >= each for free, each in zip(room, charge, strict=True)):
                     yield free_score(policy, degree, min(room)), (name, devices, frozenset())
                 for evict in subsets([slot for slot in slots if evictable(slot, requirement, policy, now)]):
+                    if not {slot for slot in excluded if slot.wanted} <= set(evict):
+                        continue
                     left = [promised_left(runner, slots, evict, device) for device in devices]
                     if all(free >= each for free, each in zip(left, charge, strict=True)):
                         price = sum(snapshot.prices.get(slot.identity, 0) for slot in evict)

@@ -327,6 +327,10 @@ class TimedWorld(SlotWorld):
                 self.now = end
                 return
 
+    def answer_takes(self, name: str) -> float:
+        """How many seconds the next answer of a model takes."""
+        return self.answer_s[name]
+
     def longest_wait(self, name: str) -> float:
         """The longest wait for a model, that of requests which still wait included."""
         waiting = [self.now - each.arrived_at for each in self.reconciler.queue if each.identity.model == name]
@@ -343,7 +347,8 @@ class TimedWorld(SlotWorld):
             case StartRequest(request, slot_id):
                 self.waits.setdefault(request.identity.model, []).append(self.now - request.arrived_at)
                 self.processes[slot_id].requests.add(request.request_id)
-                self.later(self.answer_s[request.identity.model], lambda: self.end_request(request.request_id, slot_id))
+                takes_s = self.answer_takes(request.identity.model)
+                self.later(takes_s, lambda: self.end_request(request.request_id, slot_id))
             case EndRequest(request_id, slot_id, _):
                 self.later(0.0, lambda: self.end_request(request_id, slot_id, answered=False))
             case (AskRunner(), as_of):

@@ -16,6 +16,10 @@ class GpuMemory(NamedTuple):
     used: int
 
 
+class NoLibraryError(RuntimeError):
+    """nvidia-ml-py is not installed. To try again is of no use."""
+
+
 def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:
     """Return the memory of GPUs of this host.
 
@@ -23,12 +27,13 @@ def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:
         names: as ``CUDA_VISIBLE_DEVICES`` has them: numbers or UUIDs.
 
     Raises:
+        NoLibraryError: nvidia-ml-py is not installed.
         RuntimeError: the driver can't be asked; the message says why.
     """
     try:
         import pynvml
     except ImportError:
-        raise RuntimeError("nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]')") from None
+        raise NoLibraryError("nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]')") from None
     try:
         pynvml.nvmlInit()
         try:

@@ -33,7 +33,7 @@ from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
 from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, error_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
-from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.models import Request, SlotIdentity
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
@@ -65,6 +65,7 @@ class SlotManager:
         self._memory_looks: dict[str, float] = {}
         self._in_use: dict[str, Mapping[int, int]] = {}
         self._expected: dict[str, Runner] = {}
+        self._problems: dict[DeviceKind, str] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
         self._cancelled_early, self._over = Reasons(), Reasons()
 
@@ -171,6 +172,13 @@ class SlotManager:
             self._expect()
         return await self._runners.hold(here)
 
+    async def give_up_runner(self, runner_id: str, why: str) -> None:
+        """Expect a runner no more. Who waits for its kind of devices, and no other can come, is refused."""
+        if runner := self._expected.pop(runner_id, None):
+            logger.error("runner %s can hold no slots: %s", runner_id, why)
+            self._problems[runner.kind] = f"{runner_id} can hold no slots: {why}"
+            self._expect()
+
     async def empty_runner(self, runner_id: str, why: str) -> None:
         """Close a runner that has to go; return when its slots have ended."""
         self._hear(ev.RunnerClosed(runner_id, reason=f"its host has to go: {why}"))
@@ -184,7 +192,7 @@ class SlotManager:
 
     def _expect(self) -> None:
         alike = {runner.hardware: runner for runner in self._expected.values()}
-        self._hear(ev.RunnersExpected(tuple(alike.values())))
+        self._hear(ev.RunnersExpected(tuple(alike.values()), dict(self._problems)))
 
     def _hear(self, event: ev.Event) -> None:
         loop = asyncio.get_running_loop()

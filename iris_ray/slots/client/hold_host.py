@@ -27,7 +27,7 @@ from iris_ray.model.options import default_of
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
-from iris_ray.slots.actors.gpu_memory import gpu_memory
+from iris_ray.slots.actors.gpu_memory import NoLibraryError, gpu_memory
 from iris_ray.slots.actors.messages import SlotHosts, runner_names
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
@@ -53,9 +53,15 @@ def hold_host(
         whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
-        RuntimeError: the host's agent is gone, or the memory of its GPUs is not known; the job is tried again.
+        RuntimeError: the host's agent is gone, or the driver does not say the memory of its GPUs; the job is tried
+            again.
     """
-    here = _here(runner, kind, devices, memory, whole_slice)
+    try:
+        here = _here(runner, kind, devices, memory, whole_slice)
+    except NoLibraryError as error:  # no try would end otherwise
+        print(f"runner {runner} can hold no slots: {error}", flush=True)
+        ray.get(manager.call(SlotManager.give_up_runner, runner, str(error)))
+        return
     held, agent_gone = manager.call(SlotManager.hold_host, here), here.agent.call(RunnerAgent.watch)
     try:
         while (notice := preemption_notice()) is None:
@@ -127,7 +133,7 @@ def _sizes(gpus: Sequence[str]) -> tuple[int, ...]:
         found = tuple(each.total for each in gpu_memory(gpus))
     except RuntimeError as error:
         why = f"the memory of this host's GPUs is not known: {error}; mend that, or give SlotHosts(memory=BYTES)"
-        raise RuntimeError(why) from None
+        raise type(error)(why) from None
     if not found:
         raise RuntimeError("Ray has set no CUDA_VISIBLE_DEVICES for this task, which has GPUs")
     return found

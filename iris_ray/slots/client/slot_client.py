@@ -117,9 +117,9 @@ class SlotClient:
             arguments: the arguments of the class, by name.
             replicas: slots to keep even without requests.
             prewarm: whether each new host gets a slot if no other slot has to be evicted for it.
-            spec: further fields of `ModelSpec`, such as ``concurrency`` and ``load_s``, or ``kind`` if the hosts have
-                several kinds of devices. ``lora`` only distinguishes slots; the class gets its adapter by
-                ``arguments``.
+            spec: further fields of `ModelSpec`, such as ``concurrency``, ``load_s``, ``idle_s`` and ``group``, or
+                ``kind`` if the hosts have several kinds of devices. ``lora`` only distinguishes slots; the class gets
+                its adapter by ``arguments``.
 
         Raises:
             InvalidSlotError: the class can't serve or can't be pickled, or its memory is not known.

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind, DeviceSet, Runner
-from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest
+from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest, plus
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec, Shape, SlotIdentity
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
@@ -91,6 +91,7 @@ class _Lack(Enum):
 
     UNSUITABLE = "no runner suits it"
     TOO_SMALL = "it fits on no empty runner"
+    IMPOSSIBLE = "no runner of its kind is there or will come"
     HOSTLESS = "it fits only on runners that have no host now"
     FULL = "all is full"
 
@@ -131,7 +132,8 @@ class Allocator:
             views.gains.clear()
             self._refused.clear()
             self._seen[starving] = 0
-        own = spec.identity if self.fleet.of_model(spec.identity).all else None  # its own slots are never evicted
+        is_special = self.fleet.of_model(spec.identity).all or spec.group or spec.alone
+        own = spec.identity if is_special else None  # others of its shape get other answers
         refused = self._refused.get((starving, spec.shape, own))
         if refused is not None and refused.asked_at <= requirement.asked_at and not requirement.avoid:
             gained = dict.fromkeys(views.gains[refused.gains :])
@@ -144,8 +146,11 @@ class Allocator:
             runners, avoid = self._pool(spec).runners, requirement.avoid
             runners = [each for each in runners if each not in avoid] if avoid else runners
         degrees = list(spec.memory)
+        free = runners
+        if self.fleet.has_rules_for(spec):
+            free = [each for each in runners if not self.fleet.excluded(each, spec)]
         for some in [degrees] if self.policy.spread_before_evicting else [[degree] for degree in degrees]:
-            place = _free_place(views, requirement, some, runners)
+            place = _free_place(views, requirement, some, free)
             if place := place or self._evicting_place(views, requirement, some, runners):
                 return place
         if not requirement.avoid:
@@ -185,7 +190,8 @@ class Allocator:
         """Return free devices of one runner for a slot of the model, or None."""
         runner = self.fleet.runners[runner_id]
         free = self.fleet.ledger.free_now(runner_id)
-        if runner_id not in self.fleet.closed and _suits(runner, spec):
+        is_closed = runner_id in self.fleet.closed or self.fleet.excluded(runner_id, spec)
+        if not is_closed and _suits(runner, spec):
             for degree, need in spec.memory.items():
                 if degree <= len(free) and next(iter(runner.sets(degree)), None):
                     devices = freest(runner, free, degree)
@@ -216,29 +222,44 @@ class Allocator:
         return Place(allocation, tuple([slot.slot_id for slot in best.evict]))
 
     def _plan_on(self, view: RunnerView, requirement: SlotRequirement, degree: int) -> EvictionPlan | None:
-        """Return the cheapest plan on a runner that evicts no slot of the same identity, and no older plan."""
+        """Return the cheapest plan on a runner that evicts no slot of the same identity, and no older plan.
+
+        It evicts all slots beside which there may be none of the model.
+        """
         spec = requirement.spec
         kept = [slot for slot in view.planned if slot.asked_at <= requirement.asked_at]
         if self.fleet.of_model(spec.identity).all:
             kept += [slot for slot in view.slots if slot.identity == spec.identity]
-        return (view.without(kept) if kept else view).plan(degree, spec.memory[degree])
+        view = view.without(kept) if kept else view
+        if not (excluded := self.fleet.excluded(view.runner.runner_id, spec)):
+            return view.plan(degree, spec.memory[degree])
+        evict = tuple([slot for slot in excluded if slot.wanted])
+        if any(slot.stuck for slot in excluded) or not view.slots.keys() >= set(evict):
+            return None
+        plan = view.after(evict).plan(degree, spec.memory[degree])
+        return plan and EvictionPlan(plus(plan.key, view.cost_of(evict)), plan.devices, evict + plan.evict)
 
     # -- no places --------------------------------------------------------------------------------
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
         """Return why not even an empty runner could hold the model; None: one could, or one may come."""
-        return Never(self._why_never(spec)) if self._lack(spec) is _Lack.TOO_SMALL else None
+        lack = self._lack(spec)
+        return self._never(spec, lack) if lack in (_Lack.TOO_SMALL, _Lack.IMPOSSIBLE) else None
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
         who = spec.identity
-        match self._lack(spec):
+        match lack := self._lack(spec):
             case _Lack.UNSUITABLE:
                 return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {who}")
-            case _Lack.TOO_SMALL:
-                return Never(self._why_never(spec))
+            case _Lack.TOO_SMALL | _Lack.IMPOSSIBLE:
+                return self._never(spec, lack)
             case _Lack.HOSTLESS:
                 return Full(f"no runner that could hold {who} has its host; `iris-ray ls` shows their jobs")
             case _Lack.FULL:
+                if spec.group or spec.alone:
+                    beside = f"of group {spec.group!r}" if spec.group and not spec.alone else "of other models"
+                    why = f"all hosts that could hold {who} are full or have slots {beside} that may not be evicted"
+                    return Full(f"{why} now")
                 return Full(f"all devices that could hold {who} are full, and nothing there may be evicted now")
 
     def _lack(self, spec: ModelSpec) -> _Lack:
@@ -251,13 +272,15 @@ class Allocator:
     def _look_for_lack(self, spec: ModelSpec, alike: Sequence[Runner]) -> _Lack:
         to_come = self._to_come(spec)
         if not alike and not to_come:
-            return _Lack.UNSUITABLE
+            return _Lack.IMPOSSIBLE if spec.kind in self.fleet.problems else _Lack.UNSUITABLE
         if any(fits_when_empty(runner, spec) for runner in alike):
             return _Lack.FULL
         return _Lack.HOSTLESS if any(fits_when_empty(runner, spec) for runner in to_come) else _Lack.TOO_SMALL
 
-    def _why_never(self, spec: ModelSpec) -> str:
-        return why_never(self._pool(spec).alike or self._to_come(spec), spec)
+    def _never(self, spec: ModelSpec, lack: _Lack) -> Never:
+        if lack is _Lack.IMPOSSIBLE:
+            return Never(f"there is no runner for {spec.identity}: {self.fleet.problems[spec.kind]}")
+        return Never(why_never(self._pool(spec).alike or self._to_come(spec), spec))
 
     def _to_come(self, spec: ModelSpec) -> list[Runner]:
         return [runner for runner in self.fleet.expected if runner.kind is spec.kind]

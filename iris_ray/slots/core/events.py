@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
 
 
@@ -19,9 +19,14 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnersExpected:
-    """These runners may come. Their attributes are not known before."""
+    """These runners may come. Their attributes are not known before.
+
+    Attributes:
+        problems: why a runner that was expected will not come, by the kind of its devices.
+    """
 
     runners: tuple[Runner, ...]
+    problems: Mapping[DeviceKind, str] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

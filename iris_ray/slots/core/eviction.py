@@ -31,7 +31,7 @@ LOAD_S: Final = 30.0
 MOST_OPTIONS = 64
 """How many evictions of a device are compared, beside the eviction of all its slots."""
 MOST_SPANNING = 6
-"""Of how many slots with several devices all combinations are compared."""
+"""Of how many slots with several devices all combinations are compared, beside one of all that is just enough."""
 MOST_SETS = 100
 """Up to so many sets of devices are all considered. Of more, those of the cheapest devices are."""
 
@@ -137,6 +137,19 @@ class RunnerView:
         left = {slot: price for slot, price in self.slots.items() if slot not in kept}
         return RunnerView(self.runner, self.free, self.unpromised, left)
 
+    def after(self, gone: Sequence[Slot]) -> "RunnerView":
+        """Return a view in which these slots have been evicted."""
+        view = self.without(gone)
+        view.unpromised = list(self.unpromised)
+        for slot in gone:
+            for device, size in slot.allocation.needs:
+                view.unpromised[device] += size
+        return view
+
+    def cost_of(self, slots: Iterable[Slot]) -> Key:
+        """Return what it costs to evict these slots."""
+        return sum_of([self._cost(slot).key for slot in slots])
+
     def plan(self, degree: int, need: int) -> EvictionPlan | None:
         """Return the cheapest plan for ``need`` bytes on each of ``degree`` devices; None: there is no room."""
         size = degree, need
@@ -181,17 +194,29 @@ class RunnerView:
         missing = {device: self.runner.devices[device].charge(need) - self.unpromised[device] for device in devices}
         several = (slot for slot in self.slots if len(slot.allocation.devices) > 1)
         spanning = [slot for slot in several if not missing.keys().isdisjoint(slot.allocation.devices)]
-        spanning = sorted(spanning, key=lambda slot: self._cost(slot).key)[:MOST_SPANNING]
-        for evicted in chain.from_iterable(combinations(spanning, count) for count in range(len(spanning) + 1)):
-            key, chosen = sum_of([self._cost(slot).key for slot in evicted]), evicted
-            for device, lacks in missing.items():
-                gained = sum([slot.allocation.on(device) for slot in evicted])
-                option = least(self._options_on(device, shared=False), lacks - gained)
-                if option is None:
-                    break
-                key, chosen = plus(key, option.key), chosen + option.slots
-            else:
-                yield EvictionPlan(key, devices, chosen)
+        spanning = sorted(spanning, key=lambda slot: self._cost(slot).key)
+        few = spanning[:MOST_SPANNING]
+        for evicted in chain.from_iterable(combinations(few, count) for count in range(len(few) + 1)):
+            if plan := self._plan_with(evicted, missing):
+                yield plan
+        if len(spanning) > len(few):  # none of these combinations may be enough
+            needed = tuple(spanning)
+            for slot in reversed(spanning):
+                fewer = tuple([each for each in needed if each is not slot])
+                needed = fewer if self._plan_with(fewer, missing) else needed
+            if plan := self._plan_with(needed, missing):
+                yield plan
+
+    def _plan_with(self, evicted: tuple[Slot, ...], missing: dict[int, int]) -> EvictionPlan | None:
+        """Return the cheapest plan that evicts these slots, which have several devices, and others that have one."""
+        key, chosen = self.cost_of(evicted), evicted
+        for device, lacks in missing.items():
+            gained = sum([slot.allocation.on(device) for slot in evicted])
+            option = least(self._options_on(device, shared=False), lacks - gained)
+            if option is None:
+                return None
+            key, chosen = plus(key, option.key), chosen + option.slots
+        return EvictionPlan(key, tuple(missing), chosen)
 
     def _options_on(self, device: int, shared: bool) -> list[Option]:
         """Return the evictions on one device.

@@ -4,13 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import combinations, islice
 from operator import sub
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.models import ModelSpec, SlotIdentity
-from iris_ray.slots.core.slot import USES_MEMORY, Allocation, Slot, SlotState
+from iris_ray.slots.core.slot import USES_MEMORY, WANTED, Allocation, Slot, SlotState
 
 ALARM_SHARE = 0.05
 """The part of a device's memory by which observed use may exceed the booked bytes before it is worth an alarm."""
@@ -197,6 +197,7 @@ class SlotFleet:
         closed: ids of runners that take no new slots.
         prices: the price of evicting one slot, by identity: milliseconds of loading × demand; 0 if missing.
         expected: runners that come and go, including those that are there.
+        problems: why an expected runner does not come, by the kind of its devices.
         runner_changes: how often a runner has come, gone, opened or closed.
         requests_on: how many requests run on each runner.
         changed: identities of slots that have become ready, ended, or have a seat again; the reader clears it.
@@ -206,6 +207,7 @@ class SlotFleet:
 
     runners: dict[str, Runner] = field(default_factory=dict)
     expected: tuple[Runner, ...] = ()
+    problems: Mapping[DeviceKind, str] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
@@ -217,6 +219,8 @@ class SlotFleet:
     watchers: list["Changes"] = field(default_factory=list)
     _on_runner: dict[str, dict[str, Slot]] = field(default_factory=dict)
     _of_model: dict[SlotIdentity, ModelSlots] = field(default_factory=dict)
+    _alone: int = 0
+    """How many slots are of models that are to be alone."""
     _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
 
     # -- looking ----------------------------------------------------------------------------------
@@ -237,6 +241,16 @@ class SlotFleet:
         """Return the slots in a state, in the order in which they entered it."""
         return list(self._in_state[state].values())
 
+    def has_rules_for(self, spec: ModelSpec) -> bool:
+        """Return whether there may be slots anywhere beside which there may be none of a model."""
+        return bool(spec.group or spec.alone or self._alone)
+
+    def excluded(self, runner_id: str, spec: ModelSpec) -> list[Slot]:
+        """Return the slots of a runner beside which there may be none of a model: see `ModelSpec.excludes`."""
+        if not self.has_rules_for(spec):
+            return []
+        return [slot for slot in self._on_runner[runner_id].values() if spec.excludes(slot.spec)]
+
     # -- runners ----------------------------------------------------------------------------------
 
     def add_runner(self, runner: Runner) -> None:
@@ -252,9 +266,9 @@ class SlotFleet:
         self._on_runner[runner.runner_id] = {}
         self._touch_runner(runner.runner_id)
 
-    def expect(self, runners: Iterable[Runner]) -> None:
-        """Set which runners may come."""
-        self.expected = tuple(runners)
+    def expect(self, runners: Iterable[Runner], problems: Mapping[DeviceKind, str]) -> None:
+        """Set which runners may come, and why others do not."""
+        self.expected, self.problems = tuple(runners), problems
         self.runner_changes += 1
 
     def remove_runner(self, runner_id: str) -> list[Slot]:
@@ -291,6 +305,7 @@ class SlotFleet:
         of_model = self._of_model.setdefault(slot.identity, ModelSlots())
         of_model.all[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
         of_model.add(slot)
+        self._alone += slot.spec.alone
         self.requests_on[slot.allocation.runner_id] += len(slot.active)
         self.to_look[slot.slot_id] = None
         self._touch(slot.allocation.runner_id)
@@ -298,7 +313,8 @@ class SlotFleet:
     def start(self, slot_id: str, now: float) -> bool:
         """Start a planned slot if its place is really free, and no older plan waits for it; return whether it is."""
         slot = self.slots[slot_id]
-        if not self.ledger.can_start(slot.allocation) or self._delays_others(slot):
+        excluded = self.excluded(slot.allocation.runner_id, slot.spec)
+        if not self.ledger.can_start(slot.allocation) or excluded or self._delays_others(slot):
             return False
         self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
@@ -370,6 +386,7 @@ class SlotFleet:
         del self.slots[slot_id], self._on_runner[runner_id][slot_id]
         self._move(slot, SlotState.GONE)
         del self._in_state[SlotState.GONE][slot_id]
+        self._alone -= slot.spec.alone
         self.requests_on[runner_id] -= len(slot.active)
         of_model = self._of_model[slot.identity]
         del of_model.all[slot_id]
@@ -485,6 +502,11 @@ class SlotFleet:
                 assert max(promised[number], used[number]) <= hardware.memory, f"{runner_id}: {number} over-committed"
             served = sum(len(slot.active) for slot in self.on_runner(runner_id))
             assert self.requests_on[runner_id] == served, f"{runner_id}: the count of its requests is wrong"
+            for state in (USES_MEMORY, WANTED):
+                together = [slot for slot in self.on_runner(runner_id) if slot.state in state]
+                together = [slot for slot in together if slot.wanted or state is USES_MEMORY]
+                for one, other in combinations(together, 2):
+                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.identity} beside {other.identity}"
             left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"

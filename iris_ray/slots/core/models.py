@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is_timeout, require
+from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is_seconds_or_forever, is_timeout, require
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind
 
@@ -50,6 +50,10 @@ class ModelSpec:
             else 1.
         constraints: what its runners' attributes must satisfy.
         load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`.
+        idle_s: seconds after which an idle slot of it ends though nobody needs its memory; infinity: never; None:
+            `ServingPolicy.idle_s`.
+        group: a runner has slots of one model of a group at a time. "": of no group.
+        alone: whether a runner with a slot of it has slots of no other model.
 
     Attributes:
         memory: the largest number of bytes on a device, by the number of devices.
@@ -67,6 +71,9 @@ class ModelSpec:
     concurrency: int | None = None
     constraints: tuple[Constraint, ...] = ()
     load_s: float | None = field(default=None, compare=False)
+    idle_s: float | None = field(default=None, compare=False)
+    group: str = ""
+    alone: bool = False
     sizes: Mapping[int, tuple[int, ...]] = field(init=False, hash=False)
     identity: SlotIdentity = field(init=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
@@ -85,10 +92,13 @@ class ModelSpec:
             raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has other than {wrong[0]} sizes; give each")
         memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
         object.__setattr__(self, "sizes", several)
-        for name in ("runtime", "lora"):
+        for name in ("runtime", "lora", "group"):
             self._require(isinstance(getattr(self, name), str), name, "a str")
+        self._require(isinstance(self.alone, bool), "alone", "True or False")
         self._require(isinstance(self.kind, DeviceKind), "kind", "a DeviceKind")
         self._require(self.load_s is None or is_positive_seconds(self.load_s), "load_s", "seconds above 0, or None")
+        is_limit = self.idle_s is None or (is_seconds_or_forever(self.idle_s) and self.idle_s > 0)
+        self._require(is_limit, "idle_s", "seconds above 0, infinity for never, or None")
         constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
         self._require(all(isinstance(each, Constraint) for each in constraints), "constraints", "a list of Constraint")
         object.__setattr__(self, "constraints", tuple(constraints))
@@ -102,6 +112,11 @@ class ModelSpec:
     def sizes_on(self, degree: int) -> tuple[int, ...]:
         """Return the bytes of each of so many devices, in their order."""
         return self.sizes.get(degree) or (self.memory[degree],) * degree
+
+    def excludes(self, other: "ModelSpec") -> bool:
+        """Return whether slots of the two models may not be on a runner together."""
+        together = not (self.alone or other.alone or (self.group and self.group == other.group))
+        return not together and self.identity != other.identity
 
     @property
     def requests_at_a_time(self) -> int:

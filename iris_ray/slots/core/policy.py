@@ -52,7 +52,7 @@ REPORT_S: Final = 5.0
 RECHECK_S: Final = 5.0
 """How often all models are looked at, and unconfirmed deletions ordered again, even without events: a safety net."""
 ACTIVITY_S: Final = 30.0
-"""How often idle slots are ended, and demand is averaged."""
+"""How often idle slots are ended, those of models with a limit of their own excepted, and demand is averaged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingP
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
 from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
 from iris_ray.slots.core.slot import Slot, SlotState
-from iris_ray.slots.core.slot_planner import Defects, Endings, SlotPlanner
+from iris_ray.slots.core.slot_planner import Defects, Endings, IdleLimit, SlotPlanner
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +103,7 @@ class Reconciler:
         yield AskRunner(runner_id)
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
-        self.fleet.expect(event.runners)
+        self.fleet.expect(event.runners, event.problems)
         yield from self._planner.refuse_what_fits_nowhere()
 
     def _runner_lost(self, event: ev.RunnerLost, now: float) -> Iterator[Instruction]:
@@ -155,6 +155,8 @@ class Reconciler:
             has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
             if slot.spec != event.spec or has_other_code:
                 self._endings.drain(slot, now, "its model was registered anew")
+        if before is not None and before.spec != event.spec:
+            self.allocator.forget(before.spec)
         model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s, event.code)
         if before is not None:
             model.load_s, model.demand, model.loaded_on = before.load_s, before.demand, before.loaded_on
@@ -267,12 +269,13 @@ class Reconciler:
             self._asked_at = now
             yield from map(AskRunner, self.fleet.runners)
             yield from self.sessions.stop_unused(now)
+            yield from self._endings.end_idle_slots(now, IdleLimit.OWN)
         if now >= self._aged_at + ACTIVITY_S:
             self._aged_at = now
             for model in self.models.values():
                 model.age_demand()
             self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
-            yield from self._endings.end_idle_slots(now)
+            yield from self._endings.end_idle_slots(now, IdleLimit.POLICY)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
         """Raise an alarm if `Policy.stale_at` fails, at most every `ACTIVITY_S`, for it is asked all the time."""

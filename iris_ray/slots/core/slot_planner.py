@@ -8,6 +8,7 @@ import heapq
 import traceback
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 from typing import Final, Generic, TypeVar
 
@@ -121,6 +122,13 @@ class Ending:
     cuts_off: bool
 
 
+class IdleLimit(Enum):
+    """How long a model's slots may be idle: a limit of its own, or the one of `ServingPolicy`."""
+
+    OWN = "own"
+    POLICY = "policy"
+
+
 @dataclass(slots=True, eq=False)
 class Endings:
     """Starts planned slots, and ends slots: one finishes its requests, is cut off if that takes long, and is deleted.
@@ -179,16 +187,21 @@ class Endings:
         self.fleet.retire(slot.slot_id, SlotState.FAILED, now)
         self._note_end(slot, Ending(now, reason, cuts_off=True))
 
-    def end_idle_slots(self, now: float) -> Iterator[Instruction]:
-        """End the slots that have been idle for `ServingPolicy.idle_s`."""
-        for slot in self.fleet.in_state(SlotState.READY):
-            yield from self.defects.contained(slot.identity, self._end_if_idle(slot, now))
+    def end_idle_slots(self, now: float, limit: IdleLimit) -> Iterator[Instruction]:
+        """End the slots that have been idle for `ModelSpec.idle_s`, or for `ServingPolicy.idle_s`."""
+        for identity, model in list(self.models.items()):
+            own = model.spec.idle_s
+            if (own is not None) is (limit is IdleLimit.OWN):
+                idle_s = self.policy.idle_s if own is None else own
+                yield from self.defects.contained(identity, self._end_idle(identity, idle_s, now))
 
-    def _end_if_idle(self, slot: Slot, now: float) -> Iterator[Instruction]:
+    def _end_idle(self, identity: SlotIdentity, idle_s: float, now: float) -> Iterator[Instruction]:
         yield from ()
-        idle = not slot.active and not slot.claimed
-        if idle and now - slot.last_activity >= self.policy.idle_s and not self.active.queue.waiting(slot.identity):
-            self.drain(slot, now, "it was idle for long")
+        if self.active.queue.waiting(identity):
+            return
+        for slot in list(self.fleet.of_model(identity).ready.get(0, {}).values()):
+            if not slot.claimed and now - slot.last_activity >= idle_s:
+                self.drain(slot, now, f"it was idle for {idle_s:g} s")
 
     def end_hung_slots(self, model: ServedModel, now: float) -> None:
         """End a model's slots whose requests were all told to stop, and run on for longer than a new slot loads."""
@@ -244,9 +257,12 @@ class Endings:
         ending = self._ending.get(slot.slot_id)
         if ending is None or ending.cuts_off or slot.slot_id in self._ordered:
             return False
+        if slot.ends and slot.ready_at is None:  # its load was given up
+            return False
         model, place = self.models.get(slot.identity), slot.allocation
         served = model is not None and model.spec == slot.spec and place.runner_id not in self.fleet.closed
-        return served and self.fleet.ledger.can_promise(place)
+        excluded = self.fleet.excluded(place.runner_id, slot.spec)
+        return served and self.fleet.ledger.can_promise(place) and not any(each.wanted for each in excluded)
 
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
@@ -412,9 +428,9 @@ class SlotPlanner:
         and on, it moves to a place where another one began later, but each time only after twice the time: otherwise it
         might leave every place shortly before it is free. Return whether it moves.
         """
-        used, late_s = set(slot.allocation.devices), self._late_at(slot, model) - slot.created_at
+        late_s = self._late_at(slot, model) - slot.created_at
         beside = self.fleet.on_runner(slot.allocation.runner_id)
-        goes = [other for other in beside if not other.wanted and used.intersection(other.allocation.devices)]
+        goes = [other for other in beside if not other.wanted and _makes_room(other, slot)]
         dead = [other for other in goes if other.ends and not other.active and other.last_activity + late_s <= now]
         for other in dead:
             self.fleet.give_up(other.slot_id)
@@ -522,6 +538,12 @@ class SlotPlanner:
             if request.request_id in self.queue:
                 self.queue.remove(request.request_id)
             yield RefuseRequest(request.request_id, refusal, f"request {request.request_id}: {why}")
+
+
+def _makes_room(other: Slot, slot: Slot) -> bool:
+    """Return whether the end of another slot on its runner may be what a slot waits for."""
+    beside = set(slot.allocation.devices).intersection(other.allocation.devices)
+    return bool(beside) or slot.spec.excludes(other.spec)
 
 
 def _seats(slots: Iterable[Slot]) -> int:

@@ -14,6 +14,8 @@ OTHER = "other"
 """Stands for models that are not served, so that callers can't make up series."""
 REFUSED = frozenset({400, 403, 404})
 """What a request may get whose model is not served."""
+LONGEST_NAME = 200
+"""Characters of a model's name that is told."""
 MOST_MODELS = 1000
 """Of which there are series of their own: while the SlotManager is gone, nobody knows which models it serves."""
 
@@ -66,7 +68,7 @@ class FrontMetrics:
     def _label(self, measured: Measured) -> str:
         """Return the model's name if it may be one that is served."""
         model = measured.model
-        if measured.status in REFUSED or not model.isprintable():
+        if measured.status in REFUSED or not model.isprintable() or len(model) > LONGEST_NAME:
             return OTHER
         if len(self._models) < MOST_MODELS:
             self._models.add(model)

@@ -103,6 +103,14 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("concurrency = 256", "concurrency = 0", "0 is no int of 1 or more"),
         ('class = "', 'command = "a {port}"\nclass = "', "give either command"),
         ('aliases = ["gpt-4o"]', 'aliases = ["shout"]', "shout is the name of two models"),
+        ("replicas = 1", "idle_s = 0", r"\[models.llama\]: model llama: idle_s is 0; give seconds above 0"),
+        ("replicas = 1", 'alone = "yes"', r"\[models.llama\]: model llama: alone is 'yes'"),
+        ("replicas = 1", 'group = "big"', r"\[models.llama\]: group: no other model has group = 'big'"),
+        (
+            "memory_gb = 1\n",
+            "memory_gb = 1\nalone = true\n",
+            r"\[models.shout\]: alone: it may not be on a host with llama",
+        ),
         ('models = ["llama"]', 'models = ["lama"]', "may use lama, and there is no such model"),
         ('"ALICE"', '"BOB"', r"\[keys.alice\]: the environment variable BOB is not set"),
         ("ageing_s = 5.0", "ageing_s = -5", "ageing_s is -5"),
@@ -112,6 +120,26 @@ def test_senseless_file_is_refused_with_the_place(path: Path, part: str, instead
     path.write_text(FILE.replace(part, instead, 1))
     with pytest.raises(InvalidSlotError, match=why):
         read(path, SECRETS)
+
+
+def test_groups_and_idle_limits_are_passed_on(path: Path) -> None:
+    grouped = FILE.replace("replicas = 1", 'idle_s = 60\ngroup = "big"\nalone = true')
+    path.write_text(grouped.replace("memory_gb = 1\n", 'memory_gb = 1\nidle_s = inf\ngroup = "big"\n'))
+    llama, shout = (each.spec_on(()) for each in read(path, SECRETS).models.values())
+    assert (llama.idle_s, llama.group, llama.alone) == (60, "big", True)
+    assert (shout.idle_s, shout.group, shout.alone) == (float("inf"), "big", False)
+    path.write_text(path.read_text().replace('group = "big"\nalone', 'group = "bigg"\nalone'))
+    with pytest.raises(InvalidSlotError, match=r"group = 'bigg'; did you mean 'big'"):
+        read(path, SECRETS)
+
+
+def test_replicas_elsewhere_leave_a_host_to_the_group(path: Path) -> None:
+    one = FILE.replace("replicas = 1", 'replicas = 1\ngroup = "g"').replace("_gb = 1\n", '_gb = 1\ngroup = "g"\n')
+    path.write_text(one)
+    with pytest.raises(InvalidSlotError, match="shout]: group: it may not be on a host with llama, whose replicas"):
+        read(path, SECRETS)
+    path.write_text(one.replace("[[hosts]]", "[[hosts]]\ncount = 2"))
+    assert len(read(path, SECRETS).models) == 2
 
 
 def test_only_what_changed_is_registered_anew(path: Path) -> None:

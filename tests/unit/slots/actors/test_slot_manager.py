@@ -219,6 +219,24 @@ async def test_gpus_whose_memory_the_driver_says_take_what_fits_and_show_their_u
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
+async def test_requests_for_gpus_that_cannot_be_used_are_refused_with_the_reason(
+    slots: Slots, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = await manager_of()
+    await manager.start([SlotHosts(kind=DeviceKind.GPU, count=2)], ["one", "two"])
+    await manager.register(order())
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    for _ in range(2):
+        await manager.give_up_runner("gpu-0", "nvidia-ml-py is not installed there")
+    await asyncio.sleep(0)
+    assert not answer.done(), "another host may come"
+    await manager.give_up_runner("gpu-1", "nvidia-ml-py is not installed there")
+    for asked in (answer, manager.submit(ask("later"))):
+        with pytest.raises(InvalidSlotError, match="gpu-1 can hold no slots: nvidia-ml-py is not installed there"):
+            (await asked).open()
+    assert caplog.text.count("gpu-0 can hold no slots") == 1
+
+
 async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> None:
     manager = await manager_of("a", "b")
     await manager.register(order("llama+a", lora="/a"))

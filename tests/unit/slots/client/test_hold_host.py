@@ -1,5 +1,7 @@
 """Jobs that hold hosts for slots: how they are submitted, and how they end. Ray and the Controller stand aside."""
 
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,12 +67,39 @@ class Notice:
         self.was_saved = True
 
 
-def hold(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
-    here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
+def hold(
+    monkeypatch: pytest.MonkeyPatch,
+    calls: Calls,
+    notice: Notice | None = None,
+    here: Callable[..., Any] | None = None,
+) -> None:
+    found = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
     monkeypatch.setattr(hold_host, "ray", calls)
-    monkeypatch.setattr(hold_host, "_here", lambda *_: here)
+    monkeypatch.setattr(hold_host, "_here", here or (lambda *_: found))
     monkeypatch.setattr(hold_host, "preemption_notice", lambda: notice)
     hold_host.hold_host(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+
+
+def test_missing_library_is_said_once_and_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def here(*_: object) -> Any:
+        return hold_host._sizes(["0"])
+
+    said: list[tuple[str, str]] = []
+
+    def give_up(*words: Any) -> str:
+        said.append(words)
+        return "told"
+
+    calls = Calls(told=None)
+    calls.manager.give_up_runner = SimpleNamespace(remote=give_up)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    hold(monkeypatch, calls, here=here)
+    ((runner, why),) = said
+    assert runner == "slots-0"
+    assert "nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]'); mend that, or give SlotHosts(" in why
+    assert capfd.readouterr().out.count("nvidia-ml-py") == 1
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"held": False}, {"held": False, "agent_gone": None}])

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,11 +30,13 @@ from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0
 DEFAULT = PlacementPolicy()
+NAMES = st.sampled_from("mmnopghx")
+SPECIAL: dict[str, Any] = {"g": {"group": "one of both"}, "h": {"group": "one of both"}, "x": {"alone": True}}
 
 
 def slot(name: str, gigabytes: int, *devices: int, runner: str = "a", of: str = "", **kw) -> Slot:
     """A slot that was ready at 0 and has been idle since, of a model of its own unless it is said which."""
-    spec = model(of or f"model of {name}", memory={len(devices): gigabytes * GB})
+    spec = model(of or f"model of {name}", memory={len(devices): gigabytes * GB}, **SPECIAL.get(of, {}))
     place = Allocation(runner, devices, (gigabytes * GB,) * len(devices))
     return Slot(name, spec, place, 0.0, **{"state": SlotState.READY, "ready_at": 0.0, **kw})
 
@@ -264,6 +267,31 @@ def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int
     )
 
 
+def test_more_wide_slots_give_way_than_are_compared_in_all_combinations() -> None:
+    pairs = [slot(f"s{number}", 20, *((0, 1) if number < 4 else (2, 3))) for number in range(8)]
+    found = place(world(*pairs, runners=(gpus(count=4),)), model("wide", memory={4: 60 * GB}))
+    assert (found[1], len(found[2])) == ((0, 1, 2, 3), 6)
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_price_of_what_leaves_for_its_group_counts() -> None:
+    runners = gpus("a", 1), gpus("b", 1)
+    slots = slot("s", 10, 0, of="g"), slot("u", 10, 0), slot("t", 60, 0, runner="b")
+    wanted = model("h", 40, **SPECIAL["h"])
+    assert place(world(*slots, runners=runners, s=5, u=1, t=3), wanted) == ("b", (0,), {"t"})
+    assert place(world(*slots, runners=runners, s=2, u=1, t=3), wanted) == ("a", (0,), {"s"})
+
+
+def test_refusal_of_a_group_is_not_that_of_its_shape() -> None:
+    allocator = Allocator(
+        fleet_of(world(slot("s", 10, 0, of="g", active={"r": 0.0}), runners=(gpus("a", 1),))), DEFAULT
+    )
+    assert isinstance(allocator.decide(SlotRequirement(model("h", **SPECIAL["h"])), NOW), Full)
+    assert isinstance(allocator.decide(SlotRequirement(model("m")), NOW), Place)
+
+
 # -- against the reference -------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([10, 20, 30, 40, 60])
@@ -282,8 +310,9 @@ def snapshots(draw) -> Snapshot:
         size = draw(SIZES)
         each = tuple(device.charge(size * GB) for _ in devices)
         state = draw(st.sampled_from([SlotState.READY] * 4 + [SlotState.STARTING, SlotState.DRAINING]))
-        if all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True)):
-            made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(st.sampled_from("mnop")))
+        made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(NAMES))
+        fits = all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True))
+        if fits and not fleet.excluded(runner.runner_id, made.spec):
             made.allocation = Allocation(runner.runner_id, devices, each)
             made.state = state
             made.last_activity = draw(st.sampled_from([0.0, 1.0, 95.0]))
@@ -297,7 +326,8 @@ def snapshots(draw) -> Snapshot:
 @st.composite
 def requirements(draw, kind: DeviceKind) -> SlotRequirement:
     memory = {degree: draw(SIZES) * GB for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1)))}
-    return SlotRequirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
+    name = draw(NAMES)
+    return SlotRequirement(model(name, memory=memory, kind=kind, **SPECIAL.get(name, {})))
 
 
 @settings(max_examples=examples(60))
@@ -334,7 +364,7 @@ def test_expected_runner_changes_nothing_for_present_ones() -> None:
     fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
     allocator = Allocator(fleet, DEFAULT)
     first = allocator.decide(pair, NOW)
-    fleet.expect([gpus("b")])
+    fleet.expect([gpus("b")], {})
     assert allocator.decide(pair, NOW) == first
     assert isinstance(first, Place)
     assert first.evict
@@ -379,4 +409,4 @@ def change_a_runner(data, fleet: SlotFleet) -> None:
         case "come":
             fleet.add_runner(replace(runner, runner_id=f"runner {len(fleet.runners)} of {fleet.runner_changes}"))
         case "expect":
-            fleet.expect([replace(runner, runner_id="expected")])
+            fleet.expect([replace(runner, runner_id="expected")], {})

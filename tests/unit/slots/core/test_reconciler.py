@@ -245,7 +245,8 @@ def test_report_from_before_runner_rejoined_does_not_open_it() -> None:
     assert w.reconciler.fleet.slots
 
 
-def test_removed_models_leave_no_trace() -> None:
+@pytest.mark.parametrize("removed", [True, False])
+def test_removed_and_replaced_models_leave_no_trace(removed: bool) -> None:
     w = serving_world(C, runners=1)
 
     def sizes() -> list[int]:
@@ -256,12 +257,14 @@ def test_removed_models_leave_no_trace() -> None:
     w.ask("c", C.identity)
     w.settle(serve=False)
     for number in range(30):
-        made = model(f"m{number}", 60 + number % 2, constraints=(Constraint("zone", ConstraintOp.EQ, f"z{number}"),))
+        name, size = (f"m{number}", 60 + number % 2) if removed else ("m", 30 + number)
+        made = model(name, size, constraints=(Constraint("zone", ConstraintOp.EQ, f"z{number}"),))
         w.hear(ev.ModelRegistered(made))
         w.ask(f"r{number}", made.identity)
-        w.hear(ev.ModelRemoved(made.identity))
-        w.lose("a")
-        w.join(gpus("a", 1))
+        if removed:
+            w.hear(ev.ModelRemoved(made.identity))
+            w.lose("a")
+            w.join(gpus("a", 1))
         w.settle(serve=False)
     assert max(sizes()) <= 3
 

@@ -170,6 +170,19 @@ def test_cancelled_request_frees_what_was_planned_for_it() -> None:
     assert len(w.reconciler.active.by_id) == 4
 
 
+def test_slot_that_was_to_end_before_it_was_loaded_never_serves() -> None:
+    w = serving_world(A, B, policy=POLICY)
+    w.ask("a", A.identity)
+    (slot,) = w.reconciler.fleet.slots.values()
+    w.hear(ev.RequestCancelled("a"))
+    w.reconciler._endings.give_way(slot, "its memory is needed for a plan that is called off in the same event", w.now)
+    w.tick()
+    assert slot.state is SlotState.DRAINING
+    w.ask("next", A.identity)
+    w.settle()
+    assert w.answered == {"next": 1}
+
+
 def test_expired_request_frees_what_was_planned_for_it() -> None:
     w = serving_world(A, B, policy=POLICY)
     w.ask("long", A.identity)

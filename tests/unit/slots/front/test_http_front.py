@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from ray.exceptions import RayActorError
 
@@ -25,6 +26,7 @@ from iris_ray.slots.front import ApiKey, HttpFront, http_front, json_outline, re
 from tests.support.waiting import wait_until
 
 ALICE = ApiKey("alice", "a" * 20)
+LARGE = 2**24
 
 
 class Client:
@@ -55,6 +57,8 @@ class Client:
                     case "endless":
                         while True:
                             yield "a" * 100_000
+                    case "large":
+                        yield "a" * LARGE
                     case "wait":
                         self.began.append(request_id)
                         await asyncio.sleep(60.0)
@@ -104,7 +108,7 @@ def status_for(
 
 
 def asked(prompt: str, **more: Any) -> bytes:
-    return json.dumps({"model": "m", "prompt": prompt, **more}).encode()
+    return json.dumps({"model": "m", "prompt": prompt} | more).encode()
 
 
 def test_oversized_body_is_refused(front: HttpFront) -> None:
@@ -380,11 +384,13 @@ def test_bodies_beyond_memory_limit_come_back_later(
     client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_BODIES", 1000)
+    monkeypatch.setattr(http_server, "SMALL_BODY", 50)
     made: Any = client
     with HttpFront(made) as front:
         callers.enter_context(connect(front, head("Content-Length: 900") + b"{"))
         wait_until(lambda: post(front, asked("a" * 100))[0] == 503)
         assert post(front, asked("a" * 100))[1]["Retry-After"] == "1"
+        assert post(front, asked("a"))[0] == 200
         callers.close()
         wait_until(lambda: post(front, asked("a" * 100))[0] == 200)
 
@@ -398,6 +404,79 @@ def test_caller_who_does_not_read_is_cancelled(
         body = asked("endless", stream=True)
         callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
         wait_until(lambda: client.cancelled)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["Content-Length: 2", "Transfer-Encoding: chunked"],
+        ["Content-Length: 2", "Content-Length: 3"],
+        ["Content-Length: +2"],
+        ["Content-Length : 2"],
+        ["Transfer-Encoding: xchunked"],
+        ["A: b", " folded: c"],
+        ["A: \0"],
+        ["A\x1b[2J: b"],
+        [f"X-{number}: b" for number in range(200)],
+        [f"X: {'a' * 9000}"],
+    ],
+)
+def test_ambiguous_headers_are_refused_without_a_line_in_the_log(
+    front: HttpFront, callers: ExitStack, caplog: pytest.LogCaptureFixture, more: list[str]
+) -> None:
+    caller = callers.enter_context(connect(front, head(*more)))
+    with suppress(ConnectionError):
+        caller.sendall(b"{}")
+    with suppress(ConnectionResetError):
+        assert caller.recv(2**16).split()[1] == b"400"
+    assert is_closed(caller)
+    assert not caplog.records
+
+
+def test_upgrade_is_an_ordinary_request(front: HttpFront, callers: ExitStack) -> None:
+    body = asked("a")
+    upgrade = head(f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: websocket") + body
+    caller = callers.enter_context(connect(front, upgrade))
+    assert b" 200 " in caller.recv(2**16).splitlines()[0]
+
+
+def test_unread_pipelined_requests_end_when_caller_does_not_read(
+    client: Any, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not read on while its answers are not read."""
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.5)
+    monkeypatch.setattr(http_server, "BODY_S", 0.5)
+    with HttpFront(client) as front:
+        caller = callers.enter_context(connect(front, b""))
+        many, sent = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000, 0
+        with suppress(ConnectionError):
+            while sent < 2**30:
+                caller.sendall(many)
+                sent += len(many)
+        assert sent < 2**26
+
+
+def test_large_answer_has_its_time_and_no_more(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
+    monkeypatch.setattr(http_server, "LEAST_RATE", LARGE / 3)
+    made: Any = client
+    with HttpFront(made) as front:
+        body = asked("large")
+        request = head(f"Content-Length: {len(body)}") + body
+        slow, never = (callers.enter_context(connect(front, request)) for _ in range(2))
+        wait_until(lambda: len(client.bodies) == 2)
+        time.sleep(1.0)
+        assert len(slow.makefile("rb").read(LARGE)) == LARGE
+        wait_until(lambda: is_cut(never))
+
+
+def is_cut(caller: socket.socket) -> bool:
+    """Whether the server, a thread of this process, has closed a connection whose caller has not read all."""
+    ends = caller.getpeername(), caller.getsockname()
+    here = psutil.Process().net_connections("tcp4")
+    return not any((tuple(each.laddr), tuple(each.raddr)) == ends for each in here if each.status == "ESTABLISHED")
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -509,12 +588,13 @@ def test_metrics_count_requests_of_served_models(client: Client) -> None:
     client.models = ["m"]
     made: Any = client
     with HttpFront(made, keys=[ALICE]) as front:
-        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}"):
+        for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}", asked("reset", model="m" * 300)):
             status_for(front, "POST", "/v1/completions", bearer(ALICE.secret), body)
         _, said = status_for(front, "GET", "/metrics", bearer(ALICE.secret))
         counted = 'iris_front_requests_total{key="alice",model="%s",route="/v1/completions",status="%d"} %.1f'
         assert counted % ("m", 200, 2) in said
         assert counted % ("m", 500, 1) in said
         assert counted % ("other", 400, 1) in said
+        assert counted % ("other", 500, 1) in said, "a long name is not told"
         assert 'iris_front_waiting_requests{model="m"} 3.0' in said
         assert status_for(front, "GET", "/metrics", {})[0] == 401
