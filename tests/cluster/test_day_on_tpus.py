@@ -20,6 +20,8 @@ from tests.support.waiting import wait_until
 
 PAGE = "docs/day-on-tpus.md"
 BLOCKS = [block for block in blocks("sh", "python", "text") if block.page == PAGE]
+PROGRAMS = "train.py", "group.py"
+"""What a person saves the page's programs as, in their order."""
 WAIT_S = 120.0
 
 
@@ -102,8 +104,8 @@ def run_cell(person: Person, files: Path, cell: str) -> str:
 @pytest.mark.proof
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
-    start, program, *rest = BLOCKS
-    (person.here / "train.py").write_text(program.text)
+    start, *rest = BLOCKS
+    programs = iter(PROGRAMS)
     printed: dict[str, str] = {}
     with person.terminal(start.text) as cluster:
         assert cluster.stdout is not None
@@ -111,7 +113,9 @@ def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
         person.environ["RAY_ADDRESS"] = line.strip().partition("=")[2]
         for block in rest:
             lines = block.text.replace("\\\n", " ").splitlines()
-            if block.language == "text":
+            if block.language == "python":
+                (person.here / next(programs)).write_text(block.text)
+            elif block.language == "text":
                 if lines[0].startswith("%%slice") and find_spec("ipykernel") is not None:
                     printed["cell"] = run_cell(person, tmp_path, block.text)
             elif block.how == "terminals":
@@ -142,6 +146,7 @@ def look_at(person: Person, printed: dict[str, str]) -> None:
     assert "train.py" in printed["iris-ray job stacks long-1a2b3c4d"]
     assert len([*person.here.glob("long-*-0.svg")]) == 1
     assert len([*person.here.glob("long-*-xprof/plugins/profile/*/task-*.xplane.pb")]) == 2
+    assert "{'trainer': [4, 0], 'samplers': None}" in printed["python group.py"]
     why = "ValueError: the loss is"
     assert why in printed["iris-ray history --state failed --since 1d"]
     assert "crashed" in printed["iris-ray history night-1a2b3c4d"]
