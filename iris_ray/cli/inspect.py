@@ -49,11 +49,7 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        controller = ControllerConnection()
-        if task is None:
-            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        else:
-            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+        tasks = _tasks(job, task)
         with live_line("iris-ray") as line:
             line.show(f"reading the stacks of {len(tasks)} tasks")
             found = inspection.stacks(tasks)
@@ -69,6 +65,14 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
             click.echo(group.stacks.rstrip() + "\n")
     if found and all(group.error for group in found):
         raise click.exceptions.Exit(FAILED)
+
+
+def _tasks(job: str, task: int | None) -> "list[TaskStatus]":
+    """Return one task of a job; with None all."""
+    controller = ControllerConnection()
+    if task is not None:
+        return [controller.ask(ControllerInterface.task_status, job, task)]
+    return controller.ask_all(ControllerInterface.list_tasks, job)
 
 
 def _named(tasks: tuple[int, ...]) -> str:
@@ -190,14 +194,11 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[s
     from iris_ray.actors.host.inspector import TRACE_SUFFIX  # these import Ray
     from iris_ray.client import inspection
 
-    controller = ControllerConnection()
-    if task is None:
-        tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        if not inspection.running(tasks):
-            return [f"no task of {job} runs"]
-    else:
-        tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+    tasks = _tasks(job, task)
+    if task is not None:
         inspection.place_of(tasks[0])
+    elif not inspection.running(tasks):
+        return [f"no task of {job} runs"]
     problems: dict[str, list[int]] = {}
     with live_line("iris-ray") as line:
         line.show(f"watching {job} for {counted(seconds, 'second')}")
@@ -235,11 +236,8 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        controller = ControllerConnection()
-        if task is None:
-            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        else:
-            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+        tasks = _tasks(job, task)
+        if task is not None:
             inspection.place_of(tasks[0])
         found = [*inspection.chips(tasks)]
     told = [
