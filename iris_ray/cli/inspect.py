@@ -155,11 +155,13 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
         with live_line("iris-ray") as line:
             line.show(f"watching task {task} of {job}")
             found = inspection.profile(status, seconds, layout, idle)
+    if found.waits:
+        click.echo("iris-ray: all threads waited all the time: this shows where, as --idle does", err=True)
     if output == "-":
-        sys.stdout.buffer.write(found)
+        sys.stdout.buffer.write(found.data)
         return
-    path.write_bytes(found)
-    click.echo(f"{path}: {len(found)} bytes")
+    path.write_bytes(found.data)
+    click.echo(f"{path}: {len(found.data)} bytes")
 
 
 def _file(job: str) -> str:
