@@ -102,6 +102,7 @@ def run_cell(person: Person, files: Path, cell: str) -> str:
 
 
 @pytest.mark.proof
+@pytest.mark.way_in
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
     start, *rest = BLOCKS
@@ -124,7 +125,7 @@ def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
                 if block.how == "once it runs":
                     wait_until(lambda: re.search(r"long-.* running .* step ", person.types("iris-ray ls")), WAIT_S)
                 if block.how == "in the morning":
-                    wait_until(lambda: "night" not in person.types("iris-ray ls"), WAIT_S)
+                    wait_until(lambda: "night-" in person.types(lines[0]), WAIT_S)
                 for line in lines:
                     words = line.partition("#")[0].strip()
                     printed[words] = printed.get(words, "") + person.types(words)
