@@ -255,7 +255,7 @@ def main() -> None:
         return
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     with SimulatedCluster({HELD: 1, LAUNCHED: 1, REPORTED: 1}, quiet=True) as cluster:
-        job = IrisClient().submit(echoes, "held", resources=ResourceSpec(device=tpu_device(HELD)))
+        job = IrisClient().submit(echoes, "held", resources=ResourceSpec(device=tpu_device(HELD)), detached=True)
         run_on_pod(empty, LAUNCHED, keep_warm=600)
         measured, subject = dict[str, Found](), Measured(scale)
         subject.measure()  # what only happens once
