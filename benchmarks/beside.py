@@ -47,8 +47,8 @@ HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"
 LINES, PATTERN = 200_000, "step 7777[0-9]:"
 SETTLE_S = 6.0
 """Before each launch: standbys are ready again well before that."""
-ROOM_S = 600.0
-"""All sessions are open within so long; each is a process that imports Ray."""
+AT_ONCE = 5
+"""So many sessions are opened at a time. Each is a process that imports Ray."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,14 @@ async def keep_open(job_id: str, scale: Scale) -> None:
         *(forward(controller, job_id, number % HOSTS, next(left)) for number in range(scale.forwards)),
         *(search(controller, job_id, next(left)) for _ in range(scale.searches)),
     ]
-    running = [asyncio.ensure_future(one) for one in work]
-    opened = asyncio.ensure_future(asyncio.wait_for(asyncio.gather(*(one.wait() for one in ready)), ROOM_S))
-    await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
-    if not opened.done():
-        await asyncio.gather(*(one for one in running if one.done()))
-    await opened
+    running: list[asyncio.Task[None]] = []
+    for first in range(0, len(work), AT_ONCE):
+        running += [asyncio.ensure_future(one) for one in work[first : first + AT_ONCE]]
+        opened = asyncio.ensure_future(asyncio.gather(*(one.wait() for one in ready[first : first + AT_ONCE])))
+        await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            await asyncio.gather(*(one for one in running if one.done()))  # it tells why it has ended
+        await opened
     print("open", flush=True)
     await asyncio.wait([asyncio.ensure_future(ends.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
     print("all open" if not any(one.done() for one in running) else "some have ended", flush=True)
