@@ -114,11 +114,12 @@ async def keep_open(job_id: str, scale: Scale) -> None:
     running: list[asyncio.Task[None]] = []
     for first in range(0, len(work), AT_ONCE):
         running += [asyncio.ensure_future(one) for one in work[first : first + AT_ONCE]]
-        opened = asyncio.ensure_future(asyncio.gather(*(one.wait() for one in ready[first : first + AT_ONCE])))
-        await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
-        if not opened.done():
-            await asyncio.gather(*(one for one in running if one.done()))  # it tells why it has ended
-        await opened
+        for one in ready[first : first + AT_ONCE]:
+            opened = asyncio.ensure_future(one.wait())
+            await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
+            if not opened.done():
+                await asyncio.gather(*(one for one in running if one.done()))  # it tells why it has ended
+            await opened
     print("open", flush=True)
     await asyncio.wait([asyncio.ensure_future(ends.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
     print("all open" if not any(one.done() for one in running) else "some have ended", flush=True)
