@@ -114,8 +114,8 @@ async def keep_open(job_id: str, scale: Scale) -> None:
     running: list[asyncio.Task[None]] = []
     for first in range(0, len(work), AT_ONCE):
         running += [asyncio.ensure_future(one) for one in work[first : first + AT_ONCE]]
-        for one in ready[first : first + AT_ONCE]:
-            opened = asyncio.ensure_future(one.wait())
+        for is_open in ready[first : first + AT_ONCE]:
+            opened = asyncio.ensure_future(is_open.wait())
             await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
             if not opened.done():
                 await asyncio.gather(*(one for one in running if one.done()))  # it tells why it has ended
