@@ -119,6 +119,7 @@ async def keep_open(job_id: str, scale: Scale) -> None:
             await asyncio.wait([opened, *running], return_when=asyncio.FIRST_COMPLETED)
             if not opened.done():
                 await asyncio.gather(*(one for one in running if one.done()))  # it tells why it has ended
+                sys.exit("a session has ended")
             await opened
     print("open", flush=True)
     await asyncio.wait([asyncio.ensure_future(ends.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
