@@ -12,10 +12,10 @@ from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
 
-MOST_FILE_BYTES = 64 << 20
+MOST_FILE_BYTES = 64_000_000
 """A larger file is data: it belongs into a bucket, and is left out."""
-MOST_BYTES = 512 << 20
-"""Limit for the whole directory; that of Ray's packages, too."""
+MOST_BYTES = 512_000_000
+"""Limit for the whole directory; Ray takes packages of 2 ** 29."""
 MOST_FILES = 20_000
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa", "id_dsa",

@@ -114,7 +114,7 @@ def test_ten_gigabytes_are_refused_before_they_are_read(here: Path) -> None:
             file.truncate(60_000_000)
     with open(here / "whole", "wb") as file:
         file.truncate(10_000_000_000)
-    with pytest.raises(InvalidRequestError, match=r"has 10,200.0 MB, and at most 536.9 MB travel.*parts are part-"):
+    with pytest.raises(InvalidRequestError, match=r"has 10,200.0 MB, and at most 512.0 MB travel.*parts are part-"):
         CodeDirectory.look(here)
     (here / ".gitignore").write_text("part-*\n")
     assert CodeDirectory.look(here).left_out == ("whole (10,000.0 MB)",)
