@@ -172,7 +172,8 @@ def sessions(address: str, job_id: str, scale: Scale) -> Iterator[None]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "open\n", "they could not be opened"
+            if (said := process.stdout.readline()) != "open\n":
+                sys.exit(f"the sessions could not be opened: {said!r}, exit code {process.wait()}")
             print(f"\n{scale}: open after {time.monotonic() - began:.0f} s\n", flush=True)
             yield
             process.stdin.close()
