@@ -172,13 +172,19 @@ def _require_small(path: Path, sizes: Mapping[str, int]) -> None:
     )
 
 
+def looks_secret(name: str) -> bool:
+    """Return whether a file of this path has the name of one that holds secrets."""
+    parts = name.lower().split("/")
+    if SECRET_DIRECTORIES & {*parts}:
+        return True
+    fits = (any(fnmatch.fnmatchcase(parts[-1], pattern) for pattern in patterns) for patterns in (SECRETS, HARMLESS))
+    return next(fits) and not next(fits)
+
+
 def _why_not(path: Path, name: str) -> tuple[str | None, int]:
     """Return why a file does not travel, or None, and its size."""
-    last, found = os.path.basename(name).lower(), os.lstat(path / name)
-    is_secret = any(fnmatch.fnmatchcase(last, pattern) for pattern in SECRETS)
-    if (is_secret and not any(fnmatch.fnmatchcase(last, pattern) for pattern in HARMLESS)) or (
-        SECRET_DIRECTORIES & {*name.split("/")}
-    ):
+    found = os.lstat(path / name)
+    if looks_secret(name):
         return "looks like a secret", 0
     try:
         name.encode()
