@@ -24,7 +24,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
@@ -59,6 +59,9 @@ bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 
 bench-dev: $(READY)  ## from an edited file to its first line on all hosts of a held slice; a minute
 	$(BIN)/python benchmarks/dev.py
+
+bench-beside: $(READY)  ## launches and dispatches beside 50 open shells, 20 ports, 10 searches; about eight minutes
+	$(BIN)/python benchmarks/beside.py
 
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py

@@ -320,7 +320,14 @@ async def _on_terminal(controller: ControllerConnection, place: "TaskPlace", wor
         for number in (signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, work.cancel)
         with _raw_terminal() as show:
-            return await follow(channel, show, _stdin())
+            return await follow(channel, show, _keys(channel))
+
+
+async def _keys(channel: "RemoteChannel") -> AsyncIterator[bytes]:
+    """Yield what is typed, until the terminal is gone; then end the session, also where no SIGHUP says so."""
+    async for data in _stdin():
+        yield data
+    channel.close()
 
 
 def _size() -> Size:

@@ -118,8 +118,8 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
 
     code = CodeDirectory.look(Path.cwd())
     if (dashboard := dashboard_address()) is not None:
-        words = ["dev", "run", *_typed()]
-        run_through_dashboard(dashboard, words, code.path, [f"/{name.partition(' (')[0]}" for name in code.left_out])
+        with code.copied() as copy:
+            run_through_dashboard(dashboard, ["dev", "run", *_typed()], copy)
     with _begun(name) as held_run:
 
         def say(sent: "Sent") -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.options import json_option, past_time
-from iris_ray.cli.printing import duration, one_line, print_facts, print_json, print_table
+from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table
 from iris_ray.history.questions import (
     GROUPS,
     LATEST_IDS,
@@ -45,13 +45,19 @@ _BAR = 20
 def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime:
     """Return the beginning of a month in UTC."""
     try:
-        return datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC) if value else _first(datetime.now(UTC))
-    except ValueError:
+        month = datetime.strptime(value, "%Y-%m").replace(tzinfo=UTC) if value else _first(datetime.now(UTC))
+        _end(month)
+        return month
+    except (ValueError, OverflowError):  # the last month of all has no end
         raise click.BadParameter(f"{value!r} is no month; give one such as 2026-11.") from None
 
 
 def _first(day: datetime) -> datetime:
     return day.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def _end(month: datetime) -> datetime:
+    return _first(month + timedelta(days=32))
 
 
 def file_option(command: Command) -> Command:
@@ -157,7 +163,7 @@ def _show_jobs(found: HistoryRows, as_json: bool) -> None:
 
 def _job_row(job: Row) -> tuple[object, ...]:
     ran = None if job["started_at"] is None else (job["ended_at"] or time.time()) - job["started_at"]
-    lost = ", ".join(f"{job[name]} {name}" for name in ("preemptions", "failures", "evictions") if job[name])
+    lost = ", ".join(counted(job[f"{one}s"], one) for one in ("preemption", "failure", "eviction") if job[f"{one}s"])
     note = "; ".join(filter(None, (lost, job["error"])))
     when = "-" if job["ended_at"] is None else _stamp(job["ended_at"])
     ran_for = "-" if ran is None else duration(ran)
@@ -283,7 +289,7 @@ def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
 
     From the history, so jobs count that the Controller has forgotten; of jobs that run, the part in the month.
     """
-    end = _first(datetime.fromtimestamp(month.timestamp() + 32 * 86400, UTC))
+    end = _end(month)
     days = f"{month:%Y-%m-%d}", f"{end:%Y-%m-%d}"
     questions = report_questions(month.timestamp(), end.timestamp(), *days, by, time.time())
     with _opened(path) as ask:

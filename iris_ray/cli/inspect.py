@@ -49,11 +49,7 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        controller = ControllerConnection()
-        if task is None:
-            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        else:
-            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+        tasks = _tasks(job, task)
         with live_line("iris-ray") as line:
             line.show(f"reading the stacks of {len(tasks)} tasks")
             found = inspection.stacks(tasks)
@@ -69,6 +65,14 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
             click.echo(group.stacks.rstrip() + "\n")
     if found and all(group.error for group in found):
         raise click.exceptions.Exit(FAILED)
+
+
+def _tasks(job: str, task: int | None) -> "list[TaskStatus]":
+    """Return one task of a job; with None all."""
+    controller = ControllerConnection()
+    if task is not None:
+        return [controller.ask(ControllerInterface.task_status, job, task)]
+    return controller.ask_all(ControllerInterface.list_tasks, job)
 
 
 def _named(tasks: tuple[int, ...]) -> str:
@@ -151,11 +155,13 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
         with live_line("iris-ray") as line:
             line.show(f"watching task {task} of {job}")
             found = inspection.profile(status, seconds, layout, idle)
+    if found.waits:
+        click.echo("iris-ray: all threads waited all the time: this shows where, as --idle does", err=True)
     if output == "-":
-        sys.stdout.buffer.write(found)
+        sys.stdout.buffer.write(found.data)
         return
-    path.write_bytes(found)
-    click.echo(f"{path}: {len(found)} bytes")
+    path.write_bytes(found.data)
+    click.echo(f"{path}: {len(found.data)} bytes")
 
 
 def _file(job: str) -> str:
@@ -190,14 +196,11 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[s
     from iris_ray.actors.host.inspector import TRACE_SUFFIX  # these import Ray
     from iris_ray.client import inspection
 
-    controller = ControllerConnection()
-    if task is None:
-        tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        if not inspection.running(tasks):
-            return [f"no task of {job} runs"]
-    else:
-        tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+    tasks = _tasks(job, task)
+    if task is not None:
         inspection.place_of(tasks[0])
+    elif not inspection.running(tasks):
+        return [f"no task of {job} runs"]
     problems: dict[str, list[int]] = {}
     with live_line("iris-ray") as line:
         line.show(f"watching {job} for {counted(seconds, 'second')}")
@@ -235,11 +238,8 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        controller = ControllerConnection()
-        if task is None:
-            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
-        else:
-            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
+        tasks = _tasks(job, task)
+        if task is not None:
             inspection.place_of(tasks[0])
         found = [*inspection.chips(tasks)]
     told = [

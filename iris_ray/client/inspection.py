@@ -14,6 +14,7 @@ from iris_ray.actors.host.inspector import (
     DUMP_S,
     WRITING_S,
     InspectedTask,
+    Profile,
     ask_host,
     chips_of,
     profile_of,
@@ -77,7 +78,7 @@ def place_of(task: TaskStatus) -> tuple[str, str]:
     return task.node_id, task.address
 
 
-def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
+def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> Profile:
     """Return a profile of a task, or of the first of its processes; see `profile_of`.
 
     Raises:
@@ -85,7 +86,7 @@ def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
         InspectionFailedError: no profile can be taken; the message says why.
     """
     call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
-    answer: bytes = _answer(call, seconds + WRITING_S + START_S)
+    answer: Profile = _answer(call, 2 * (seconds + WRITING_S) + START_S)
     return answer
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.client.connection import new_job_id, without_ray_address
+from iris_ray.client.dev.code_directory import looks_secret
 from iris_ray.client.remote_options import require_env_travels
 from iris_ray.errors import (
     InvalidRequestError,
@@ -384,6 +385,7 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
     directory = Path(str(config.working_dir)).absolute()
     files = total = 0
     largest, most = directory, 0
+    secrets: list[str] = []
 
     def add(path: Path) -> None:
         nonlocal files, total, largest, most
@@ -391,6 +393,8 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
             return
         size = path.stat().st_size
         files, total = files + 1, total + size
+        if looks_secret(str(path.relative_to(directory))):
+            secrets.append(str(path.relative_to(directory)))
         if size > most:
             largest, most = path, size
         if total > MOST_PACKAGE_BYTES:
@@ -403,6 +407,9 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
     walk_package(directory, list(config.excludes), add)
     what = f"{directory}: {files} files, {_in_words(total)}"
     print(f"iris_ray: sending {what}", file=sys.stderr)
+    if secrets:
+        named = ", ".join(map(shown, sorted(secrets)[:4])) + (f" and {len(secrets) - 4} more" if secrets[4:] else "")
+        print(f"iris_ray: what looks like a secret goes along: {named}; name it in .rayignore", file=sys.stderr)
     return what
 
 

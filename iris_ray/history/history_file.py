@@ -201,8 +201,8 @@ class HistoryFile:
         try:
             with self._opened() as db:
                 change(db)
-        except sqlite3.DatabaseError as error:
-            if _code(error) not in _CORRUPT:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # what SQLite says of damage may be no text
+            if isinstance(error, sqlite3.Error) and _code(error) not in _CORRUPT:
                 raise
             self._set_aside(error)
             with self._opened() as db:
@@ -255,7 +255,8 @@ class HistoryFile:
         with suppress(FileNotFoundError):
             self.path.with_name(f"{self.path.name}-journal").unlink()  # it would be played back into the new file
         self._was_checked = False
-        logger.warning("the history can't be read (%s); it is now %s, and a new one begins", error, aside)
+        why = str(error).splitlines()[0]
+        logger.warning("the history can't be read (%s); it is now %s, and a new one begins", why, aside)
 
     def _write(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
         day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))

@@ -1,5 +1,6 @@
-"""Statements that only read the history: it is opened read-only, and rows, bytes and time are limited."""
+"""Statements that only read the history: it is opened read-only, and rows, bytes, time and disk are limited."""
 
+import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ MOST_BYTES = 16 << 20
 MOST_BYTES_OF_A_VALUE = 128 << 10
 """SQLite can't be interrupted within a function: to search a text of this length takes 0.4 s, and minutes in 16 MB."""
 MOST_SECONDS = 10.0
+MOST_TEMPORARY_BYTES = 256 << 20
+"""What SQLite writes to the head's disk for a statement meanwhile, to sort rows, is no more than that."""
+LOOK_S = 0.1
+"""Seconds between two looks at that."""
 BUSY_S = 10.0
 _STEPS = 20_000
 """The time is looked at after so many steps of SQLite's machine, about every millisecond."""
@@ -38,6 +43,8 @@ _VERBS = {
     sqlite3.SQLITE_ATTACH: "attach",
     sqlite3.SQLITE_PRAGMA: "use the pragma",
 }
+_ENDLESS = ("printf", "format")
+"""Functions that can't be interrupted, and that a single call may keep busy for a minute."""
 TABLES = "jobs, attempts, time, losses, curves, events, fleet_samples, user_samples"
 
 
@@ -83,9 +90,11 @@ def read_history(
     if not path.is_file():
         raise HistoryUnavailableError(f"there is no history at {path} yet: no job has had hosts, or it was moved away")
     denied: list[str] = []
-    deadline = time.monotonic() + within_s
+    watch = _Watch(within_s)
 
-    def may(action: int, first: str | None, *_: Any) -> int:
+    def may(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        if action == sqlite3.SQLITE_FUNCTION and second in _ENDLESS:
+            return sqlite3.SQLITE_DENY  # SQLite names it
         if action in _READS:
             return sqlite3.SQLITE_OK
         denied.append(" ".join(filter(None, (_VERBS.get(action, "change"), first))))
@@ -97,14 +106,50 @@ def read_history(
         ) as db:
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_OF_A_VALUE)
             db.set_authorizer(may)
-            db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+            db.set_progress_handler(watch.is_over, _STEPS)
             cursor = db.execute(sql, parameters or {})
             if cursor.description is None:
                 raise InvalidQueryError(f"{sql.strip()!r} returns no rows; give a SELECT over {TABLES}")
             columns = tuple(column[0] for column in cursor.description)
             return HistoryRows(columns, *_fetched(cursor, min(most_rows, MOST_ROWS_EVER)))
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        raise _explained(error, denied, path, within_s) from None
+    except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
+        raise _explained(error, denied, path, watch.why) from None
+
+
+class _Watch:
+    """Ends a statement that takes too long, or too much of the disk.
+
+    Attributes:
+        why: it was ended, in words.
+    """
+
+    def __init__(self, within_s: float) -> None:
+        began = time.monotonic()
+        self._deadline, self._look_at = began + within_s, began + LOOK_S
+        self.why = f"took longer than {within_s:g} s"
+
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        if now < self._look_at:
+            return now > self._deadline
+        self._look_at = now + LOOK_S
+        if _temporary_bytes() > MOST_TEMPORARY_BYTES:
+            self.why = f"sorts or keeps more than {MOST_TEMPORARY_BYTES >> 20} MB at a time"
+            return True
+        return now > self._deadline
+
+
+def _temporary_bytes() -> int:
+    """Return how large the files are that SQLite has for the statements of this process. They have no name any more."""
+    total = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{descriptor}"
+        try:
+            if "/etilqs_" in os.readlink(path):
+                total += os.stat(path).st_size
+        except OSError:  # it has just been closed
+            continue
+    return total
 
 
 def _fetched(cursor: sqlite3.Cursor, most_rows: int) -> tuple[tuple[tuple[Value, ...], ...], bool]:
@@ -120,16 +165,14 @@ def _fetched(cursor: sqlite3.Cursor, most_rows: int) -> tuple[tuple[tuple[Value,
     return tuple(rows), False
 
 
-def _explained(error: Exception, denied: Sequence[str], path: Path, within_s: float) -> Exception:
+def _explained(error: Exception, denied: Sequence[str], path: Path, why_ended: str) -> Exception:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if denied:
         return InvalidQueryError(
             f"the history is only read here, and this statement would {denied[-1]}; nothing was done. Give a SELECT"
         )
     if code == sqlite3.SQLITE_INTERRUPT:
-        return InvalidQueryError(
-            f"the statement took longer than {within_s:g} s and was ended; narrow it, for example by ended_at"
-        )
+        return InvalidQueryError(f"the statement {why_ended} and was ended; narrow it, for example by ended_at")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return HistoryUnavailableError(f"{path} is no readable history ({error}); give the path of a history.sqlite")
     if code in _PASSES:

@@ -200,6 +200,20 @@ def test_terminal_is_restored_when_task_moves(job: tuple[str, Trace], at_termina
 
 
 @pytest.mark.proof
+def test_shell_ends_when_its_terminal_is_gone(
+    job: tuple[str, Trace], at_terminal: Callable[..., Person], tmp_path: Path
+) -> None:
+    person = at_terminal("shell", job[0], "--", "bash", "--norc", "-i")
+    person.waits_for("bash-")
+    person.type(f"{daemon(tmp_path / 'daemon')}\n")
+    left = pid_in(tmp_path / "daemon")
+    os.close(person.keyboard)
+    person.keyboard = os.open(os.devnull, os.O_RDWR)
+    assert person.process.wait(WAIT_S) != 0
+    assert not alive(left)
+
+
+@pytest.mark.proof
 def test_port_forward_follows_task_to_its_next_attempt(cluster: SimulatedCluster, tmp_path: Path) -> None:
     def serve(facts: dict[str, object]) -> None:
         import http.server

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
@@ -20,7 +21,9 @@ from tests.support.waiting import wait_until
 
 PAGE = "docs/day-on-tpus.md"
 BLOCKS = [block for block in blocks("sh", "python", "text") if block.page == PAGE]
-WAIT_S = 120.0
+PROGRAMS = "train.py", "group.py"
+"""What a person saves the page's programs as, in their order."""
+WAIT_S = 300.0
 
 
 class Person:
@@ -99,11 +102,17 @@ def run_cell(person: Person, files: Path, cell: str) -> str:
         return out
 
 
+def shows(person: Person, line: str, pattern: str) -> bool:
+    return re.search(pattern, person.types(line)) is not None
+
+
 @pytest.mark.proof
+@pytest.mark.way_in
+@pytest.mark.timeout(1800)  # thirty commands, each of which starts Python and joins the cluster
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
-    start, program, *rest = BLOCKS
-    (person.here / "train.py").write_text(program.text)
+    start, *rest = BLOCKS
+    programs = iter(PROGRAMS)
     printed: dict[str, str] = {}
     with person.terminal(start.text) as cluster:
         assert cluster.stdout is not None
@@ -111,16 +120,18 @@ def test_page_holds_as_it_is_written(person: Person, tmp_path: Path) -> None:
         person.environ["RAY_ADDRESS"] = line.strip().partition("=")[2]
         for block in rest:
             lines = block.text.replace("\\\n", " ").splitlines()
-            if block.language == "text":
+            if block.language == "python":
+                (person.here / next(programs)).write_text(block.text)
+            elif block.language == "text":
                 if lines[0].startswith("%%slice") and find_spec("ipykernel") is not None:
                     printed["cell"] = run_cell(person, tmp_path, block.text)
             elif block.how == "terminals":
                 serve_and_forward(person, *lines)
             else:
                 if block.how == "once it runs":
-                    wait_until(lambda: re.search(r"long-.* running .* step ", person.types("iris-ray ls")), WAIT_S)
+                    wait_until(partial(shows, person, "iris-ray ls", "long-.* running .* step "), WAIT_S)
                 if block.how == "in the morning":
-                    wait_until(lambda: "night" not in person.types("iris-ray ls"), WAIT_S)
+                    wait_until(partial(shows, person, lines[0], "night-"), WAIT_S)
                 for line in lines:
                     words = line.partition("#")[0].strip()
                     printed[words] = printed.get(words, "") + person.types(words)
@@ -142,6 +153,7 @@ def look_at(person: Person, printed: dict[str, str]) -> None:
     assert "train.py" in printed["iris-ray job stacks long-1a2b3c4d"]
     assert len([*person.here.glob("long-*-0.svg")]) == 1
     assert len([*person.here.glob("long-*-xprof/plugins/profile/*/task-*.xplane.pb")]) == 2
+    assert "{'trainer': [4, 0], 'samplers': None}" in printed["python group.py"]
     why = "ValueError: the loss is"
     assert why in printed["iris-ray history --state failed --since 1d"]
     assert "crashed" in printed["iris-ray history night-1a2b3c4d"]

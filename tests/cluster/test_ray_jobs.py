@@ -41,7 +41,7 @@ if __name__ == "__main__":
 SECRET = "a b'$c\""
 CLIENT = """
 import sys, time
-from iris_ray import IrisClient, ResourceSpec, tpu_device
+from iris_ray import IrisClient, JobGroup, ResourceSpec, lookup_endpoint, register_endpoint, tpu_device
 from iris_ray.errors import JobCancelledError
 
 def train():
@@ -52,10 +52,20 @@ def train():
 def wait():
     time.sleep(600)
 
+def learn():
+    return lookup_endpoint("ready", timeout=120, member="sampler")
+
+def sample():
+    register_endpoint("ready", "go")
+    time.sleep(600)
+
 need = ResourceSpec(device=tpu_device("v4-8"))
 with IrisClient.remote(sys.argv[1], workspace=".") as client:
     if sys.argv[2] == "run":
         print("results", client.run(train, resources=need))
+    elif sys.argv[2] == "group":
+        group = JobGroup("rl", main="trainer").add(learn, "trainer", resources=need).add(sample, "sampler")
+        print("results", client.submit_group(group).results())
     else:
         job = client.submit(wait, resources=need, detached=True)
         print("finished:", client.job_status(job).state.finished, "cancelled:", job.cancel())
@@ -183,6 +193,10 @@ def laptop(head: RayHead, workspace: Path, what: str) -> list[str]:
 @pytest.mark.way_in
 def test_client_through_dashboard_runs_function(head: RayHead, workspace: Path) -> None:
     assert laptop(head, workspace, "run") == ["task-0| trains", "results ['blue']"]
+
+
+def test_client_through_dashboard_runs_group(head: RayHead, workspace: Path) -> None:
+    assert laptop(head, workspace, "group") == ["results {'trainer': ['go'], 'sampler': None}"]
 
 
 def test_client_through_dashboard_cancels_and_ends_jobs(head: RayHead, workspace: Path) -> None:

@@ -7,6 +7,7 @@ code that runs before the block.
 - ``same as examples/X.py``: the block is a part of that example, which `tests/cluster/test_examples.py` runs.
 - ``alone``: as a script in a process of its own, without a cluster.
 - ``notice``: as a script of a task that has had a notice; it must say that it has saved.
+- ``on its day``: by `tests/cluster/test_day_on_tpus.py`, which goes through the whole page.
 """
 
 import json
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.test_day_on_tpus import PAGE as DAY
 from tests.cluster.test_examples import RUN
 from tests.docs.pages import REPOSITORY, Block, blocks
 from tests.support.proofs import in_proofs
@@ -48,7 +50,8 @@ def write_script(block: Block, directory: Path) -> Path:
 
 def test_every_block_has_a_test() -> None:
     assert PYTHON, "no document was found"
-    known = [*those(""), *those("alone"), *those("notice"), *those(SAME_AS.pattern)]
+    known = [*those(""), *those("alone"), *those("notice"), *those(SAME_AS.pattern), *those("on its day")]
+    assert {block.page for block in those("on its day")} == {DAY}
     assert [f"{block}: {block.how}" for block in PYTHON if block not in known] == []
 
 

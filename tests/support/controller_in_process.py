@@ -144,9 +144,10 @@ class ControllerInProcess(ClusterInProcess):
     def submit(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
         """Submit a job on v4-16 slices from a pool of its own; return when the Controller has it."""
         values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0} | changes
-        return self._submitted(gang_spec(job_id, slices=slices, **values))
+        return self.submitted(gang_spec(job_id, slices=slices, **values))
 
-    def _submitted(self, spec: JobSpec) -> str:
+    def submitted(self, spec: JobSpec) -> str:
+        """Submit a job from a pool of its own; return its id when the Controller has it."""
         pool = self.ray.create(SlicePoolManager, (), {})
         run, accepted = pool.run.remote(self.request(spec)).future(), pool.accepted.remote(spec.job_id).future()
         wait_until(lambda: accepted.done() or run.done())

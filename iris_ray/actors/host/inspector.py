@@ -42,6 +42,22 @@ NOT_PERMITTED = (
 )
 
 
+_NO_SAMPLES = "No stack counts found", "Samples: 0 "
+"""What py-spy says if no thread did anything: as the error of a picture, and else."""
+
+
+class Profile(NamedTuple):
+    """A profile of a task.
+
+    Attributes:
+        data: of the file.
+        waits: whether no thread worked, so that it shows where they wait.
+    """
+
+    data: bytes
+    waits: bool = False
+
+
 class InspectedTask(NamedTuple):
     """The attempt of a task to look into."""
 
@@ -59,8 +75,10 @@ def stacks_of(task: InspectedTask) -> str:
     return py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
 
 
-def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> bytes:
+def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> Profile:
     """Return a profile of a task's process on this host and of its child processes.
+
+    If all threads wait all the time, as a host does for its chips, watch again, and show where they wait.
 
     Args:
         task: the task.
@@ -71,12 +89,25 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> by
     Raises:
         InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
     """
+    if not idle and (found := _recorded(task, seconds, layout)) is not None:
+        return Profile(found)
+    if (found := _recorded(task, seconds, layout, "--idle")) is not None:
+        return Profile(found, waits=not idle)
+    raise InspectionFailedError(f"py-spy has not come to look into it within {seconds} s; try longer: --seconds")
+
+
+def _recorded(task: InspectedTask, seconds: int, layout: str, *options: str) -> bytes | None:
+    """Return a profile; None if there is nothing in it."""
     with tempfile.TemporaryDirectory(prefix="iris_ray-profile-") as directory:
         path = Path(directory) / "profile"
-        options = ["--duration", str(seconds), "--format", layout, "--output", str(path), "--subprocesses"]
-        options += ["--idle"] if idle else []
-        py_spy(["record", "--pid", str(_pid_of(task)), *options], seconds + WRITING_S)
-        return path.read_bytes()
+        words = ["--duration", str(seconds), "--format", layout, "--output", str(path), "--subprocesses", *options]
+        try:
+            said = py_spy(["record", "--pid", str(_pid_of(task)), *words], seconds + WRITING_S)
+        except InspectionFailedError as error:
+            if _NO_SAMPLES[0] in str(error):
+                return None
+            raise
+        return None if _NO_SAMPLES[1] in said else path.read_bytes()
 
 
 def trace_of(task: InspectedTask, seconds: float, begin_at: float) -> bytes:
@@ -187,5 +218,6 @@ def py_spy(arguments: Sequence[str], timeout_s: float) -> str:
         return done.stdout
     if "ermission" in done.stderr:
         raise InspectionFailedError(NOT_PERMITTED)
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    raise InspectionFailedError(f"py-spy failed with code {done.returncode}: {last[:300]}")
+    lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    why = next((line for line in lines if line.startswith("Error: ")), lines[-1])  # a backtrace may follow
+    raise InspectionFailedError(f"py-spy failed with code {done.returncode}: {why[:300]}")

@@ -82,13 +82,11 @@ class Checkout:
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
             path = Path(directory, "code.zip")
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
-                for file in self.code.files.values():
-                    if not (self.code.path / file.path).is_file():
-                        continue  # a link to a directory or to nothing: a package has no links
+                for file, content in self.code.without_links():
                     entry = zipfile.ZipInfo(file.path, _OLDEST)
                     entry.compress_type = zipfile.ZIP_DEFLATED
                     entry.external_attr = (0o755 if file.executable else 0o644) << 16
-                    package.writestr(entry, self.code.content(file))
+                    package.writestr(entry, content)
             yield str(path)
 
 

@@ -1,5 +1,6 @@
 """What travels of a person's directory: all files that git does not ignore, but no secrets and no data."""
 
+import contextlib
 import fnmatch
 import hashlib
 import os
@@ -11,10 +12,10 @@ from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
 
-MOST_FILE_BYTES = 64 << 20
+MOST_FILE_BYTES = 64_000_000
 """A larger file is data: it belongs into a bucket, and is left out."""
-MOST_BYTES = 512 << 20
-"""Limit for the whole directory; that of Ray's packages, too."""
+MOST_BYTES = 512_000_000
+"""Limit for the whole directory; Ray takes packages of 2 ** 29."""
 MOST_FILES = 20_000
 SECRETS = (
     ".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa", "id_dsa",
@@ -58,7 +59,7 @@ class CodeDirectory:
     Attributes:
         path: of the directory.
         files: which travel, by path.
-        left_out: the others that git knows or would take, each with the reason.
+        left_out: the others that git knows or would take, each with the reason; fit for a terminal.
     """
 
     path: Path
@@ -76,23 +77,44 @@ class CodeDirectory:
         Raises:
             InvalidRequestError: it is too large; the message says what to do.
         """
+        sizes: dict[str, int] = {}
         files: dict[str, CodeFile] = {}
-        left_out: list[str] = []
-        total = 0
+        why_not: dict[str, str] = {}
         for name in _listed(path):
-            try:
+            with _noting(name, why_not):
                 why, size = _why_not(path, name)
                 if why is None:
-                    total += size
-                    _require_small(path, files, total)
-                    files[name] = _read(path, name)
+                    sizes[name] = size
                 else:
-                    left_out.append(f"{name} ({why})")
-            except FileNotFoundError:
-                pass  # git knows it, or knew it a moment ago
-            except PermissionError:
-                left_out.append(f"{name} (this account may not read it)")
-        return CodeDirectory(path, files, tuple(left_out))
+                    why_not[name] = why
+        _require_small(path, sizes)  # before they are read
+        for name in sizes:
+            with _noting(name, why_not):
+                files[name] = _read(path, name)
+        return CodeDirectory(path, files, tuple(f"{_printable(n)} ({why_not[n]})" for n in sorted(why_not)))
+
+    def without_links(self) -> Iterator[tuple[CodeFile, bytes]]:
+        """Yield the files and their contents for where links can't be. In place of a link to a file comes that file.
+
+        A link to a directory, to nothing, or to a file that stays here, does not come.
+        """
+        whole = os.path.realpath(self.path)
+        for file in self.files.values():
+            found = os.path.realpath(self.path / file.path)
+            if os.path.isfile(found) and (file.link is None or os.path.relpath(found, whole) in self.files):
+                yield file, self.content(file)
+
+    @contextlib.contextmanager
+    def copied(self) -> Iterator[Path]:
+        """Yield a copy of what travels, without links, for senders that would send all of a directory."""
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+            copy = Path(directory, self.path.name or "root")
+            copy.mkdir()
+            for file, content in self.without_links():
+                (copy / file.path).parent.mkdir(parents=True, exist_ok=True)
+                (copy / file.path).write_bytes(content)
+                (copy / file.path).chmod(0o755 if file.executable else 0o644)
+            yield copy
 
     def content(self, file: CodeFile) -> bytes:
         """Return what a file has now."""
@@ -115,29 +137,59 @@ def in_bytes(size: int) -> str:
     return f"{size:,} bytes" if size < 10_000 else f"{size / 1e3:,.0f} kB" if size < 1e6 else f"{size / 1e6:,.1f} MB"
 
 
-def _require_small(path: Path, files: Mapping[str, CodeFile], total: int) -> None:
-    if total <= MOST_BYTES and len(files) < MOST_FILES:
+def _printable(name: str) -> str:
+    """Return a file's name for a terminal: quoted if it has control characters, or is no text."""
+    return name if name.isprintable() else repr(name)
+
+
+@contextlib.contextmanager
+def _noting(name: str, why_not: dict[str, str]) -> Iterator[None]:
+    """Note a file that can't be read."""
+    try:
+        yield
+    except PermissionError:
+        why_not[name] = "this account may not read it"
+    except FileNotFoundError:
+        pass  # git knows it, or knew it a moment ago
+
+
+def _require_small(path: Path, sizes: Mapping[str, int]) -> None:
+    total = sum(sizes.values())
+    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
     by_top: dict[str, int] = {}
-    for file in files.values():
-        top = file.path.partition("/")[0]
-        by_top[top] = by_top.get(top, 0) + file.size
-    largest = ", ".join(f"{name} ({in_bytes(by_top[name])})" for name in sorted(by_top, key=by_top.__getitem__)[:-4:-1])
-    what = f"more than {in_bytes(MOST_BYTES)}" if total > MOST_BYTES else f"more than {MOST_FILES:,} files"
+    for name, size in sizes.items():
+        top = name.partition("/")[0]
+        by_top[top] = by_top.get(top, 0) + size
+    largest = sorted(by_top, key=by_top.__getitem__)[:-4:-1]
+    parts = ", ".join(f"{_printable(name)} ({in_bytes(by_top[name])})" for name in largest)
+    what = f"{in_bytes(total)}, and at most {in_bytes(MOST_BYTES)}"
+    if total <= MOST_BYTES:
+        what = f"{len(sizes):,} files, and at most {MOST_FILES:,}"
     raise InvalidRequestError(
-        f"{path} has {what}, as far as its .gitignore lets it travel; so far the largest parts are {largest}. Name data"
-        " in .gitignore, keep it in a bucket, or work in a smaller directory"
+        f"{path} has {what} travel, as far as its .gitignore lets them; the largest parts are {parts}. Name data in"
+        " .gitignore, keep it in a bucket, or work in a smaller directory"
     )
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether a file of this path has the name of one that holds secrets."""
+    parts = name.lower().split("/")
+    if SECRET_DIRECTORIES & {*parts}:
+        return True
+    fits = (any(fnmatch.fnmatchcase(parts[-1], pattern) for pattern in patterns) for patterns in (SECRETS, HARMLESS))
+    return next(fits) and not next(fits)
 
 
 def _why_not(path: Path, name: str) -> tuple[str | None, int]:
     """Return why a file does not travel, or None, and its size."""
-    last, found = os.path.basename(name).lower(), os.lstat(path / name)
-    is_secret = any(fnmatch.fnmatchcase(last, pattern) for pattern in SECRETS)
-    if (is_secret and not any(fnmatch.fnmatchcase(last, pattern) for pattern in HARMLESS)) or (
-        SECRET_DIRECTORIES & {*name.split("/")}
-    ):
+    found = os.lstat(path / name)
+    if looks_secret(name):
         return "looks like a secret", 0
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "its name is no UTF-8", 0
     if os.path.islink(path / name):
         target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(path / name)))
         leaves = os.path.isabs(target) or target.split("/")[0] == ".."

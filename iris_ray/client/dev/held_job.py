@@ -192,10 +192,10 @@ def submit(
         detached=True,
         **cast(JobOptions, {"max_retries_failure": 3, "stall_timeout": 0.0, "exit_grace": END_S} | options),
     )
-    first, *others = _of_name(name)
-    if others and first.job_id != job.job_id:  # two at the same moment
+    holds = _of_name(name)
+    if holds and holds[0].job_id != job.job_id:  # two at the same moment
         job.cancel()
-        _require_free([first], name)
+        _require_free(holds, name)
     return job.job_id
 
 

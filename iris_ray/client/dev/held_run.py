@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from iris_ray.actors.host.task_environment import split_by_start
-from iris_ray.client.dev.code_directory import CodeDirectory, as_wire
+from iris_ray.client.dev.code_directory import CodeDirectory, CodeFile, as_wire
 from iris_ray.client.dev.held_job import Held, HeldHost, find, remembered, wait_for_hosts
 from iris_ray.client.dev.wire import ERR, FACTS, FILE, INPUT, OUT, Wire
 from iris_ray.errors import SessionError, TaskMovedError
@@ -128,7 +128,7 @@ class HeldRun:
             wire.say(**asked)
             missing = self._answer(host)["missing"]
             for digest in missing:
-                wire.send(FILE, code.content(by_digest[digest]))
+                wire.send(FILE, _content(code, by_digest[digest]))
             self._answer(host)
             return {*missing}
 
@@ -257,6 +257,13 @@ class HeldRun:
             return [ask(hosts[0])]
         with ThreadPoolExecutor(min(MOST_THREADS, len(hosts))) as threads:
             return list(threads.map(ask, hosts))
+
+
+def _content(code: CodeDirectory, file: CodeFile) -> bytes:
+    try:
+        return code.content(file)
+    except OSError as error:
+        raise SessionError(f"{file.path!r} has changed meanwhile ({error.strerror}); run it again") from None
 
 
 def try_remembered(name: str, cluster: str) -> HeldRun | None:

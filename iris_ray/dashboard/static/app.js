@@ -49,8 +49,10 @@ function decoded(text) {
 
 function markCurrent(name) {
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.getAttribute("href") === `#/${name}`) link.setAttribute("aria-current", "page");
+    const isCurrent = link.getAttribute("href") === `#/${name}`;
+    if (isCurrent) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
+    if (isCurrent) link.scrollIntoView({ block: "nearest", inline: "nearest" }); // a phone shows a part of them
   }
 }
 

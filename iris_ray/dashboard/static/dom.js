@@ -48,6 +48,8 @@ export function link(page, text, attributes = {}) {
 }
 
 export const jobLink = (id) => link(`jobs/${encodeURIComponent(id)}`, id, { class: "name" });
+// A job's link, and its group if it is in one.
+export const named = (job) => (job.group ? h("span", {}, jobLink(job.id), " ", h("span", { class: "tag", title: "its group" }, job.group)) : jobLink(job.id));
 export const sliceLink = (name) => link(`slices/${encodeURIComponent(name)}`, name, { class: "name" });
 
 // A table whose cells carry the names of their columns, so that a phone can show each row as a card.

@@ -1,5 +1,5 @@
 // All jobs that the Controller knows, those that ended lately included.
-import { h, jobLink, keyed, setText, table, tr } from "./dom.js";
+import { h, keyed, named, setText, table, tr } from "./dom.js";
 import { badge, counted, howFar, since, wants } from "./format.js";
 import { inShort } from "./queue.js";
 import { tables } from "./store.js";
@@ -67,6 +67,6 @@ function row(job) {
   const waits = tables.queue[job.id] && inShort(tables.queue[job.id]);
   const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : said || waits || (job.error?.split("\n")[0] ?? "");
   const on = job.groups.length > 4 ? `${job.groups.slice(0, 4).join(", ")} and ${job.groups.length - 4} more` : job.groups.join(", ");
-  return tr(COLUMNS, [jobLink(job.id), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),
+  return tr(COLUMNS, [named(job), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),
     h("span", { class: "why" }, lost ? h("span", { class: "tag" }, lost) : null, " ", note)]);
 }

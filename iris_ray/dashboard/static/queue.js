@@ -1,11 +1,11 @@
 // The queue: who waits, in the order in which jobs are served, and for what.
-import { h, jobLink, keyed, setText, table, tr } from "./dom.js";
+import { h, keyed, named, setText, table, tr } from "./dom.js";
 import { counted, since, wants } from "./format.js";
 import { cluster, tables } from "./store.js";
 
 const COLUMNS = ["#", "Job", "User", "Priority", "Wants", "Waits", "Why"];
 const KINDS = {
-  paused: "It pauses after a launch that failed", not_looked_at: "Too many different jobs are before it",
+  paused: "It pauses after a launch that failed", not_looked_at: "Too many different jobs are before it", held_back: "It awaits other jobs",
   limited: "Its user has reached a limit", no_such_workers: "Nothing in the cluster suits it",
   too_few: "The cluster has too few that suit it", in_use: "Other jobs use what suits it, or come first",
 };
@@ -48,5 +48,5 @@ const idOf = (item) => item.slice(item.indexOf(" ") + 1);
 
 function row({ id, place, parts: [, queued, job] }) {
   const why = h("span", { class: "why" }, inShort(queued), h("span", { class: "rest" }, queued.why));
-  return tr(COLUMNS, [String(place), jobLink(id), job.user, job.band, wants(job), since(queued.since), why]);
+  return tr(COLUMNS, [String(place), named(job), job.user, job.band, wants(job), since(queued.since), why]);
 }

@@ -13,6 +13,7 @@ from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.history import history_file
 from iris_ray.history.history_file import NAME
+from tests.support.command_line import invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -43,7 +44,7 @@ def test_ended_jobs_are_listed_and_filtered(world: ControllerInProcess) -> None:
     world.succeed(world.start("eval", user="bob"))
     printed = world.iris("history").stdout.splitlines()
     assert [line.split()[0] for line in printed[1:]] == ["eval", "train"]
-    assert "1 failures" in printed[2]
+    assert "1 failure" in printed[2]
     for filters, found in (
         (("--user", "bob"), ["eval"]),
         (("--cause", "crashed"), ["train"]),
@@ -131,6 +132,13 @@ def test_filter_that_would_be_ignored_is_refused(
     bare_cluster: ControllerInProcess, words: tuple[str, ...], said: str
 ) -> None:
     assert said in bare_cluster.iris("history", *words, code=USAGE).stderr
+
+
+@pytest.mark.parametrize("month", ["9999-12", "2026-13", "May"])
+def test_month_that_can_not_be_is_refused(month: str) -> None:
+    result = invoke("report", "--month", month, "--file", "history.sqlite")
+    assert result.exit_code == USAGE
+    assert f"'{month}' is no month" in result.output
 
 
 def test_report_sums_up_the_month(world: ControllerInProcess) -> None:

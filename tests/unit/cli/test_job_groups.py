@@ -23,7 +23,7 @@ def submit(world: ControllerInProcess, **slices: int) -> list[str]:
     """Submit jobs of a group, each on so many slices."""
     values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0}
     specs = in_group(*(gang_spec(name, slices=(count,), **values) for name, count in slices.items()))
-    return [world._submitted(spec) for spec in specs]
+    return [world.submitted(spec) for spec in specs]
 
 
 def test_group_is_seen_waiting_running_and_ending(world: ControllerInProcess) -> None:
@@ -51,10 +51,10 @@ def test_group_that_can_never_start_is_refused_as_a_whole(world: ControllerInPro
 
 def test_incomplete_group_says_what_it_waits_for(world: ControllerInProcess) -> None:
     one, two = in_group(gang_spec("trainer", user="ann"), gang_spec("sampler", user="ann"))
-    world._submitted(one)
+    world.submitted(one)
     assert "waits until the other jobs of its group rl are submitted" in world.iris("why", "trainer").stdout
     with pytest.raises(InvalidJobError, match="differ in group, user, team or band"):
-        world._submitted(replace(two, priority=PriorityBand.BATCH))
+        world.submitted(replace(two, priority=PriorityBand.BATCH))
 
 
 def test_client_submits_waits_for_and_cancels_group(world: ControllerInProcess) -> None:

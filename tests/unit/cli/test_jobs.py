@@ -7,6 +7,7 @@ import pytest
 
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
+from iris_ray.actors.host.inspector import Profile
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.client import inspection
 from iris_ray.errors import UnknownNameError
@@ -199,9 +200,11 @@ def test_profile_of_a_tasks_own_job_is_written_locally(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
-    monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
+    monkeypatch.setattr(inspection, "profile", lambda *_: Profile(b"a picture", waits=True))
     world.start("parent/child")
-    assert "parent-child-0.svg: 9 bytes" in world.iris("job", "profile", "parent/child", "0").stdout
+    done = world.iris("job", "profile", "parent/child", "0")
+    assert "parent-child-0.svg: 9 bytes" in done.stdout
+    assert "all threads waited" in done.stderr
     assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"
 
 

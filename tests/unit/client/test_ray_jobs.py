@@ -47,6 +47,16 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_what_looks_like_a_secret_is_named_before_it_goes(
+    dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (".env", "data/tls.key", "a\nb.pem", ".env.example"):
+        (workspace / name).write_text("1")
+    submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace, ["data/"]), url)
+    said = "what looks like a secret goes along: '.env', 'a\\nb.pem'; name it in .rayignore"
+    assert f"iris_ray: {said}\n" in capsys.readouterr().err
+
+
 def test_command_arrives_unchanged_with_variables_and_directory(
     dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
 from tests.support.histories import a_month
 from tests.support.proofs import in_long
+from tests.support.worlds import gang_spec, in_group
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -125,6 +126,32 @@ def test_fleet_is_filtered_by_words_and_condition(chromium: Browser, url: str) -
         assert page.get_by_role("button", name="closed").get_attribute("aria-pressed") == "true"
 
     chromium.see(story)
+
+
+@pytest.mark.parametrize(("look", "dark", "width"), LOOKS)
+def test_jobs_of_group_name_it_and_current_page_is_seen(
+    chromium: Browser, world: ControllerInProcess, url: str, look: str, dark: bool, width: int
+) -> None:
+    for spec in in_group(*(gang_spec(name, user="dee") for name in ("trainer", "sampler"))):
+        world.submitted(spec)
+
+    def story(page: "Page") -> list[str]:
+        seen = []
+        for name in ("jobs", "queue"):
+            page.goto(f"{url}/#/{name}")
+            page.locator(".tag", has_text="rl").nth(1).wait_for(timeout=PATIENCE_MS)
+            seen += page.locator("tr", has=page.locator(".tag", has_text="rl")).all_inner_texts()
+            picture(page, f"{look}-{name}-with-a-group")
+        page.goto(f"{url}/#/history")
+        waits_for(page, "On average")
+        place = page.locator("nav a[aria-current]").bounding_box()
+        assert place is not None
+        assert place["x"] >= 0
+        assert place["x"] + place["width"] <= width, "a phone scrolls to it"
+        return seen
+
+    rows = chromium.see(story, dark=dark, width=width)
+    assert ["trainer" in row or "sampler" in row for row in rows] == [True] * 4
 
 
 def test_queue_shows_order_and_reasons(chromium: Browser, url: str) -> None:

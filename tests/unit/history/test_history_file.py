@@ -189,7 +189,12 @@ def damage_middle(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", [damage_header, damage_middle])
+def damage_schema(path: Path) -> None:
+    """Have SQLite's error hold bytes that are no text."""
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE jobs", b"CREATE \xdd\xddBLE jobs"))
+
+
+@pytest.mark.parametrize("damage", [damage_header, damage_middle, damage_schema])
 def test_corrupt_file_is_set_aside_and_said_once(
     history: History, ended: JobStory, caplog: pytest.LogCaptureFixture, damage: object
 ) -> None:

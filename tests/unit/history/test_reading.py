@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,9 @@ def test_statement_that_writes_is_refused(filled: History, sql: str, doing: str)
         ("SELECT load_extension('x.so')", "not authorized|no such function"),
         ("SELECT length(zeroblob(100000000))", "too big"),
         ("SELECT :who", "binding"),
+        ("SELECT '\udcff'", "surrogates"),
+        ("SELECT printf('%.*c', 2000000000, 'x')", "not authorized to use function: printf"),
+        ("SELECT FORMAT('%.*c', 2000000000, 'x')", "not authorized to use function"),
     ],
 )
 def test_statement_that_makes_no_sense_is_explained(filled: History, sql: str, why: str) -> None:
@@ -85,13 +89,27 @@ def test_endless_statement_is_ended(filled: History) -> None:
         read_history(filled.file.path, endless, within_s=0.05)
 
 
+def test_statement_that_would_fill_the_disk_is_ended(filled: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_TEMPORARY_BYTES", 4 << 20)
+    rows = "WITH RECURSIVE n(x) AS (SELECT randomblob(9999) UNION ALL SELECT randomblob(9999) FROM n) SELECT x FROM n"
+    with pytest.raises(InvalidQueryError, match="more than 4 MB at a time and was ended"):
+        filled.ask(f"SELECT * FROM ({rows}) ORDER BY x")
+    assert filled.ask("SELECT count(*) FROM events").rows == ((5,),)
+
+
+@pytest.mark.parametrize("value", [2**70, "\udcff", [1]])
+def test_parameter_that_sqlite_can_not_take_is_explained(filled: History, value: Any) -> None:
+    with pytest.raises(InvalidQueryError, match="the statement can't be run"):
+        read_history(filled.file.path, "SELECT :x", {"x": value})
+
+
 def test_answer_is_cut_by_rows_and_by_bytes(filled: History, monkeypatch: pytest.MonkeyPatch) -> None:
     all_of_them = read_history(filled.file.path, "SELECT subject FROM events ORDER BY at", most_rows=5)
     assert (all_of_them.rows[4], all_of_them.cut) == (("a/4",), False)
     assert all_of_them.as_dicts()[0] == {"subject": "a/0"}
     assert read_history(filled.file.path, "SELECT * FROM events", most_rows=4).cut
     monkeypatch.setattr(reading, "MOST_BYTES", 1000)
-    few = read_history(filled.file.path, "SELECT printf('%0400d', at) FROM events")
+    few = read_history(filled.file.path, "SELECT hex(zeroblob(200)) FROM events")
     assert (len(few.rows), few.cut) == (2, True)
 
 

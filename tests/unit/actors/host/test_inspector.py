@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host import inspector
-from iris_ray.actors.host.inspector import InspectedTask, profile_of, stacks_of
+from iris_ray.actors.host.inspector import InspectedTask, Profile, profile_of, stacks_of
 from iris_ray.actors.host.output.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 
 TASK = InspectedTask("train", 3, 1)
 BUSY = "def spins_here():\n    while True: pass\nprint('', flush=True)\nspins_here()"
+
+AS_PY_SPY_IF_NOTHING_WORKS = """#!/bin/sh
+case "$*" in
+    *--idle*) while [ "$1" != --output ]; do shift; done; echo waits here > "$2"; echo "Samples: 9 Errors: 0" ;;
+    *flamegraph*) printf "Error: Failed to write flamegraph: No stack counts found\\n\\n   0: main\\n" >&2; exit 1 ;;
+    *) echo "py-spy> Wrote raw flamegraph data to 'profile'. Samples: 0 Errors: 0" ;;
+esac
+"""
 
 
 @pytest.fixture
@@ -37,8 +45,23 @@ def test_stacks_and_profile_name_the_function_that_runs(task: int) -> None:
     stacks = stacks_of(TASK)
     assert "spins_here" in stacks
     assert f"Process {task}" in stacks
-    assert b"spins_here" in profile_of(TASK, 1, "raw", idle=False)
-    assert profile_of(TASK, 1, "flamegraph", idle=True).lstrip().startswith(b"<?xml")
+    assert b"spins_here" in profile_of(TASK, 1, "raw", idle=False).data
+    assert profile_of(TASK, 1, "flamegraph", idle=True).data.lstrip().startswith(b"<?xml")
+
+
+@pytest.mark.parametrize("layout", ["flamegraph", "speedscope", "raw"])
+def test_profile_of_threads_that_only_wait_shows_where(
+    task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    program = tmp_path / "py-spy"
+    program.write_text(AS_PY_SPY_IF_NOTHING_WORKS)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert profile_of(TASK, 1, layout, idle=False) == Profile(b"waits here\n", waits=True)
+    assert profile_of(TASK, 1, layout, idle=True) == Profile(b"waits here\n")
+    program.write_text(AS_PY_SPY_IF_NOTHING_WORKS.replace("--idle", "--never"))
+    with pytest.raises(InspectionFailedError, match="has not come to look into it within 1 s"):
+        profile_of(TASK, 1, layout, idle=True)
 
 
 def test_inspecting_task_without_local_process_says_so(task: int) -> None:
@@ -53,10 +76,11 @@ def test_inspecting_task_without_local_process_says_so(task: int) -> None:
     [
         ("echo 'Error: Permission Denied: Try running again with sudo' >&2; exit 1", "SYS_PTRACE"),
         ("echo 'Error: no python here' >&2; exit 3", "failed with code 3: Error: no python here"),
+        ("printf 'Error: no stacks\\n\\nStack backtrace:\\n   8: main\\n' >&2; exit 1", "code 1: Error: no stacks$"),
         ("exit 1", "it said nothing"),
         ("sleep 60", "did not come to an end"),
     ],
-    ids=["permission", "error", "silent", "hangs"],
+    ids=["permission", "error", "backtrace", "silent", "hangs"],
 )
 def test_py_spy_failure_says_what_to_do(
     task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str

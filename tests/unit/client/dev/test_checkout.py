@@ -58,6 +58,7 @@ def test_difference_makes_commit_what_was_sent(here: Path, tmp_path: Path) -> No
 def test_package_has_same_bytes_for_same_files(here: Path) -> None:
     (here / "link.py").symlink_to("train.py")
     (here / "library").symlink_to("lib")
+    (here / "settings").symlink_to(".env")  # it stays here, and so does what it is called besides
     edit(here)
     found = Checkout.of(here)
     assert found is not None

@@ -67,7 +67,10 @@ def test_large_file_and_link_that_leaves_stay_here(here: Path, monkeypatch: pyte
     assert found.left_out == (f"away ({leaves})", "data.bin (11 bytes)", f"root ({leaves})")
 
 
-@pytest.mark.parametrize(("limit", "what"), [("MOST_BYTES", "more than 100 bytes"), ("MOST_FILES", "100 files")])
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [("MOST_BYTES", "has 101 bytes, and at most 100 bytes"), ("MOST_FILES", "has 202 files, and at most 100")],
+)
 def test_directory_too_large_is_refused_with_largest(
     here: Path, monkeypatch: pytest.MonkeyPatch, limit: str, what: str
 ) -> None:
@@ -76,6 +79,45 @@ def test_directory_too_large_is_refused_with_largest(
         write(here, **{f"data/{number}": "x", f"more{number % 3}/{number}": ""})
     with pytest.raises(InvalidRequestError, match=rf"{what}.*largest parts are data"):
         CodeDirectory.look(here)
+
+
+def test_odd_names_travel_and_are_said_without_control_characters(here: Path) -> None:
+    write(here, **{"two\nlines.py": "1", "\x1b[31mred.key": "2", "a b.py": "3"})
+    Path(os.fsdecode(os.fsencode(here) + b"/\xff.py")).write_text("4")
+    found = CodeDirectory.look(here)
+    assert set(found.files) == {"two\nlines.py", "a b.py"}
+    assert found.left_out == (r"'\x1b[31mred.key' (looks like a secret)", r"'\udcff.py' (its name is no UTF-8)")
+    assert found.in_words().isprintable()
+
+
+def test_copy_for_senders_has_what_travels_and_no_more(here: Path) -> None:
+    write(
+        here, **{"train.py": "1", "lib/run.sh": "2", "tls (1).key": "s3cr3t", "w[1].pem": "s3cr3t", ".ssh/x": "s3cr3t"}
+    )
+    (here / "lib/run.sh").chmod(0o755)
+    for link, to in {"link.py": "train.py", "plain": "w[1].pem", "again": ".", "more": ".ssh", "gone": "x"}.items():
+        (here / link).symlink_to(to)
+    (here / "chain").symlink_to("plain")
+    with CodeDirectory.look(here).copied() as copy:
+        paths = [path for path in copy.rglob("*") if not path.is_dir()]
+        assert {str(path.relative_to(copy)): path.read_text() for path in paths} == {
+            "train.py": "1", "lib/run.sh": "2", "link.py": "1"
+        }  # fmt: skip
+        assert os.access(copy / "lib/run.sh", os.X_OK)
+        assert copy.name == here.name
+    assert not copy.exists()
+
+
+def test_ten_gigabytes_are_refused_before_they_are_read(here: Path) -> None:
+    for number in range(170):
+        with open(here / f"part-{number}", "wb") as file:
+            file.truncate(60_000_000)
+    with open(here / "whole", "wb") as file:
+        file.truncate(10_000_000_000)
+    with pytest.raises(InvalidRequestError, match=r"has 10,200.0 MB, and at most 512.0 MB travel.*parts are part-"):
+        CodeDirectory.look(here)
+    (here / ".gitignore").write_text("part-*\n")
+    assert CodeDirectory.look(here).left_out == ("whole (10,000.0 MB)",)
 
 
 class Travels:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.client.dev.code_directory import CodeDirectory
 from iris_ray.client.dev.held_job import HeldHost
 from iris_ray.client.dev.held_run import HeldRun, Sent
 from iris_ray.errors import SessionError, TaskMovedError
@@ -177,6 +178,15 @@ def test_second_run_waits_for_first_and_is_refused(hosts: HeldHosts, monkeypatch
         with pytest.raises(SessionError, match="another run goes on here"):
             hosts.begin("python", "train.py")
     assert hosts.run("python", "-c", "print(1)")[1] == ["1\n"] * 2
+
+
+def test_file_that_goes_while_it_is_sent_loses_no_host(hosts: HeldHosts) -> None:
+    hosts.write(train="print(1)", other="")
+    code = CodeDirectory.look(hosts.here)
+    (hosts.here / "other.py").unlink()
+    with HeldRun(hosts.held) as run, pytest.raises(SessionError, match=r"^'other.py' has changed meanwhile"):
+        run.start(code, ["python", "train.py"], {}, lambda _: None)
+    assert hosts.run("python", "train.py")[1] == ["1\n"] * 2
 
 
 def test_host_that_goes_tells_program_and_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
