@@ -2,7 +2,7 @@
 
     python benchmarks/slots_front.py      # --seconds 3 --rounds 3: of each attack; medians of the rounds
     python benchmarks/slots_front.py --only half-sent
-    python benchmarks/slots_front.py --only die      # all attacks at once on slots, one of which dies; four minutes
+    python benchmarks/slots_front.py --only slot     # all attacks at once on slots, one of which dies; four minutes
 
 The server is a process of its own, with a model that answers at once, in five pieces. Ten callers ask it, 50 times a
 second together; attackers are a third process. The model stands aside: what slots cost is in slots_on_ray.py. The last
@@ -163,7 +163,7 @@ def hundredths(took: list[float]) -> tuple[float, float]:
 
 def show(name: str, quiet: tuple[float, float], attacked: tuple[float, float], failures: int) -> None:
     ratio = f"{attacked[1] / quiet[1]:.1f} ×"
-    columns = f"{quiet[0]:10.1f}{quiet[1]:7.1f}{attacked[0]:15.1f}{attacked[1]:7.1f}"
+    columns = f"{quiet[0]:10.1f}{quiet[1]:9.1f}{attacked[0]:15.1f}{attacked[1]:9.1f}"
     print(f"{name:30}{columns}{ratio:>11}{failures:8}", flush=True)
 
 
@@ -251,7 +251,7 @@ def on_slots(seconds: float, rounds: int) -> None:
     """All attacks at once; then the process of one slot is killed, and the host of the other, without them and with."""
     took: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
     failures = dict.fromkeys((False, True), 0)
-    with SimulatedCluster({"v4-8": 3}) as cluster, serving(cluster) as port:
+    with SimulatedCluster({"v4-8": 3}, quiet=True) as cluster, serving(cluster) as port:
         client = SlotClient.connect("slots")
 
         def ready() -> list[int]:
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="the attacks that have these words in their names")
     arguments = parser.parse_args()
-    print(f"{'':30}{'quiet p50':>10}{'p99':>7}{'attacked p50':>15}{'p99':>7} ms{'ratio':>8}{'failed':>8}")
+    print(f"{'':30}{'quiet p50':>10}{'p99':>9}{'attacked p50':>15}{'p99':>9} ms{'ratio':>8}{'failed':>8}")
     if names := [name for name in ATTACKS if arguments.only in name]:
         in_turn(names, arguments.seconds, arguments.rounds)
     if arguments.only in TOGETHER or arguments.only in DEATHS:
