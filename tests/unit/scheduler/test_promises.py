@@ -11,6 +11,7 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S
+from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
@@ -550,3 +551,21 @@ def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_lef
     world.confirm(idle, 1)
     world.turn()
     assert (waits.gang.placed, idle.gang.placed) == (True, False)
+
+
+def test_pause_leaves_what_others_give_up_for_the_gang(world: Played) -> None:
+    """A clock that jumps back has an earlier pause of the gang go on."""
+    world.run("busy", priority=PRODUCTION, **on("a"))
+    victim = world.run("batch", priority=BATCH, **on("b"))
+    job = world.submit("job", priority=PRODUCTION, **MANY)
+    world.turn()
+    assert (promised(job), is_told_to_leave(victim)) == (("b-0", "b-1"), True)
+    job.gang.not_before = world.now + 60.0
+    world.turn(1.0)
+    assert world.planner.pending_reasons["job"].kind is PendingKind.PAUSED
+    assert (promised(job), is_told_to_leave(victim)) == (("b-0", "b-1"), True)
+    world.leave(victim)
+    world.confirm(victim, 1)
+    world.submit("other", user="other", priority=PRODUCTION, **MANY)
+    world.turn(60.0)
+    assert hosts_of(job) == ("b-0", "b-1")
