@@ -114,7 +114,7 @@ class Reasons(Mapping[str, PendingReason]):
 
     def take(self, reasons: "Reasons", kind: Kind) -> None:
         """Move those of other reasons here that a plan has noted of plain jobs of a kind."""
-        noted = [job_id for job_id in reasons._of_kind.pop(kind, ()) if job_id in reasons._made]
+        noted = [job_id for job_id in dict.fromkeys(reasons._of_kind.pop(kind, ())) if job_id in reasons._made]
         self._made.update((job_id, reasons._made.pop(job_id)) for job_id in noted)
         self._of_kind.setdefault(kind, []).extend(noted)
         if (alike := reasons._alike.pop(kind, None)) is not None:

@@ -45,6 +45,7 @@ def test_reasons_of_a_kind_move_as_a_whole(jobs: list[Job]) -> None:
     both = Reasons(beside=limited)
     assert not both
     assert len(reasons) == 4
+    reasons.note(jobs[0], why(jobs[0]))
     limited.take(reasons, jobs[0].kind)
     assert ([*reasons], {*limited}) == (["other"], {"a", "b", "c"})
     both.replace(reasons)
