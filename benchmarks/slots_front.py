@@ -37,7 +37,9 @@ from iris_ray import SlotClient
 from iris_ray.slots.front import ApiKey, HttpFront
 from iris_ray.testing import SimulatedCluster
 
-SECRET = "sk-" + "a" * 20
+SECRET, ATTACKERS = "sk-" + "a" * 20, "sk-" + "m" * 20
+AT_A_TIME = 2
+"""As many requests of the attackers' key reach the model at a time: an operator gives no key without limits."""
 CALLERS, EVERY_S = 10, 0.2
 
 
@@ -59,7 +61,7 @@ def serve(pipe: Any) -> None:
     gc.collect()
     gc.freeze()  # as `iris-ray serve`
     made: Any = Client()
-    with HttpFront(made, keys=[ApiKey("alice", SECRET)]) as front:
+    with HttpFront(made, keys=[ApiKey("alice", SECRET), ApiKey("mallory", ATTACKERS, at_a_time=AT_A_TIME)]) as front:
         pipe.send(int(front.url.rsplit(":", 1)[1]))
         pipe.recv()
 
@@ -67,7 +69,7 @@ def serve(pipe: Any) -> None:
 # -- attacks -----------------------------------------------------------------------------------------------------------
 
 
-def head(*more: str, secret: str = SECRET) -> bytes:
+def head(*more: str, secret: str = ATTACKERS) -> bytes:
     lines = ("POST /v1/completions HTTP/1.1", "Host: localhost", f"Authorization: Bearer {secret}", *more, "", "")
     return "\r\n".join(lines).encode()
 
@@ -101,7 +103,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], float, float]] = {
     "half-sent headers": (lambda: head()[:60], 60.0, 0.01),
     "half-sent bodies": (lambda: head("Content-Length: 4000000") + b"{", 60.0, 0.01),
     "unknown keys": (lambda: head("Content-Length: 2", secret="guess") + b"{}", 5.0, 0.02),
-    "callers who do not read": (lambda: body(b'{"model": "m", "prompt": "endless", "stream": true}'), 0.5, 0.1),
+    "callers who leave early": (lambda: body(b'{"model": "m", "prompt": "endless", "stream": true}'), 0.5, 0.1),
 }
 """What is sent over each connection, how long that stays open in seconds, and after how many seconds the next comes."""
 
@@ -228,6 +230,9 @@ concurrency = 8
 replicas = 2
 [keys.alice]
 secret = "{SECRET}"
+[keys.mallory]
+secret = "{ATTACKERS}"
+at_a_time = {AT_A_TIME}
 """
 
 
