@@ -39,7 +39,7 @@ from iris_ray.testing import SimulatedCluster
 
 SECRET, ATTACKERS = "sk-" + "a" * 20, "sk-" + "m" * 20
 AT_A_TIME = 2
-"""As many requests of the attackers' key reach the model at a time: an operator gives no key without limits."""
+"""As many requests of the attackers' key reach a model on slots at a time: else they fill its places."""
 CALLERS, EVERY_S = 10, 0.2
 
 
@@ -61,7 +61,7 @@ def serve(pipe: Any) -> None:
     gc.collect()
     gc.freeze()  # as `iris-ray serve`
     made: Any = Client()
-    with HttpFront(made, keys=[ApiKey("alice", SECRET), ApiKey("mallory", ATTACKERS, at_a_time=AT_A_TIME)]) as front:
+    with HttpFront(made, keys=[ApiKey("alice", SECRET), ApiKey("mallory", ATTACKERS)]) as front:
         pipe.send(int(front.url.rsplit(":", 1)[1]))
         pipe.recv()
 

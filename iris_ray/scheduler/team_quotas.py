@@ -209,7 +209,6 @@ class TeamQuotas:
         """
         if self.exist:
             before = self._promised.pop(job.spec.job_id, 0.0)
-            self._standings.clear()
             if chips:
                 self._promised[job.spec.job_id] = chips
             else:
