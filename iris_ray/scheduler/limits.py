@@ -99,11 +99,15 @@ class Allowances:
         return max(one if isinstance(one, Standing) else Standing.BORROWS for one in found)
 
     def keep_quota_for(self, job: Job, standing: int) -> None:
-        """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less."""
+        """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less.
+
+        It is kept in every account in which jobs of that standing look for quota.
+        """
         needed = num_groups(job)[0] * chips_per_group(job)
         found = self.teams.standing_in_team(job, needed)
         if isinstance(found, Standing) and found <= standing and self._reached_by_user(job) is None:
-            self.teams.keep_for(job, needed)
+            own, *above = self.teams.path(job.spec)[:-1]
+            self.teams.keep_for(job, needed, above[-1] if above and standing > Standing.OWN else own)
 
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
         if not self.teams.exist:

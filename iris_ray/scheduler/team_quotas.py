@@ -215,19 +215,19 @@ class TeamQuotas:
                 self._none_leave_for(job)
             self._count(job.spec, chips - before, promised=True)
 
-    def keep_for(self, job: Job, chips: float, up_to: str | None = None) -> bool:
+    def keep_for(self, job: Job, chips: float, up_to: str) -> bool:
         """Keep quota for a job, unless its team has a job already for which some is kept.
 
         Args:
             job: the job.
             chips: how many it needs.
-            up_to: the team among whose jobs they are kept, which has none left; None: the job's own.
+            up_to: the last name for which the job counts among whose jobs they are kept.
         """
         job_id, (team, kind) = job.spec.job_id, self.account(job.spec)
         if kind is None or self._kept_for.setdefault((team, kind), job_id) != job_id:
             return False
         path = self._use.path(job.spec.team)
-        names = path[: path.index(up_to) + 1] if up_to is not None else path[:1]
+        names = path[: path.index(up_to) + 1]
         if (before := self._aside.get(job_id)) is not None:
             self._set_aside(job, before, sign=-1)
         self._aside[job_id] = _Aside(job.spec.priority, chips, names)

@@ -1,6 +1,7 @@
 """The loads of Kueue's performance tests in virtual time, a part of their queues. `benchmarks/kueue.py` has all."""
 
 import importlib
+import statistics
 from typing import Any
 
 import pytest
@@ -40,3 +41,15 @@ def test_part_of_load_is_admitted_within_kueues_limits(name: str, part: float) -
     assert 100 * result.used / load.cpus / result.wall_s >= load.usage
     assert [one.name for one in load.workloads if result.average_s(one.name) > one.limit_s] == []
     replay.state.check()
+
+
+@pytest.mark.parametrize(("name", "part"), [("baseline", 0.07), ("tas", 0.07)])
+def test_large_jobs_of_the_first_band_wait_less_than_small_ones_of_the_last(name: str, part: float) -> None:
+    load = LOADS[name].part(part)
+    result = kueue.Replay(load, cpu_clock=lambda: 0.0).run()
+    bands = {kueue.BANDS[one.priority] for one in load.workloads}
+    waits = [
+        statistics.mean(result.average_s(one.name) for one in load.workloads if kueue.BANDS[one.priority] is band)
+        for band in sorted(bands)
+    ]
+    assert waits == sorted(waits)

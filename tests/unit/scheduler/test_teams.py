@@ -97,6 +97,29 @@ def test_lower_bands_of_its_team_leave_a_large_job_the_quota(world: World) -> No
     assert set(world.schedule()) == {"large"}
 
 
+def test_nobody_takes_the_rest_of_a_shared_quota_while_a_large_job_waits_for_its_teams_part(world: World) -> None:
+    set_teams(
+        world,
+        """
+        [teams.ml]
+        quota.v4-16 = { chips = 32, borrow = 0 }
+        [teams."ml/ads"]
+        quota.v4-16 = 16
+        [teams."ml/vision"]
+        quota.v4-16 = 16
+        """,
+    )
+    (young,) = start(world, "young", team="ml/ads", priority=BATCH)
+    lent, *_ = start(world, "lent", "one", "two", team="ml/vision", priority=BATCH)
+    submit(world, "large", "ml/ads", slices=(2,), priority=PRODUCTION)
+    submit(world, "small", "ml/ads", priority=BATCH)
+    submit(world, "more", "ml/vision", priority=BATCH)
+    world.finish(lent)
+    assert world.schedule() == {}
+    world.finish(young)
+    assert set(world.schedule()) == {"large"}
+
+
 def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
     two_teams(world, ads="32", vision="0")
     for number in range(4):
