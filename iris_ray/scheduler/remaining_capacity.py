@@ -12,7 +12,7 @@ from iris_ray.model.workers import TPU, Resources, Worker
 from iris_ray.scheduler.candidates import Candidates, Distance, Ranking
 from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
-from iris_ray.state.groups import Group
+from iris_ray.state.groups import Group, Grouping
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class Plan:
     without_chips: set[str] = field(default_factory=set)
     touched: list[Worker] = field(default_factory=list)
     tasks: int = 0
+    _groups: dict[Grouping, tuple[int, list[str]]] = field(default_factory=dict)
 
     def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
         """Give the same resources of each of some workers to a job."""
@@ -57,6 +58,14 @@ class Plan:
             self.taken[worker.node_id] = _sum(self.taken[worker.node_id], more)
             self.touched.append(worker)
             self.tasks += number
+
+    def groups(self, grouping: Grouping) -> list[str]:
+        """Return the names of the groups of all touched workers, in the order in which it happened. Don't change it."""
+        seen, names = self._groups.get(grouping, (0, []))
+        if seen < len(self.touched):
+            names += filter(None, dict.fromkeys(map(grouping.name_of, self.touched[seen:])))
+            self._groups[grouping] = len(self.touched), names
+        return names
 
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""
@@ -98,23 +107,21 @@ class RemainingCapacity:
         self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
         self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
         self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
-        self._seen = 0  # how many of the plan's touched workers are accounted for
+        self._seen = 0  # how many of the plan's touched groups are accounted for
         self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # of changed groups with idle hosts, as of then
 
     def catch_up(self) -> None:
         """Account for what the plan has given away since the last call."""
-        touched = self.plan.touched
+        touched = self.plan.groups(self.candidates.grouping)
         if self._seen < len(touched):
-            names = dict.fromkeys(map(self.candidates.grouping.name_of, touched[self._seen :]))
+            names, known = dict.fromkeys(touched[self._seen :]), self.candidates.known
             self._seen = len(touched)
-            known = self.candidates.known
-            if new := [name for name in names if name is not None and name not in known]:
+            if new := [name for name in names if name not in known]:
                 self.candidates.evaluate(new)
             self._take_over()
             for name in names:
-                if name is not None:
-                    self._idle.pop(name, None)
-                    self._account_for(name, known[name])
+                self._idle.pop(name, None)
+                self._account_for(name, known[name])
 
     # -- many groups -----------------------------------------------------------------------------------------------
 
@@ -156,7 +163,7 @@ class RemainingCapacity:
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
-        is_known = self._seen == len(self.plan.touched)
+        is_known = self._seen == len(self.plan.groups(self.candidates.grouping))
         return (self._idle.get(name) if is_known else None) or self._find_idle(name)
 
     def _find_idle(self, name: str) -> list[tuple[Worker, Room]]:
