@@ -202,8 +202,8 @@ class JobSpec:
     @property
     def spreads(self) -> bool:
         """Whether its tasks go to as many hosts as there are."""
-        alone = self.coscheduling is None and self.task_placement == SPREAD
-        return alone and self.device is None and not accelerators(self.resources)
+        several = self.coscheduling is None and self.replicas > 1 and self.task_placement == SPREAD
+        return several and self.device is None and not accelerators(self.resources)
 
     @property
     def num_gangs(self) -> int:

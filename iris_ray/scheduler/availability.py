@@ -459,8 +459,11 @@ def assign(
     names = sorted(names)
     groups = [available.members(name) for name in names]
     workers = list(chain.from_iterable(groups))
-    for chips in dict.fromkeys([worker.resources.get(TPU, 0.0) for worker in workers]):
-        alike = [worker for worker in workers if worker.resources.get(TPU, 0.0) == chips]
+    chips = [worker.resources.get(TPU, 0.0) for worker in workers]
+    for each in dict.fromkeys(chips):
+        alike = workers
+        if chips.count(each) < len(chips):
+            alike = [worker for worker, has in zip(workers, chips, strict=True) if has == each]
         demand = requirement.demand(alike[0])
         plan.take(alike, demand, spec.job_id)
         for resource, amount in demand.items():

@@ -159,7 +159,8 @@ class Cycle:
                 self._result.complete = False
                 break
             if granted is not None:
-                queue.granted(job, granted)
+                comes_again = not job.members and len(job.pending) > self._placed[job.spec.job_id]
+                queue.granted(job, granted, comes_again)
         self._limits.end_plan(self._result.complete)
         self._evictor.end_plan(self._result.complete)
         self._explainer.complete()
@@ -173,8 +174,8 @@ class Cycle:
         if (limited_like := self._over.get(first.kind)) is not None:
             reasons.note_alike(run, limited_like)
             return True
-        before, gang = self._in_vain.get(first.kind), first.gangs[next(iter(first.pending))]
-        if before is None or self._is_special(first, gang):
+        before = self._in_vain.get(first.kind)
+        if before is None or self._is_special(first, first.gangs[next(iter(first.pending))]):
             return False  # if the oldest does not starve, the others don't
         to_all = before.available.to_all
         reasons.note_alike(run, before.reason, to_all.unplaced, to_all.first_unplaced)
@@ -209,7 +210,7 @@ class Cycle:
                 self._pause(job, pause_s, gang.error)
                 continue
             granted = self._place(job, gang)
-            if granted is not None:  # the job comes again
+            if granted is not None and len(job.pending) > 1:  # the job comes again
                 self._untried[job_id] = untried
                 if self._queue.is_alone and not (job.promise or accelerators(granted)):
                     return self._place_beside(job, untried, granted)
@@ -231,7 +232,9 @@ class Cycle:
                 self._result.limited.pop(job.kind, None)
             return None
         self._result.limited.pop(job.kind, None)
-        hopes, awaits = self._deadlines.hopes_for_more(gang), self._deadlines.awaits_its_own(gang)
+        has_groups = job.spec.coscheduling is not None
+        hopes = has_groups and self._deadlines.hopes_for_more(gang)
+        awaits = has_groups and self._deadlines.awaits_its_own(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
@@ -249,7 +252,8 @@ class Cycle:
                 self._placed[job.spec.job_id] += 1
                 if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
                     self._spreads[job.spec.job_id].took(assignment.node_id)
-                self._let_go(job, lifted, hosts_of(assignment))
+                if lifted or self._promises.has_one(job):
+                    self._let_go(job, lifted, hosts_of(assignment))
                 return granted
             if found:
                 needed = chips_of(found if waits else found[: wanted[0]], available)

@@ -141,8 +141,6 @@ class FairQueue:
         fare_alike: whether plain jobs of a kind fare like one before them, which found nothing. They get no turn then.
 
     Attributes:
-        is_alone: whether no other user's jobs wait in the class of the latest job, so that it comes again while it gets
-            what it asks for.
         place: the place of the latest job.
     """
 
@@ -168,8 +166,9 @@ class FairQueue:
         self._fare_alike = fare_alike
         self._later: list[Run] = []  # jobs that have to look further for quota
         self._kinds_later: set[Kind] = set()  # theirs
+        self._was_granted = False  # the latest job
         self._again = False
-        self.is_alone = False
+        self._in_line: _Line | None = None
         self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
@@ -182,13 +181,18 @@ class FairQueue:
             waiting, self._later = self._later, []
         yield from self._by_class(last, len(Standing))
 
-    def granted(self, job: Job, resources: Mapping[str, float]) -> None:
-        """Count what the latest job was given. The job comes again at its user's next turn."""
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other user has jobs in the class of the latest job, which then comes again at once."""
+        return self._in_line is not None and self._in_line.is_alone
+
+    def granted(self, job: Job, resources: Mapping[str, float], comes_again: bool) -> None:
+        """Count what the latest job was given, and say whether the job comes again at its user's next turn."""
         self._users.count(job.spec.user, resources)
         if self._teams is not None and self._of_teams is not None:
             for name in self._teams.path(job.spec.team):
                 self._of_teams.count(name, resources)
-        self._again = True
+        self._was_granted, self._again = True, comes_again
 
     def _by_class(self, runs: Iterable[Run], standing: int) -> Iterator[Job]:
         """Yield jobs by band, first those that return. Those that have to look further for quota come later."""
@@ -200,8 +204,11 @@ class FairQueue:
             self.place = standing, band
             self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
+            if self._teams is None or standing >= Standing.BORROWS:
+                yield from in_turn
+                continue
             for job in in_turn:
-                if standing < Standing.BORROWS and self._standing(job) > standing:
+                if self._standing(job) > standing:
                     self._passed_over(job, standing)
                     self._later.append(deque((job,)))
                     if job.is_plain:
@@ -220,7 +227,7 @@ class FairQueue:
         return self._fare_alike(run)
 
     def _by_age(self, runs: Iterable[Run]) -> Iterator[Job]:
-        self.is_alone = False
+        self._in_line = None
         for job in sorted(chain.from_iterable(runs), key=_number):
             self._again = True
             while self._again:  # several gangs of it may return
@@ -229,12 +236,11 @@ class FairQueue:
 
     def _by_share(self, runs: Iterable[Run]) -> Iterator[Job]:
         """Yield jobs of one class: by the shares of teams, of users, and by age."""
-        line = self._line(runs)
+        line = self._in_line = self._line(runs)
         while line.first is not None:
-            self._again = False
-            job, self.is_alone = line.first, line.is_alone
-            yield job
-            line.had_its_turn(self._again)
+            self._was_granted = self._again = False
+            yield line.first
+            line.had_its_turn(self._was_granted, self._again)
 
     def _line(self, runs: Iterable[Run]) -> "_Line":
         """Return the line of all jobs, which consists of the lines of teams and users."""
@@ -334,7 +340,7 @@ class _Line:
         """Whether the first job's user has no others beside."""
         return bool(self._runs) or (len(self._turns) == 1 and self._turns[0][-1].is_alone)
 
-    def had_its_turn(self, comes_again: bool) -> None:
+    def had_its_turn(self, was_granted: bool, comes_again: bool) -> None:
         """Go on after the first job, which stays if it comes again."""
         if self._runs:
             if not comes_again:
@@ -342,14 +348,17 @@ class _Line:
                 self.first = self._runs[0][-1][0] if self._runs else None
             return
         share, _, number, part = self._turns[0]
-        part.had_its_turn(comes_again)
+        part.had_its_turn(was_granted, comes_again)
+        if len(self._turns) == 1:
+            self.first = part.first
+            return
         if part.first is None:
             heapq.heappop(self._turns)
-        elif part.parts and not comes_again:  # what a team has changes in its own turns only
+        elif part.parts and not was_granted:  # what a team has changes in its own turns only
             heapq.heapreplace(self._turns, (share, part.first.number, number, part))
         else:
             heapq.heapreplace(self._turns, part._turn(number))
-        self.first = self._turns[0][-1].first if self._turns else None
+        self.first = self._turns[0][-1].first
 
     def _drop_first(self) -> None:
         _, index, run = self._runs[0]

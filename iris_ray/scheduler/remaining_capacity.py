@@ -107,15 +107,17 @@ class RemainingCapacity:
         self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
         self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
         self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
-        self._seen = 0  # how many of the plan's touched groups are accounted for
+        self._seen = 0  # how many of the plan's touched workers are accounted for
+        self._groups_seen = 0  # and of their groups
         self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # of changed groups with idle hosts, as of then
 
     def catch_up(self) -> None:
         """Account for what the plan has given away since the last call."""
-        touched = self.plan.groups(self.candidates.grouping)
-        if self._seen < len(touched):
-            names, known = dict.fromkeys(touched[self._seen :]), self.candidates.known
-            self._seen = len(touched)
+        plan = self.plan
+        if self._seen < len(plan.touched):
+            touched, known = plan.groups(self.candidates.grouping), self.candidates.known
+            names = dict.fromkeys(touched[self._groups_seen :])
+            self._seen, self._groups_seen = len(plan.touched), len(touched)
             if new := [name for name in names if name not in known]:
                 self.candidates.evaluate(new)
             self._take_over()
@@ -163,7 +165,7 @@ class RemainingCapacity:
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
-        is_known = self._seen == len(self.plan.groups(self.candidates.grouping))
+        is_known = self._seen == len(self.plan.touched)
         return (self._idle.get(name) if is_known else None) or self._find_idle(name)
 
     def _find_idle(self, name: str) -> list[tuple[Worker, Room]]:
