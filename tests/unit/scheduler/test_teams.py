@@ -97,6 +97,15 @@ def test_lower_bands_of_its_team_leave_a_large_job_the_quota(world: World) -> No
     assert set(world.schedule()) == {"large"}
 
 
+def test_no_quota_is_kept_for_a_job_that_has_got_all_that_it_asked_for(world: World) -> None:
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 20, borrow = 0 }")
+    start(world, "batch", team="ads", priority=BATCH)
+    submit(world, "first", "ads", priority=PRODUCTION)
+    world.submit_tasks("small", 1, device="v4-16", team="ads", priority=INTERACTIVE)
+    world.schedule()
+    assert not world.state.jobs["small"].pending
+
+
 def test_nobody_takes_the_rest_of_a_shared_quota_while_a_large_job_waits_for_its_teams_part(world: World) -> None:
     set_teams(
         world,
