@@ -38,7 +38,7 @@ class Promised:
         node_ids: the hosts.
         given_up: the attempts that were asked to leave for it. With any, the promise is firm.
         left: those of them that have left.
-        limits: those of its user when it was last within them.
+        limits: those of its user when it was last within them, with all that is still to leave.
         begun: how many attempts of the job there had been.
         there: the attempts that held these hosts when they were promised.
         elsewhere: how many tasks of the job got other hosts meanwhile, and have not cost it one of these.
@@ -107,6 +107,7 @@ class Rules:
         self._limited: list[
             tuple[tuple[str, PriorityBand], Promised]
         ] = []  # promises that limits have ended, by account
+        self._let_stay: set[AttemptId] = set()  # who was to leave for jobs to which this plan gives other hosts
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
@@ -153,12 +154,15 @@ class Rules:
                 self.counts["left"] += 1
             elif gang is not None:
                 self.counts["called off"] += 1
+                if isinstance(event, GangAssignedEvent | TasksAssignedEvent):
+                    self._let_stay.add(attempt)
             stopped.discard(attempt)
         evicted = [stop.attempt for stop in instructions.stop if stop.is_eviction and stop.attempt in stopped]
         assert not evicted, f"{evicted} are stopped, and nobody was promised their hosts"
 
     def turn_over(self, finished: bool) -> None:
         """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
+        self._let_stay.clear()
         broken, self._broken = self._broken, []
         for one in broken:
             self._ends(*one)
@@ -319,18 +323,21 @@ class Rules:
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
     def _asks(self, event: PromiseEvent) -> None:
-        """Somebody is asked to leave: for a job that then runs."""
+        """Somebody is asked to leave: for a job that then runs.
+
+        Who was to leave for another job, and may stay since the same plan gives that one other hosts, leaves for this
+        one. Who has gone meanwhile is not asked: growth ends as soon as its own gang is to leave.
+        """
         taker = self._state.jobs[event.job_id]
         who = f"{event.job_id}, for which {_names(event.leave)} are asked to leave,"
         assert taker.pending, f"{who} does not wait"
         assert not comes_last(taker), f"{who} comes last"
-        stay = [attempt for attempt in event.leave if attempt not in self.ledger.asked]
-        for attempt in stay:
-            if (gang := self._live(attempt)) is None:
-                continue
+        live = ((attempt, self._live(attempt)) for attempt in event.leave if attempt not in self.ledger.asked)
+        stay = [(attempt, gang) for attempt, gang in live if gang is not None]
+        for attempt, gang in stay:
             job = self._state.jobs[attempt.job_id]
             assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
-            if job.yields or job.spec.spare_for is not None:
+            if job.yields or job.spec.spare_for is not None or attempt in self._let_stay:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
@@ -438,8 +445,10 @@ class Rules:
         self._placed.clear()
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
-            if not self._is_over_the_limit(job, self._chips_of(promised.node_ids), leave):
+            chips = self._chips_of(promised.node_ids)
+            if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
+            if not self._is_over_the_limit(job, chips, leave):
                 if promised.is_firm:
                     self.counts["reserved"] += sum(
                         _account(other) == _account(job)
@@ -543,9 +552,9 @@ class Rules:
             return "yields"
         if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
             return "other room"
-        is_limited = self._is_over_the_limit(job, _least_chips(job))
-        if promised.is_firm and job.promise is not None and not job.spec.coscheduling:  # it has lost some of its hosts
-            is_limited = self._is_over_the_limit(job, _least_chips(job) + self._chips_of(job.promise.node_ids))
+        is_partly_lost = promised.is_firm and job.promise is not None and not job.spec.coscheduling
+        left = job.promise.node_ids if job.promise is not None and is_partly_lost else ()
+        is_limited = self._is_over_the_limit(job, _least_chips(job) + self._chips_of(left), now=True)
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and self._pauses(job):
