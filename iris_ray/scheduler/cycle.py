@@ -464,9 +464,11 @@ class Cycle:
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
         """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
         kept: tuple[str, ...] = ()
-        returns = self._deadlines.is_returning(job) and job.spec.spare_for is None
-        own_ends = returns and reached.what != "running jobs"  # the chips that are missing may be its own
-        if own_ends or self._frees_its_own(job, reached):
+        if self._promises.has_firm(job):
+            lasts = self._is_within_soon(job, reached)
+        else:  # the chips that are missing may be its own
+            lasts = self._deadlines.is_returning(job) and job.spec.spare_for is None and reached.what != "running jobs"
+        if lasts:
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, reason=reached.in_short)
@@ -497,9 +499,9 @@ class Cycle:
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:
         return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
 
-    def _frees_its_own(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether a job is within a limit once those have left that leave its promised hosts to it."""
-        if reached.what == "running jobs" or not self._promises.has_firm(job):
+    def _is_within_soon(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether a job to which others leave hosts is within a limit once all have left that are to leave."""
+        if reached.what == "running jobs":
             return False
         chips = self._evictor.frees(job, self._promises.hosts_of(job), reached)
         return chips > 0 and self._allowances.may_take_once_freed(job, reached, chips)

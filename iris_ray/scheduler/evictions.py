@@ -19,7 +19,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import accelerators
+from iris_ray.model.workers import UNCONFIRMED_S, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
@@ -407,13 +407,24 @@ class Evictor:
         yield from last
 
     def frees(self, job: Job, node_ids: Iterable[str], reached: ReachedLimit) -> float:
-        """Return how many chips that count towards a limit are free once a job has the hosts promised to it."""
-        jobs = self._running.jobs
-        workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
-        held = [(who[1], accelerators(worker.occupants[who])) for worker in workers for who in worker.ending]
-        held += [(attempt, self._chips_of(attempt)) for attempt in self._leave_for(job)]
+        """Return how many chips count no more towards a limit once all have left that are about to leave.
+
+        Those are about to leave that leave for any job, and those that have ended if they are the job's own, or have
+        some of the hosts that are promised to it; ``node_ids``: these hosts.
+        """
+        jobs, workers = self._running.jobs, self._fleet.workers
+        there = {who[1] for node_id in node_ids if node_id in workers for who in workers[node_id].ending}
+        held = [(a, chips) for a, chips in self._ending if a in there or a.job_id == job.spec.job_id]
+        held += [(attempt, self._chips_of(attempt)) for attempt in self._leaving]
         specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
         return sum(chips for spec, chips in specs if self._allowances.counts_for(reached, spec))
+
+    @cached_property
+    def _ending(self) -> list[tuple[AttemptId, float]]:
+        """The chips that attempts hold that have ended, and whose end may be confirmed in time; host by host."""
+        workers = (worker for worker in self._fleet.workers.values() if worker.ending)
+        found = ((worker, who, since) for worker in workers for who, since in worker.ending.items())
+        return [(who[1], accelerators(on.occupants[who])) for on, who, at in found if self._now < at + UNCONFIRMED_S]
 
     def _chips_of(self, attempt: AttemptId) -> float:
         """Return how many chips an attempt holds."""

@@ -210,7 +210,7 @@ class Allowances:
         return not chips or rounded(mine.chips_beside(job, expected=True) - given_back + chips) <= mine.most_chips
 
     def may_take_once_freed(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
-        """Return whether a job is within a limit once those have left that leave so many of its chips to the job."""
+        """Return whether a job is within a limit once those have left that hold so many of its chips."""
         if reached.team is None:
             return self.may_take(job, reached.needed, given_back=chips)
         return isinstance(self.teams.standing_if_all_stay(job, reached.needed - chips), Standing)

@@ -2,15 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 
-from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU_NAME, Worker, accelerators
+from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.scheduler.fair_queue import comes_last
-from iris_ray.scheduler.limits import chips_per_group
 from iris_ray.scheduler.victims import GRACE_S, EvictionRules
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -21,66 +20,28 @@ from iris_ray.state.events import (
     TasksAssignedEvent,
 )
 from iris_ray.state.instructions import Instructions
+from tests.proofs.windows.limits import SeenLimits
+from tests.proofs.windows.seen import (
+    UNCONFIRMED_S,
+    Ledger,
+    Promised,
+    account_of,
+    begun,
+    least_chips,
+    may_use,
+    names_of,
+)
 
-UNCONFIRMED_S = 30.0
-"""For so long an end that is still to be confirmed counts as about to come."""
 LOOKS_AGAIN_S = 1.0
 """A plan is made at least so often; what passes between two plans is noticed by the second."""
 SEES_ITS_CHANCE_S = 45.0
 """A job that could evict may wait for so long: for ends to be confirmed, and for more slices or its own."""
 
-
-@dataclass
-class Promised:
-    """What a job was told it will get.
-
-    Attributes:
-        node_ids: the hosts.
-        given_up: the attempts that were asked to leave for it. With any, the promise is firm.
-        left: those of them that have left.
-        limits: those of its user when it was last within them.
-        begun: how many attempts of the job there had been.
-        there: the attempts that held these hosts when they were promised.
-        elsewhere: how many tasks of the job got other hosts meanwhile, and have not cost it one of these.
-    """
-
-    node_ids: tuple[str, ...]
-    given_up: tuple[AttemptId, ...] = ()
-    left: tuple[AttemptId, ...] = ()
-    limits: tuple[float, float] = (math.inf, math.inf)
-    begun: int = 0
-    there: frozenset[AttemptId] = frozenset()
-    elsewhere: int = 0
-
-    @property
-    def is_firm(self) -> bool:
-        return bool(self.given_up)
-
-
-@dataclass
-class Ledger:
-    """What the rules remember. A Controller that is killed before it writes forgets what came since the last write.
-
-    Attributes:
-        promised: by job id.
-        ended: the attempts whose end is still to be confirmed, each since when.
-        asked: the attempts that are to leave, each with when it is stopped.
-    """
-
-    promised: dict[str, Promised] = field(default_factory=dict)
-    ended: dict[AttemptId, float] = field(default_factory=dict)
-    asked: dict[AttemptId, float] = field(default_factory=dict)
-
-    def copy(self) -> "Ledger":
-        promised = {job_id: replace(one) for job_id, one in self.promised.items()}
-        return Ledger(promised, dict(self.ended), dict(self.asked))
-
-
 _Passed = tuple[Job, str, str, Promised, int]
 """Who got which host, to which job it was promised and how; and how many idle hosts the promise had."""
 
 
-class Rules:
+class Rules(SeenLimits):
     """Watches a Controller's state. `before` and `after` go around each event, `turn_over` follows each turn.
 
     Args:
@@ -88,17 +49,12 @@ class Rules:
         bound_s: for how many seconds jobs that came later may pass a waiting job.
 
     Attributes:
-        now: seconds on the clock of the events.
         counts: what was seen, by name.
     """
 
     def __init__(self, evictions: EvictionRules | None, bound_s: float) -> None:
-        self.now = 0.0
+        super().__init__(evictions, bound_s)
         self.counts: Counter[str] = Counter()
-        self.ledger = Ledger()
-        self._evictions = evictions
-        self._bound_s = bound_s
-        self._state = ControllerState()
         self._broken: list[tuple[str, Promised]] = []  # promises that have ended, to be judged once a plan is over
         self._passed: list[_Passed] = []  # to be judged once a plan is over
         self._placed: dict[
@@ -107,6 +63,7 @@ class Rules:
         self._limited: list[
             tuple[tuple[str, PriorityBand], Promised]
         ] = []  # promises that limits have ended, by account
+        self._let_stay: set[AttemptId] = set()  # who was to leave for jobs to which this plan gives other hosts
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
@@ -153,12 +110,15 @@ class Rules:
                 self.counts["left"] += 1
             elif gang is not None:
                 self.counts["called off"] += 1
+                if isinstance(event, GangAssignedEvent | TasksAssignedEvent):
+                    self._let_stay.add(attempt)
             stopped.discard(attempt)
         evicted = [stop.attempt for stop in instructions.stop if stop.is_eviction and stop.attempt in stopped]
         assert not evicted, f"{evicted} are stopped, and nobody was promised their hosts"
 
     def turn_over(self, finished: bool) -> None:
         """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
+        self._let_stay.clear()
         broken, self._broken = self._broken, []
         for one in broken:
             self._ends(*one)
@@ -168,7 +128,7 @@ class Rules:
         for job_id, promised in self._broken:
             raise AssertionError(
                 f"{job_id} was promised {promised.node_ids} and has neither run nor a reason to lose them;"
-                f" {_names(promised.left)} left for it, {_names(promised.given_up)} were asked to"
+                f" {names_of(promised.left)} left for it, {names_of(promised.given_up)} were asked to"
             )
         for job, node_id, job_id, promised, _ in self._passed:
             how = "firmly" if promised.is_firm else "past the bound"
@@ -206,7 +166,7 @@ class Rules:
             if job_id in promised and promised[job_id].is_firm and not job.promise.is_firm:
                 del promised[job_id]  # for which others left; this is another one
             if job_id not in promised:
-                promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=_begun(job))
+                promised[job_id] = Promised(job.promise.node_ids, limits=self._limits(job), begun=begun(job))
                 self.counts["promised"] += 1
             if promised[job_id].node_ids != job.promise.node_ids or not promised[job_id].there:
                 promised[job_id].node_ids = job.promise.node_ids
@@ -230,7 +190,7 @@ class Rules:
         """Note that a promise has ended. If nothing excuses it now, what comes until the plan is over may."""
         why = self._excuse(job_id, promised)
         if why in ("", "limit reached"):
-            self._limited.append((_account(self._state.jobs[job_id]), promised))
+            self._limited.append((account_of(self._state.jobs[job_id]), promised))
         if why:
             self.counts[f"ended: {why}"] += 1
         else:
@@ -240,7 +200,7 @@ class Rules:
         """Note that a task of a job got a host. What others leave for the rest of its tasks lasts."""
         promised.elsewhere += node_id not in promised.node_ids
         promised.node_ids = tuple(other for other in promised.node_ids if other != node_id)[: len(job.pending)]
-        promised.begun = _begun(job)
+        promised.begun = begun(job)
         if not promised.node_ids:
             del self.ledger.promised[job.spec.job_id]
 
@@ -251,23 +211,10 @@ class Rules:
         is_limited = self._is_over_the_limit(job, self._chips_of([*left, next(iter(lost))]))
         return len(lost) <= promised.elsewhere and is_limited
 
-    def _takers(self, attempt: AttemptId) -> list[Promised]:
-        """Return the promises for which an attempt was asked to leave."""
-        return [promised for promised in self.ledger.promised.values() if attempt in promised.given_up]
-
-    def _on(self, node_ids: Iterable[str]) -> Iterator[AttemptId]:
-        workers = (self._state.workers[node_id] for node_id in node_ids)
-        return (attempt for worker in workers for _, attempt in worker.occupants)
-
     def _lost(self, job: Job, promised: Promised) -> set[str]:
         """Return the hosts for which others were asked to leave, and instead of which a job has other hosts now."""
         assert job.promise is not None
         return {*promised.node_ids} - {*job.promise.node_ids} if promised.is_firm else set()
-
-    def _live(self, attempt: AttemptId) -> Gang | None:
-        job = self._state.jobs.get(attempt.job_id)
-        gang = job.gangs[attempt.gang] if job is not None else None
-        return gang if gang is not None and gang.attempt == attempt.number and gang.placed else None
 
     # -- a host is for one job -------------------------------------------------------------------------------------
 
@@ -299,38 +246,24 @@ class Rules:
         slice_name = self._state.workers[node_id].slice_name
         return self._is_returning(job) and any(slice_name in gang.groups for gang in job.gangs)
 
-    def _is_returning(self, job: Job) -> bool:
-        return any(self._returns(job))
-
-    def _returns(self, job: Job) -> Iterator[Gang]:
-        """Yield the gangs of a job that have lost their hosts a moment ago, and come first."""
-        if job.spec.coscheduling is not None and not job.yields:
-            waiting = (job.gangs[position] for position in job.pending)
-            yield from (gang for gang in waiting if self.now < gang.returning_until)
-
-    def _is_too_late(self, job: Job) -> bool:
-        """Return whether the plan gives a job up: it has not run in time."""
-        timeout = job.spec.scheduling_timeout
-        return timeout is not None and not job.started and self.now - job.submitted_at > timeout
-
-    def _pauses(self, job: Job) -> bool:
-        return all(job.gangs[position].not_before > self.now for position in job.pending)
-
     # -- nothing is ended except for a promise ---------------------------------------------------------------------
 
     def _asks(self, event: PromiseEvent) -> None:
-        """Somebody is asked to leave: for a job that then runs."""
+        """Somebody is asked to leave: for a job that then runs.
+
+        Who was to leave for another job, and may stay since the same plan gives that one other hosts, leaves for this
+        one. Who has gone meanwhile is not asked: growth ends as soon as its own gang is to leave.
+        """
         taker = self._state.jobs[event.job_id]
-        who = f"{event.job_id}, for which {_names(event.leave)} are asked to leave,"
+        who = f"{event.job_id}, for which {names_of(event.leave)} are asked to leave,"
         assert taker.pending, f"{who} does not wait"
         assert not comes_last(taker), f"{who} comes last"
-        stay = [attempt for attempt in event.leave if attempt not in self.ledger.asked]
-        for attempt in stay:
-            if (gang := self._live(attempt)) is None:
-                continue
+        live = ((attempt, self._live(attempt)) for attempt in event.leave if attempt not in self.ledger.asked)
+        stay = [(attempt, gang) for attempt, gang in live if gang is not None]
+        for attempt, gang in stay:
             job = self._state.jobs[attempt.job_id]
             assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
-            if job.yields or job.spec.spare_for is not None:
+            if job.yields or job.spec.spare_for is not None or attempt in self._let_stay:
                 continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
@@ -342,11 +275,6 @@ class Rules:
         if stay:
             self._is_needed(taker, event, who)
         self.counts["asked"] += 1
-
-    def _may_evict(self, taker: Job, job: Job, gang: Gang) -> bool:
-        if self._evictions is None or not taker.spec.may_evict or job.spec.priority <= taker.spec.priority:
-            return False
-        return self.now >= gang.running_since + self._evictions.least_run_s.get(job.spec.priority, math.inf)
 
     def _is_enough(
         self,
@@ -371,28 +299,16 @@ class Rules:
             assert have >= needed, f"{who} needs {needed} slices, and is promised {sorted(map(str, names))}"
             assert len(hosts) == have * taker.spec.replicas, f"{who} is promised parts of slices: {node_ids}"
 
-    def _in_the_way(
-        self, host: Worker, leave: Collection[AttemptId] = (), unconfirmed_s: float = UNCONFIRMED_S
-    ) -> Iterator[AttemptId]:
-        """Yield the attempts on a host that will not have left it within a bound."""
-        for attempt in {attempt for _, attempt in host.occupants}:
-            since = self.ledger.ended.get(attempt)
-            if since is not None and self.now < since + unconfirmed_s:
-                continue
-            if attempt in leave:
-                continue
-            yield attempt
-
     def _is_needed(self, taker: Job, event: PromiseEvent, who: str) -> None:
         """Nobody is asked to leave while enough is free, or about to be, and not for others that come first.
 
         Only spares of the user leave if others would not help: the user has reached a limit.
         """
-        if self._is_over_the_limit(taker, _least_chips(taker)):
-            assert all(_account(self._state.jobs[one.job_id]) == _account(taker) for one in event.leave), who
+        if self._is_over_the_limit(taker, least_chips(taker)):
+            assert all(account_of(self._state.jobs[one.job_id]) == account_of(taker) for one in event.leave), who
             return
         others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
-        others += [one for account, one in self._limited if account == _account(taker)]  # by what the taker gets
+        others += [one for account, one in self._limited if account == account_of(taker)]  # by what the taker gets
         no_use = {node_id for one in others for node_id in one.node_ids}
         no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
         leave = [one for one in self.ledger.asked if self._would_leave(taker, self._state.jobs[one.job_id])]
@@ -403,7 +319,7 @@ class Rules:
             hosts
             for hosts in groups
             if len(hosts) == size
-            and all(self._is_free_soon(host, no_use, leave) and _may_use(taker, host) for host in hosts)
+            and all(self._is_free_soon(host, no_use, leave) and may_use(taker, host) for host in hosts)
         ]
         names = [host.node_id for hosts in free for host in hosts]
         first = [job for job in self._state.pending() if job is not taker and job.spec.priority <= taker.spec.priority]
@@ -420,12 +336,6 @@ class Rules:
         is_fit = not (host.draining or host.foreign or host.node_id in no_use or self.now < host.suspected_until)
         return is_fit and not any(self._in_the_way(host, leave))
 
-    def _slices(self) -> dict[str, list[Worker]]:
-        slices: dict[str, list[Worker]] = {}
-        for worker in self._state.workers.values():
-            slices.setdefault(worker.slice_name or worker.node_id, []).append(worker)
-        return slices
-
     # -- limits ----------------------------------------------------------------------------------------------------
 
     def _limits_are_kept(self) -> None:
@@ -438,97 +348,20 @@ class Rules:
         self._placed.clear()
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
-            if not self._is_over_the_limit(job, self._chips_of(promised.node_ids), leave):
+            chips = self._chips_of(promised.node_ids)
+            if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
+            if not self._is_over_the_limit(job, chips, leave):
                 if promised.is_firm:
                     self.counts["reserved"] += sum(
-                        _account(other) == _account(job)
+                        account_of(other) == account_of(job)
                         and other is not job
-                        and self._is_over_the_limit(other, _least_chips(other))
-                        and not self._is_over_the_limit(other, _least_chips(other), besides=[job_id])
+                        and self._is_over_the_limit(other, least_chips(other))
+                        and not self._is_over_the_limit(other, least_chips(other), besides=[job_id])
                         for other in self._state.pending()
                     )
             elif promised.is_firm:
                 raise AssertionError(f"{job_id} was promised {promised.node_ids}, and is over a limit now")
-
-    def _limits(self, job: Job) -> tuple[float, float]:
-        """Return how many chips and running jobs the user of a job may have. A limit on all the chips is none."""
-        limits = self._state.limits.of(job.spec.user, job.spec.priority)
-        assert limits.chips is not None
-        assert limits.running_jobs is not None
-        is_limit = limits.chips < self._chips_of(self._state.workers)
-        return limits.chips if is_limit else math.inf, limits.running_jobs
-
-    def _is_over_the_limit(
-        self,
-        job: Job,
-        more: float,
-        leave: Collection[AttemptId] = (),
-        besides: Collection[str] = (),
-        now: bool = False,
-    ) -> bool:
-        """Return whether a limit keeps a job from so many more chips, beside what its user has and was promised.
-
-        Args:
-            job: the job.
-            more: how many chips.
-            leave: attempts that do not count, beside those that were asked to leave.
-            besides: ids of jobs whose promises do not count.
-            now: whether those count, too, that were asked to leave, or have ended, and have not left yet.
-        """
-        chips, jobs = self._held(job, leave, besides, now)
-        most_chips, most_jobs = self._limits(job)
-        return chips + more > most_chips or (self._is_new(job, jobs) and len(jobs) >= most_jobs)
-
-    def _is_new(self, job: Job, running: Collection[str]) -> bool:
-        """Return whether a job adds to those that run."""
-        return job.spec.spare_for is None and job.spec.job_id not in running
-
-    def _held(
-        self, job: Job, leave: Collection[AttemptId] = (), besides: Collection[str] = (), now: bool = False
-    ) -> tuple[float, set[str]]:
-        """Return the chips that the user of a job holds, and other jobs were promised, and whose; without what leaves.
-
-        What a waiting gang's own attempts hold that have ended, it may have again.
-        """
-        chips, running, account = 0.0, set[str](), _account(job)
-        for worker in self._state.workers.values():
-            for (_, attempt), held in worker.occupants.items():
-                other = self._state.jobs[attempt.job_id]
-                if _account(other) != account or attempt in leave or (attempt in self.ledger.asked and not now):
-                    continue
-                is_own = other is job and job.spec.coscheduling and attempt.gang in job.pending
-                if is_own and attempt in self.ledger.ended and not now:
-                    continue
-                chips += accelerators(held)
-                if other.spec.spare_for is None and not other.state.finished:
-                    running.add(attempt.job_id)
-        there = {attempt.job_id for worker in self._state.workers.values() for _, attempt in worker.occupants}
-        running |= self._state.limits.held(*account).running - there  # on hosts that are all gone
-        for job_id, promised in self.ledger.promised.items():
-            other = self._state.jobs[job_id]
-            is_other = other is not job and job_id not in besides and not self._is_too_late(other)
-            if is_other and promised.is_firm and _account(other) == account:
-                chips += self._chips_of(promised.node_ids)
-                running |= {job_id} if other.spec.spare_for is None else set()
-        return chips, running
-
-    def _is_kept_for_another(self, job: Job) -> bool:
-        """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
-        is_urgent = job.spec.priority is PriorityBand.PRODUCTION
-        most, late = self._limits(job)[0], self.now - (0.0 if is_urgent else self._bound_s)
-        return any(
-            one is not job
-            and _account(one) == _account(job)
-            and not comes_last(one)
-            and any(one.gangs[position].waiting_since <= late for position in one.pending)
-            and self._held(one, now=True)[0] + _least_chips(one) > most >= _least_chips(one)
-            for one in self._state.pending()
-        )
-
-    def _chips_of(self, node_ids: Iterable[str]) -> float:
-        workers = (self._state.workers.get(node_id) for node_id in node_ids)
-        return sum(accelerators(worker.resources) for worker in workers if worker is not None)
 
     # -- a promise is kept -----------------------------------------------------------------------------------------
 
@@ -537,27 +370,27 @@ class Rules:
         job = self._state.jobs.get(job_id)
         if job is None or job.state.finished:
             return "over"
-        if not job.pending or _begun(job) > promised.begun:
+        if not job.pending or begun(job) > promised.begun:
             return "runs"
         if job.yields:
             return "yields"
         if job.promise is None and self._has_enough_elsewhere(job, promised, promised.node_ids):
             return "other room"
-        is_limited = self._is_over_the_limit(job, _least_chips(job))
-        if promised.is_firm and job.promise is not None and not job.spec.coscheduling:  # it has lost some of its hosts
-            is_limited = self._is_over_the_limit(job, _least_chips(job) + self._chips_of(job.promise.node_ids))
+        is_partly_lost = promised.is_firm and job.promise is not None and not job.spec.coscheduling
+        left = job.promise.node_ids if job.promise is not None and is_partly_lost else ()
+        is_limited = self._is_over_the_limit(job, least_chips(job) + self._chips_of(left), now=True)
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and self._pauses(job):
             return "pauses"
-        is_limited = self._is_over_the_limit(job, _least_chips(job), now=True)
+        is_limited = self._is_over_the_limit(job, least_chips(job), now=True)
         if not promised.is_firm and (is_limited or self._is_kept_for_another(job)):
             return "limit reached"
         if is_limited and not promised.left and self.ledger.asked.keys().isdisjoint(promised.given_up):
             return "limit reached"  # who was to leave has ended by itself, and counts until that is confirmed
         there = [worker for i in promised.node_ids if (worker := self._state.workers.get(i)) is not None]
         for one in self._state.pending():
-            is_higher = one.spec.priority < job.spec.priority and any(_may_use(one, worker) for worker in there)
+            is_higher = one.spec.priority < job.spec.priority and any(may_use(one, worker) for worker in there)
             if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
         other = self.ledger.promised.get(job_id)
@@ -582,11 +415,6 @@ class Rules:
                     return "higher band"
         return ""
 
-    def _ways(self, promised: Promised) -> Iterator[bool]:
-        """Yield for each host of a promise whether something on it will not have left within a bound."""
-        workers = (self._state.workers.get(node_id) for node_id in promised.node_ids)
-        return (worker is None or any(self._in_the_way(worker)) for worker in workers)
-
     def _promises_are_sound(self) -> None:
         """A host is promised once, and what is promised firmly waits for nothing that has no bound."""
         whose: dict[str, str] = {}
@@ -596,7 +424,7 @@ class Rules:
                 assert node_id not in whose, f"{node_id} is promised to {whose[node_id]} and to {job_id}"
                 whose[node_id] = job_id
             if promised.is_firm:
-                who = f"{job_id}, for which {_names(promised.given_up)} were asked to leave,"
+                who = f"{job_id}, for which {names_of(promised.given_up)} were asked to leave,"
                 leave = {*promised.given_up} & self.ledger.asked.keys()
                 self._is_enough(job, promised.node_ids, leave, who, UNCONFIRMED_S + LOOKS_AGAIN_S)
 
@@ -616,15 +444,9 @@ class Rules:
             return False
         if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
             return False
-        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job, _least_chips(job)):
+        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job, least_chips(job)):
             return False
         return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
-
-    def _rivals(self, job: Job) -> bool:
-        """Return whether other jobs wait for the same limit."""
-        if _account(job) not in self._state.limits.table:
-            return False
-        return any(one is not job and _account(one) == _account(job) for one in self._state.pending())
 
     def _holds(self, job: Job) -> bool:
         """Return whether an attempt of a job holds hosts still."""
@@ -650,27 +472,3 @@ class Rules:
                 if attempt.job_id not in idle and (gang is None or not self._may_evict(job, other, gang)):
                     return False
         return True
-
-
-def _may_use(job: Job, worker: Worker) -> bool:
-    """Return whether a job may use a worker, for all its constraints on the slice's name."""
-    names = [constraint.value for constraint in job.spec.constraints if constraint.key == TPU_NAME]
-    return all(name == worker.attributes[TPU_NAME] for name in names)
-
-
-def _account(job: Job) -> tuple[str, PriorityBand]:
-    return job.spec.user, job.spec.priority
-
-
-def _begun(job: Job) -> int:
-    """Return how many attempts of a job there have been."""
-    return sum(gang.attempt for gang in job.gangs)
-
-
-def _least_chips(job: Job) -> float:
-    """Return how many chips a job needs at least to run, or its next task."""
-    return job.spec.groups_per_gang[0] * chips_per_group(job)
-
-
-def _names(attempts: Iterable[AttemptId]) -> str:
-    return ", ".join(map(str, attempts)) or "nobody"

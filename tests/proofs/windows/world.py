@@ -40,7 +40,8 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
-from tests.proofs.windows.rules import UNCONFIRMED_S, Rules
+from tests.proofs.windows.rules import Rules
+from tests.proofs.windows.seen import UNCONFIRMED_S
 from tests.support.worlds import gang_spec, host, tasks_spec
 
 S = TaskState

@@ -553,6 +553,53 @@ def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_lef
     assert (waits.gang.placed, idle.gang.placed) == (True, False)
 
 
+def test_promise_within_a_limit_lasts_while_a_yielding_job_of_its_user_leaves_to_another_job(world: Played) -> None:
+    """Else the first job would be over the limit until then: it lost its hosts, and who had left them left in vain."""
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16)))
+    add_slices(world, "c")
+    idle = world.run("idle", user="ann", **on("a"))
+    batch = world.run("batch", user="bob", priority=BATCH, **on("b"))
+    world.do(JobYieldsEvent("idle", True))
+    first = world.submit("first", user="ann", **on("b"))
+    world.turn()
+    world.leave(batch)
+    second = world.submit("second", user="ann", **on("a"))
+    world.turn(1.0, times=10)
+    assert (promised(first), promised(second), is_told_to_leave(idle)) == (("b-0", "b-1"), ("a-0", "a-1"), True)
+    world.confirm(batch, 1)
+    world.leave(idle)
+    world.confirm(idle, 1)
+    world.turn()
+    assert (hosts_of(first), hosts_of(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
+
+
+def test_promise_within_a_limit_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(world: Played) -> None:
+    idle = world.run("idle", user="ann", slices=(2,))
+    world.do(JobYieldsEvent("idle", True))
+    add_slices(world, "c")
+    world.run("busy", user="bob", **on("c"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    waits = world.submit("waits", user="ann", **on("b"))
+    world.turn()
+    world.leave(idle)
+    world.turn(1.0)
+    assert promised(waits) == ("b-0", "b-1")
+    world.confirm(idle, 1)
+    world.turn()
+    assert hosts_of(waits) == ("b-0", "b-1")
+
+
+def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_running(world: Played) -> None:
+    victim = world.run("batch", priority=BATCH, **on("b"))
+    job = world.submit("job", priority=PRODUCTION, user="ann", slices=(2,), **MANY)
+    world.turn()
+    assert is_told_to_leave(victim)
+    job.gang.returning_until = world.now + LONG
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.turn()
+    assert (promised(job), is_told_to_leave(victim)) == ((), False)
+
+
 def test_pause_leaves_what_others_give_up_for_the_gang(world: Played) -> None:
     """A clock that jumps back has an earlier pause of the gang go on."""
     world.run("busy", priority=PRODUCTION, **on("a"))
