@@ -406,15 +406,14 @@ class Evictor:
                 yield attempt
         yield from last
 
-    def frees(self, job: Job, node_ids: Iterable[str], reached: ReachedLimit) -> float:
+    def frees(self, node_ids: Iterable[str], reached: ReachedLimit) -> float:
         """Return how many chips count no more towards a limit once all have left that are about to leave.
 
-        Those are about to leave that leave for any job, and those that have ended if they are the job's own, or have
-        some of the hosts that are promised to it; ``node_ids``: these hosts.
+        Those are about to leave that leave for any job, and those that have ended on some hosts; ``node_ids``: these.
         """
         jobs, workers = self._running.jobs, self._fleet.workers
         there = {who[1] for node_id in node_ids if node_id in workers for who in workers[node_id].ending}
-        held = [(a, chips) for a, chips in self._ending if a in there or a.job_id == job.spec.job_id]
+        held = [(attempt, chips) for attempt, chips in self._ending if attempt in there]
         held += [(attempt, self._chips_of(attempt)) for attempt in self._leaving]
         specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
         return sum(chips for spec, chips in specs if self._allowances.counts_for(reached, spec))
