@@ -51,7 +51,7 @@ from iris_ray.testing import SimulatedCluster
 
 HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"
 LINES, PATTERN = 200_000, "step 7777[0-9]:"
-SETTLE_S = 4.0
+SETTLE_S = 3.0
 """Before each launch: standbys are ready again before that."""
 ROUNDS = 2
 """So often each situation is measured, in turn with the others."""
@@ -79,7 +79,7 @@ class Scale:
     idle_s: float
 
 
-FULL = Scale(Sessions(shells=50, ports=20, searches=10), launches=4, gangs=100, storm=200, idle_s=8.0)
+FULL = Scale(Sessions(shells=50, ports=20, searches=10), launches=3, gangs=100, storm=200, idle_s=6.0)
 SMALL = Scale(Sessions(shells=10, ports=4, searches=2), launches=2, gangs=30, storm=60, idle_s=4.0)
 
 
