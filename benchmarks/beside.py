@@ -2,7 +2,8 @@
 
     python benchmarks/beside.py                # 50 shells, 20 forwarded ports, 10 searches; ten minutes
     python benchmarks/beside.py --together     # the same, but everything shares all cores
-    python benchmarks/beside.py --small        # a fifth of them, fewer samples; three to four minutes
+    python benchmarks/beside.py --small        # a fifth of them, fewer samples; four minutes
+    python benchmarks/beside.py --rounds 2     # all of it twice, in turn
 
 One cluster of real Ray nodes has three slices. A job holds one, and all sessions are beside its four tasks. Launches
 use the second. The third is for jobs that a pool only reports of (`fake_cluster.py`): the Controller does all its work
@@ -53,8 +54,7 @@ HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"
 LINES, PATTERN = 200_000, "step 7777[0-9]:"
 SETTLE_S = 3.0
 """Before each launch: standbys are ready again before that."""
-ROUNDS = 2
-"""So often each situation is measured, in turn with the others."""
+STORMS = 3
 OPEN, STILL_OPEN = "all sessions are open\n", "all sessions are still open\n"
 """What the process that keeps them says."""
 AT_ONCE = 5
@@ -79,8 +79,8 @@ class Scale:
     idle_s: float
 
 
-FULL = Scale(Sessions(shells=50, ports=20, searches=10), launches=3, gangs=100, storm=200, idle_s=6.0)
-SMALL = Scale(Sessions(shells=10, ports=4, searches=2), launches=2, gangs=30, storm=60, idle_s=4.0)
+FULL = Scale(Sessions(shells=50, ports=20, searches=10), launches=6, gangs=150, storm=100, idle_s=6.0)
+SMALL = Scale(Sessions(shells=10, ports=4, searches=2), launches=2, gangs=30, storm=30, idle_s=4.0)
 
 
 # -- what is open ------------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class Measured:
         self._pool: Any = kind.remote(controller, "reports")
 
     def measure(self, found: Found) -> None:
-        """Add a round to what was found in a situation."""
+        """Add to what was found in a situation."""
         scale = self._scale
         for _ in range(scale.launches):
             time.sleep(SETTLE_S)
@@ -283,9 +283,10 @@ class Measured:
         found.idle.append(100 * idle.cpu_s / idle.wall_s)
         timings = ray.get(self._pool.one_by_one.remote(REPORTED, scale.gangs))
         found.dispatches += [1000 * timing.dispatched for timing in timings]
-        storm = spent(self._controller, lambda: ray.get(self._pool.storm.remote([REPORTED] * scale.storm)))
-        found.storms.append(scale.storm / storm.wall_s)
-        found.storm_cpu.append(1000 * storm.cpu_s / scale.storm)
+        for _ in range(STORMS):
+            storm = spent(self._controller, lambda: ray.get(self._pool.storm.remote([REPORTED] * scale.storm)))
+            found.storms.append(scale.storm / storm.wall_s)
+            found.storm_cpu.append(1000 * storm.cpu_s / scale.storm)
 
 
 def show(measured: dict[str, Found]) -> None:
@@ -319,6 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a fifth of the sessions, fewer samples")
     parser.add_argument("--together", action="store_true", help="everything shares all cores of the machine")
+    parser.add_argument("--rounds", type=int, default=1, help="so often each situation is measured, in turn")
     parser.add_argument("--open", metavar="JOB", help=argparse.SUPPRESS)
     parser.add_argument("--sessions", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -338,10 +340,11 @@ def main() -> None:
         subject, around = Measured(scale), Surroundings(cluster, job.job_id, theirs)
         subject.measure(Found())  # what only happens once
         measured: dict[str, Found] = defaultdict(Found)
-        for _ in range(ROUNDS):
+        for _ in range(options.rounds):
             for what, surroundings in situations(scale, around).items():
                 with surroundings():
                     subject.measure(measured[what])
+            subject.measure(measured["nothing"])  # before and after all else
         show(measured)
         job.cancel()
 
