@@ -172,6 +172,7 @@ async def search(controller: ControllerConnection, job_id: str, ready: asyncio.E
     with host_logs(controller) as logs:
         while True:
             found = await asyncio.to_thread(logs.search, job_id, range(HOSTS), None, LogSearch(PATTERN))
+            assert [one.note for one in found if one.note is not None] == []
             assert sum(one.found.matches for one in found if one.found is not None) == 10 * HOSTS
             ready.set()
             await asyncio.sleep(1.0)

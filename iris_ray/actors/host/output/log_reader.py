@@ -3,7 +3,6 @@
 The job's own actors may be gone, so the process that asks starts a reader. That takes a second or two.
 """
 
-import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,9 +65,11 @@ class LogReader:
 
 
 def _yield_to_all() -> None:
-    """Have the kernel run this thread only while a core is idle, and read for it only while a disk is."""
-    with contextlib.suppress(OSError):  # a sandbox may know no such policy
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    """Give this thread the lowest priority, and so the lowest for a disk, too.
+
+    Not `os.SCHED_IDLE`: on a host without an idle core a search would end without an answer.
+    """
+    os.nice(19)  # on Linux, of the calling thread only
 
 
 def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:

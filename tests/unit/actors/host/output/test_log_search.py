@@ -78,17 +78,17 @@ def test_empty_log_has_nothing(tmp_path: Path) -> None:
 
 
 def test_only_search_itself_yields_to_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    policies: list[int] = []
+    priorities: list[int] = []
 
     def watched(log: AttemptLog, wanted: LogSearch, most_bytes: int) -> FoundLines | None:
-        policies.append(os.sched_getscheduler(0))
+        priorities.append(os.nice(0))
         return search(log, wanted, most_bytes)
 
     monkeypatch.setattr(log_reader, "search", watched)
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
     written(logs_directory(host_directory()), TEXT)
-    before = os.sched_getscheduler(0)
+    before = os.nice(0)
     (lines,) = LogReader().search([LogId("train", 0, 1)], LogSearch("boom"))
     assert lines is not None
     assert lines.groups == [[b"  boom"]]
-    assert (policies, os.sched_getscheduler(0)) == ([os.SCHED_IDLE], before)
+    assert (priorities, os.nice(0)) == ([19], before)
