@@ -1,13 +1,19 @@
-"""What open sessions and the history cost launches and dispatches: everything with and without them, in one run.
+"""What open sessions cost launches and dispatches: each kind by itself, all at once, and what the machine alone costs.
 
-    python benchmarks/beside.py                # 50 shells, 20 forwarded ports, 10 searches; about eight minutes
-    python benchmarks/beside.py --small        # a fifth of them, fewer samples; two to three minutes
+    python benchmarks/beside.py                # 50 shells, 20 forwarded ports, 10 searches; ten minutes
+    python benchmarks/beside.py --together     # the same, but everything shares all cores
+    python benchmarks/beside.py --small        # a fifth of them, fewer samples; four minutes
+    python benchmarks/beside.py --rounds 2     # all of it twice, in turn
 
 One cluster of real Ray nodes has three slices. A job holds one, and all sessions are beside its four tasks. Launches
 use the second. The third is for jobs that a pool only reports of (`fake_cluster.py`): the Controller does all its work
 for them, and nobody else does any. Each shell is idle, each port carries a connection that is used once a second, and
-each search begins again a second after its end. All of it shares the machine's cores with what is measured; what it
-costs the Controller is its CPU time.
+each search begins again a second after its end.
+
+In a cluster each host has its own cores. So the held slice and the people's processes have one half of the machine's
+cores, and everything else has the other half. With ``--together`` they share all of them. Two rows have no session of
+iris_ray: as many greps as searches, over the same files in the same rhythm, and a program that keeps every core of
+the held slice busy. What those cost is the machine's.
 """
 
 import os
@@ -20,33 +26,35 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fake_cluster import FakePool
-from figures import percentile, row, spent
+from figures import percentile, spent
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.host.output.log_search import LogSearch
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.session import CommandLine, Size
 from iris_ray.client.host_logs import host_logs
 from iris_ray.client.port_forward import PortForward
 from iris_ray.client.task_session import TaskSession, locate
-from iris_ray.model.cluster_settings import HISTORY, OFF, ON
 from iris_ray.testing import SimulatedCluster
 
 HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"
 LINES, PATTERN = 200_000, "step 7777[0-9]:"
-SETTLE_S = 6.0
-"""Before each launch: standbys are ready again well before that."""
+SETTLE_S = 3.0
+"""Before each launch: standbys are ready again before that."""
+STORMS = 3
 OPEN, STILL_OPEN = "all sessions are open\n", "all sessions are still open\n"
 """What the process that keeps them says."""
 AT_ONCE = 5
@@ -54,21 +62,25 @@ AT_ONCE = 5
 
 
 @dataclass(frozen=True)
+class Sessions:
+    """So much is open."""
+
+    shells: int = 0
+    ports: int = 0
+    searches: int = 0
+
+
+@dataclass(frozen=True)
 class Scale:
-    shells: int
-    forwards: int
-    searches: int
+    all: Sessions
     launches: int
     gangs: int
     storm: int
     idle_s: float
 
-    def __str__(self) -> str:
-        return f"{self.shells} shells, {self.forwards} ports, {self.searches} searches"
 
-
-FULL = Scale(shells=50, forwards=20, searches=10, launches=8, gangs=200, storm=300, idle_s=20.0)
-SMALL = Scale(shells=10, forwards=4, searches=2, launches=3, gangs=50, storm=60, idle_s=10.0)
+FULL = Scale(Sessions(shells=50, ports=20, searches=10), launches=6, gangs=150, storm=100, idle_s=6.0)
+SMALL = Scale(Sessions(shells=10, ports=4, searches=2), launches=2, gangs=30, storm=30, idle_s=4.0)
 
 
 # -- what is open ------------------------------------------------------------------------------------------------------
@@ -100,18 +112,18 @@ def port_of(task_index: int) -> int:
     return 18_700 + task_index
 
 
-async def keep_open(job_id: str, scale: Scale) -> None:
+async def keep_open(job_id: str, wanted: Sessions) -> None:
     """Open all sessions, say so, and keep them until stdin ends; in a process of its own."""
     controller = ControllerConnection()
     loop = asyncio.get_running_loop()
     ends = asyncio.Event()
     loop.add_reader(0, ends.set)
-    ready = [asyncio.Event() for _ in range(scale.shells + scale.forwards + scale.searches)]
+    ready = [asyncio.Event() for _ in range(wanted.shells + wanted.ports + wanted.searches)]
     left = iter(ready)
     work = [
-        *(shell(controller, job_id, number % HOSTS, next(left)) for number in range(scale.shells)),
-        *(forward(controller, job_id, number % HOSTS, next(left)) for number in range(scale.forwards)),
-        *(search(controller, job_id, next(left)) for _ in range(scale.searches)),
+        *(shell(controller, job_id, number % HOSTS, next(left)) for number in range(wanted.shells)),
+        *(forward(controller, job_id, number % HOSTS, next(left)) for number in range(wanted.ports)),
+        *(search(controller, job_id, next(left)) for _ in range(wanted.searches)),
     ]
     running: list[asyncio.Task[None]] = []
     for first in range(0, len(work), AT_ONCE):
@@ -160,30 +172,74 @@ async def search(controller: ControllerConnection, job_id: str, ready: asyncio.E
     with host_logs(controller) as logs:
         while True:
             found = await asyncio.to_thread(logs.search, job_id, range(HOSTS), None, LogSearch(PATTERN))
+            assert [one.note for one in found if one.note is not None] == []
             assert sum(one.found.matches for one in found if one.found is not None) == 10 * HOSTS
             ready.set()
             await asyncio.sleep(1.0)
 
 
-@contextmanager
-def sessions(address: str, job_id: str, scale: Scale) -> Iterator[None]:
-    """Keep sessions open within."""
-    words = [sys.executable, __file__, f"--open={job_id}", *(["--small"] if scale is SMALL else [])]
-    environ = {**os.environ, "RAY_ADDRESS": address}
-    began = time.monotonic()
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
+@dataclass(frozen=True)
+class Surroundings:
+    """The cluster and the held job beside which everything happens.
+
+    Attributes:
+        cores: of the held slice and the people's processes.
+    """
+
+    cluster: SimulatedCluster
+    job_id: str
+    cores: set[int]
+
+    @contextmanager
+    def open(self, wanted: Sessions) -> Iterator[None]:
+        """Keep sessions open within."""
+        counts = f"{wanted.shells},{wanted.ports},{wanted.searches}"
+        words = [sys.executable, __file__, f"--open={self.job_id}", f"--sessions={counts}"]
+        with self._started(words, env={**os.environ, "RAY_ADDRESS": self.cluster.address}) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
             if OPEN not in process.stdout:  # this reads on, past warnings of Ray
                 sys.exit("the sessions could not be opened")
-            print(f"\n{scale}: open after {time.monotonic() - began:.0f} s\n", flush=True)
             yield
             process.stdin.close()
             assert STILL_OPEN in process.stdout, "some have ended before the end of the measurement"
-        finally:
-            process.stdin.close()
-            process.wait()
+
+    @contextmanager
+    def greps(self, count: int) -> Iterator[None]:
+        """Have so many greps of the system search the logs of the held job, each again a second after its end."""
+        files = [str(path) for host in range(HOSTS) for path in self._logs(host)]
+        loop = 'while sleep 1; do grep -c "$0" "$@"; done & ' * count + "read end; kill $(jobs -p)"
+        with self._started(["bash", "-c", loop, PATTERN, *files]):
+            yield
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep every core of the held slice busy."""
+        loop = "while :; do :; done & " * len(self.cores) + "read end; kill $(jobs -p)"
+        with self._started(["bash", "-c", loop]):
+            yield
+
+    def _logs(self, host: int) -> list[Path]:
+        (slice_name,) = (name for name in self.cluster.slice_names if name.startswith(HELD))
+        found = [
+            path for path in self.cluster.host_dir(slice_name, host).rglob(f"*{self.job_id}*/**/*") if path.is_file()
+        ]
+        assert sum(path.stat().st_size for path in found) > LINES * 40, found
+        return found
+
+    @contextmanager
+    def _started(self, words: list[str], env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+        """Run a program on the cores of the held slice, until it reads the end of its input."""
+        cores = ",".join(map(str, sorted(self.cores)))
+        with subprocess.Popen(
+            ["taskset", "-c", cores, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+        ) as process:
+            assert process.stdin is not None
+            try:
+                yield process
+            finally:
+                process.stdin.close()
+                process.wait()
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
@@ -199,9 +255,9 @@ class Found:
 
     launches: list[float] = field(default_factory=list)
     dispatches: list[float] = field(default_factory=list)
-    storm: float = 0.0
-    storm_cpu: float = 0.0
-    idle: float = 0.0
+    storms: list[float] = field(default_factory=list)
+    storm_cpu: list[float] = field(default_factory=list)
+    idle: list[float] = field(default_factory=list)
 
 
 class Measured:
@@ -211,11 +267,13 @@ class Measured:
         self._scale = scale
         controller = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
         self._controller = psutil.Process(ray.get(controller.about.remote())["pid"])
-        kind = ray.remote(FakePool).options(num_cpus=0, max_concurrency=10_000)
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        kind = ray.remote(FakePool).options(num_cpus=0, max_concurrency=10_000, scheduling_strategy=here)
         self._pool: Any = kind.remote(controller, "reports")
 
-    def measure(self) -> Found:
-        scale, found = self._scale, Found()
+    def measure(self, found: Found) -> None:
+        """Add to what was found in a situation."""
+        scale = self._scale
         for _ in range(scale.launches):
             time.sleep(SETTLE_S)
             start = time.perf_counter()
@@ -223,59 +281,71 @@ class Measured:
             found.launches.append(1000 * (time.perf_counter() - start))
         time.sleep(SETTLE_S)
         idle = spent(self._controller, lambda: time.sleep(scale.idle_s))
-        found.idle = 100 * idle.cpu_s / idle.wall_s
+        found.idle.append(100 * idle.cpu_s / idle.wall_s)
         timings = ray.get(self._pool.one_by_one.remote(REPORTED, scale.gangs))
-        found.dispatches = [1000 * timing.dispatched for timing in timings]
-        storm = spent(self._controller, lambda: ray.get(self._pool.storm.remote([REPORTED] * scale.storm)))
-        found.storm, found.storm_cpu = scale.storm / storm.wall_s, 1000 * storm.cpu_s / scale.storm
-        return found
-
-
-def keep_history(on: bool) -> None:
-    texts = {HISTORY.name: ON if on else OFF}
-    ControllerConnection().ask(ControllerInterface.set_settings, texts, False, "benchmark")
+        found.dispatches += [1000 * timing.dispatched for timing in timings]
+        for _ in range(STORMS):
+            storm = spent(self._controller, lambda: ray.get(self._pool.storm.remote([REPORTED] * scale.storm)))
+            found.storms.append(scale.storm / storm.wall_s)
+            found.storm_cpu.append(1000 * storm.cpu_s / scale.storm)
 
 
 def show(measured: dict[str, Found]) -> None:
-    row("What", " | ".join(measured), "")
-    print("|---|" + "---:|" * (len(measured) + 1))
     figures: dict[str, Callable[[Found], float]] = {
-        f"warm launch on a {LAUNCHED}, ms: median": lambda found: percentile(found.launches, 0.5),
-        "submit → order at the pool, ms: median": lambda found: percentile(found.dispatches, 0.5),
-        "… worst of 100": lambda found: percentile(found.dispatches, 0.99),
-        "storm of jobs that are only reported of: jobs per second": lambda found: found.storm,
-        "… the Controller's CPU time for each, ms": lambda found: found.storm_cpu,
-        "nothing is launched: the Controller's share of a core, %": lambda found: found.idle,
+        "launch, ms": lambda found: median(found.launches),
+        "submit → order, ms": lambda found: median(found.dispatches),
+        "99th in 100": lambda found: percentile(found.dispatches, 0.99),
+        "storm, jobs/s": lambda found: median(found.storms),
+        "Controller's CPU for each, ms": lambda found: median(found.storm_cpu),
+        "at rest, % of a core": lambda found: median(found.idle),
     }
-    for what, of in figures.items():
-        row(what, " | ".join(f"{of(found):.1f}" for found in measured.values()))
+    print(f"| Beside the job | {' | '.join(figures)} |\n|---|{'---:|' * len(figures)}")
+    for what, found in measured.items():
+        print(f"| {what} | {' | '.join(f'{of(found):.1f}' for of in figures.values())} |", flush=True)
+
+
+def situations(scale: Scale, around: Surroundings) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    every, one = scale.all, Sessions()
+    return {
+        "nothing": nullcontext,
+        f"{every.shells} shells": lambda: around.open(replace(one, shells=every.shells)),
+        f"{every.ports} ports": lambda: around.open(replace(one, ports=every.ports)),
+        f"{every.searches} searches": lambda: around.open(replace(one, searches=every.searches)),
+        "all of these": lambda: around.open(every),
+        f"{every.searches} greps of the system": lambda: around.greps(every.searches),
+        "busy cores": around.busy,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="a fifth of the sessions, fewer samples")
+    parser.add_argument("--together", action="store_true", help="everything shares all cores of the machine")
+    parser.add_argument("--rounds", type=int, default=1, help="so often each situation is measured, in turn")
     parser.add_argument("--open", metavar="JOB", help=argparse.SUPPRESS)
+    parser.add_argument("--sessions", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    scale = SMALL if options.small else FULL
     if options.open:
         ray.init(os.environ["RAY_ADDRESS"], log_to_driver=False)
-        asyncio.run(keep_open(options.open, scale))
+        asyncio.run(keep_open(options.open, Sessions(*map(int, options.sessions.split(",")))))
         return
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    with SimulatedCluster({HELD: 1, LAUNCHED: 1, REPORTED: 1}, quiet=True) as cluster:
+    scale, cores = SMALL if options.small else FULL, sorted(os.sched_getaffinity(0))
+    half = 0 if options.together else len(cores) // 2
+    os.sched_setaffinity(0, cores[:half] or cores)
+    with SimulatedCluster({LAUNCHED: 1, REPORTED: 1}, quiet=True) as cluster:
+        theirs = set(cores[half:])
+        cluster.add_slice(HELD, under=["taskset", "-c", ",".join(map(str, theirs))])
         job = IrisClient().submit(echoes, "held", resources=ResourceSpec(device=tpu_device(HELD)), detached=True)
         run_on_pod(empty, LAUNCHED, keep_warm=600)
-        measured, subject = dict[str, Found](), Measured(scale)
-        subject.measure()  # what only happens once
-        measured["quiet"] = subject.measure()
-        with sessions(cluster.address, job.job_id, scale):
-            measured["open"] = subject.measure()
-            keep_history(False)
-            measured["open, no history"] = subject.measure()
-        time.sleep(SETTLE_S)
-        measured["no history"] = subject.measure()
-        keep_history(True)
-        measured["quiet again"] = subject.measure()
+        subject, around = Measured(scale), Surroundings(cluster, job.job_id, theirs)
+        subject.measure(Found())  # what only happens once
+        measured: dict[str, Found] = defaultdict(Found)
+        for _ in range(options.rounds):
+            for what, surroundings in situations(scale, around).items():
+                with surroundings():
+                    subject.measure(measured[what])
+            subject.measure(measured["nothing"])  # before and after all else
         show(measured)
         job.cancel()
 

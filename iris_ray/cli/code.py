@@ -11,6 +11,7 @@ import click
 
 from iris_ray.cli.conventions import say_error
 from iris_ray.client.dev.checkout import Checkout, keep_record
+from iris_ray.client.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
 
@@ -51,7 +52,9 @@ class TravellingCode:
         """Yield the arguments of ``ray.init`` that send it to the hosts, and say what is sent."""
         with contextlib.ExitStack() as packed:
             directory = self.directory
-            if directory is None and self.checkout is not None:
+            if directory is not None:
+                _say_secrets(Path(directory).absolute())
+            elif self.checkout is not None:
                 directory = packed.enter_context(self.checkout.package())
                 click.echo(f"iris-ray: sending {self.checkout.record}: {self.checkout.record.sent}", err=True)
             yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
@@ -60,3 +63,18 @@ class TravellingCode:
         """Keep which code a job has run; `iris-ray job status` shows it."""
         if self.checkout is not None:
             keep_record(job_id, self.checkout.record)
+
+
+def _say_secrets(directory: Path) -> None:
+    """Name the files of a directory that look like secrets, and that Ray sends nonetheless."""
+    from iris_ray.actors.calls.ray_internals import walk_package  # imports Ray
+
+    names: list[str] = []
+
+    def look(path: Path) -> None:
+        if path.is_file() and looks_secret(name := str(path.relative_to(directory))):
+            names.append(name)
+
+    walk_package(directory, [], look)
+    if names:
+        say_error(secrets_in_words(names, travel=True))

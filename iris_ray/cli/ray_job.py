@@ -58,6 +58,7 @@ class Sending:
         directory: is sent, and the command runs in it.
         excludes, env, env_file: as in `RayJobConfig`.
         run_id: of the job; None: Ray chooses one.
+        with_secrets: as in `RayJobConfig`.
     """
 
     directory: Path
@@ -65,12 +66,20 @@ class Sending:
     env: Mapping[str, str]
     env_file: str | None
     run_id: str | None
+    with_secrets: bool
 
     def submit(self, command: Sequence[str]) -> tuple["RayJobs", str]:
         """Send the directory and a command to the cluster. Return its jobs, and the id of the new one."""
         from iris_ray.client.ray_jobs import RayJobConfig
 
-        config = RayJobConfig(command, self.directory, list(self.excludes), dict(self.env), self.env_file)
+        config = RayJobConfig(
+            command,
+            self.directory,
+            list(self.excludes),
+            dict(self.env),
+            self.env_file,
+            with_secrets=self.with_secrets,
+        )
         jobs = _jobs(address_for_ray_jobs())
         return jobs, jobs.submit(config, self.run_id)
 

@@ -87,9 +87,10 @@ def submit(
     with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
     the function.
 
-    A laptop that can reach nothing but the dashboard gives the dashboard's address. The current directory, or
-    --working-dir, is sent; its size is shown before. With --ray-job the script runs once, on the cluster, and calls
-    run_on_pod itself. Then logs, status and cancel take the id that is printed, with the same --address.
+    A laptop that can reach nothing but the dashboard gives the dashboard's address. The current directory without files
+    that look like secrets, or all of --working-dir, is sent; its size is shown before. With --ray-job the script runs
+    once, on the cluster, and calls run_on_pod itself. Then logs, status and cancel take the id that is printed, with
+    the same --address.
     """
     require_fitting_options(ray_job)
     if as_json and follow:
@@ -104,7 +105,8 @@ def submit(
             f" an operator set it in the cluster's store (iris-ray cluster secrets set {given[0]}), and give"
             f" --secret {given[0]}=store:"
         )
-    sending = Sending(Path(flags.working_dir or "."), excludes, flags.env, env_file, run_id)
+    named = flags.working_dir  # it is sent as it is, as on a node of the cluster; see `TravellingCode`
+    sending = Sending(Path(named or "."), excludes, flags.env, env_file, run_id, with_secrets=named is not None)
     if ray_job:
         submit_ray_job(target, arguments, sending, follow, as_json)
         return

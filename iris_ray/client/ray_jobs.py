@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.client.connection import new_job_id, without_ray_address
-from iris_ray.client.dev.code_directory import looks_secret
+from iris_ray.client.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.client.remote_options import require_env_travels
 from iris_ray.errors import (
     InvalidRequestError,
@@ -39,6 +39,8 @@ class RayJobConfig:
         working_dir: the directory that is sent to the cluster, and in which the command runs; None: none.
         excludes: patterns of files that are not sent, as in a .gitignore file. Files that its .gitignore and
             .rayignore name are not sent either.
+        with_secrets: send files that look like secrets, such as ``.env`` and ``*.pem``; else they stay here. A line
+            names them.
         env: environment variables of the command, and of the tasks that it starts.
         env_file: a file with further variables, ``NAME=value`` a line; for secrets, which belong on no command line.
         pip: packages to install on the cluster for it.
@@ -53,6 +55,7 @@ class RayJobConfig:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     env_file: str | Path | None = None
     pip: Sequence[str] = ()
+    with_secrets: bool = False
 
     def __post_init__(self) -> None:
         for name, example in (("command", '["python", "train.py"]'), ("excludes", '["data/"]'), ("pip", '["chex"]')):
@@ -205,8 +208,8 @@ class RayJobs:
         if packages:
             runtime_env["py_modules"] = [str(package) for package in packages]
         if config.working_dir is not None:
-            what = _say_what_is_sent(config)
-            runtime_env |= {"working_dir": str(config.working_dir), "excludes": list(config.excludes)}
+            what, excludes = _say_what_is_sent(config)
+            runtime_env |= {"working_dir": str(config.working_dir), "excludes": excludes}
         while True:
             try:
                 with self._answers(), live_line(f"sending to {self._address}") as line:
@@ -374,8 +377,8 @@ def _checked(run_id: str) -> str:
     return run_id
 
 
-def _say_what_is_sent(config: RayJobConfig) -> str:
-    """Print and return the size of the directory, before it is sent.
+def _say_what_is_sent(config: RayJobConfig) -> tuple[str, list[str]]:
+    """Print and return the size of the directory, before it is sent, and return patterns of what is not sent.
 
     Raises:
         InvalidRequestError: the directory is larger than Ray allows.
@@ -391,10 +394,12 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
         nonlocal files, total, largest, most
         if not path.is_file():
             return
+        if looks_secret(name := str(path.relative_to(directory))):
+            secrets.append(name)
+            if not config.with_secrets:
+                return
         size = path.stat().st_size
         files, total = files + 1, total + size
-        if looks_secret(str(path.relative_to(directory))):
-            secrets.append(str(path.relative_to(directory)))
         if size > most:
             largest, most = path, size
         if total > MOST_PACKAGE_BYTES:
@@ -408,9 +413,14 @@ def _say_what_is_sent(config: RayJobConfig) -> str:
     what = f"{directory}: {files} files, {_in_words(total)}"
     print(f"iris_ray: sending {what}", file=sys.stderr)
     if secrets:
-        named = ", ".join(map(shown, sorted(secrets)[:4])) + (f" and {len(secrets) - 4} more" if secrets[4:] else "")
-        print(f"iris_ray: what looks like a secret goes along: {named}; name it in .rayignore", file=sys.stderr)
-    return what
+        print(f"iris_ray: {secrets_in_words(secrets, config.with_secrets)}", file=sys.stderr)
+    left_out = () if config.with_secrets else map(_pattern_of, secrets)
+    return what, [*config.excludes, *left_out]
+
+
+def _pattern_of(name: str) -> str:
+    """Return the pattern, as in a .gitignore file, of the one file of this path."""
+    return "/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", name)
 
 
 def _in_words(size: int) -> str:

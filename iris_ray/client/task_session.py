@@ -138,7 +138,6 @@ class TaskSession:
         self._actor = Actor[SessionInterface](
             start_session(place.node_id, place.address), f"the process of the session on {place.host}"
         )
-        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -146,15 +145,11 @@ class TaskSession:
         except BaseException:
             self._end()
             raise
-        self._watching = asyncio.create_task(self._watch())
-        self._watching.add_done_callback(lambda done: done.cancelled() or done.exception())  # others may tell it
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
         self._end()
 
     async def run(self, command: CommandLine) -> "RemoteChannel":
@@ -171,10 +166,6 @@ class TaskSession:
         Raises:
             SessionError, TaskMovedError: the session is lost.
         """
-        assert self._watching is not None
-        await asyncio.shield(self._watching)
-
-    async def _watch(self) -> None:
         while not await self.ask_again(SessionInterface.task_ended):
             pass
 

@@ -22,6 +22,7 @@ class Dashboard:
         logs: what each job has printed.
         hidden: jobs that somebody else submits at the same moment: they are not there until they are in the way.
         odd: what it answers to requests whose path begins so, in place of anything else.
+        packages: the directories that were sent, as zip files.
         changes: each request that was to change something, such as ``"POST /api/jobs/"``.
     """
 
@@ -31,6 +32,7 @@ class Dashboard:
     logs: dict[str, str] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     odd: dict[str, Any] = field(default_factory=dict)
+    packages: list[bytes] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -46,7 +48,10 @@ class Dashboard:
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": self.ray_version, "ray_commit": "", "session_name": ""}
         if path.startswith("/api/packages/"):
-            return (404, "") if method == "GET" else (200, "")
+            if method == "GET":
+                return 404, ""
+            self.packages.append(body)
+            return 200, ""
         name, _, what = path.removeprefix("/api/jobs/").partition("/")
         if method == "POST" and not name:
             return self._submit(json.loads(body))

@@ -1,5 +1,6 @@
 """Processes that stand for running tasks, for people to look inside."""
 
+import asyncio
 import textwrap
 from pathlib import Path
 
@@ -47,9 +48,12 @@ class SessionInProcess(HostSession):
     """A session in this process. What it has started ends as if its process had ended."""
 
     def on_death(self) -> None:
+        """Tell the keepers, as the kernel would, and close the descriptors once no task waits for them any more."""
+        loop = asyncio.get_running_loop()
         for channel in self._channels.values():
             if not channel.over:
-                channel._close()
+                channel.end()
+                loop.call_soon(loop.call_soon, channel._close)
 
 
 def lives(pid: int) -> bool:

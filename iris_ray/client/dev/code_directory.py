@@ -181,6 +181,13 @@ def looks_secret(name: str) -> bool:
     return next(fits) and not next(fits)
 
 
+def secrets_in_words(names: Sequence[str], travel: bool) -> str:
+    """Return a line about files that look like secrets, fit for a terminal."""
+    more = f" and {len(names) - 4} more" if names[4:] else ""
+    how = "goes along" if travel else "is left out"
+    return f"what looks like a secret {how}: {', '.join(map(_printable, sorted(names)[:4]))}{more}"
+
+
 def _why_not(path: Path, name: str) -> tuple[str | None, int]:
     """Return why a file does not travel, or None, and its size."""
     found = os.lstat(path / name)

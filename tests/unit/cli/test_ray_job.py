@@ -73,6 +73,17 @@ def test_job_through_dashboard_is_submitted_there_as_typed(
     assert sent["runtime_env"]["env_vars"] == {"A": "of here"}
 
 
+@pytest.mark.parametrize(("named", "how"), [((), "is left out"), (("--working-dir", "."), "goes along")])
+def test_directory_that_is_named_is_sent_with_its_secrets(
+    dashboard: Dashboard, url: str, named: tuple[str, ...], how: str
+) -> None:
+    Path("tls.key").write_text("key")
+    done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", *named, "train.py")
+    assert done.exit_code == OK, done.output
+    assert f"what looks like a secret {how}: tls.key\n" in done.stderr
+    assert (b"tls.key" in dashboard.packages[0]) == bool(named)
+
+
 def test_variables_come_from_names_or_file(dashboard: Dashboard, url: str) -> None:
     Path("variables").write_text("TOKEN=s3cret\n")
     arguments = ["--env", "MINE", "--env-file", "variables", "--exclude", "variables", "--working-dir", "."]

@@ -132,6 +132,13 @@ def test_submitted_job_outlives_its_command(world: ControllerInProcess, script: 
     assert sorted(followed) == ["task-0| hello 0", "task-1| hello 1"]
 
 
+def test_named_directory_travels_with_its_secrets_named(world: ControllerInProcess, script: str) -> None:
+    Path(script).with_name(".env").write_text("KEY=1")
+    directory = str(Path(script).parent)
+    done = world.iris("submit", "--tpu", "v4-16", "--working-dir", directory, script)
+    assert "iris-ray: what looks like a secret goes along: .env\n" in done.stderr
+
+
 def test_following_submit_waits_to_the_end(world: ControllerInProcess, script: str) -> None:
     def works() -> None:
         wait_until(world.has_running_job)

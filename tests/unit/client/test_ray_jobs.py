@@ -1,7 +1,9 @@
 """Jobs of Ray's job API: what is sent, under which name, and what is refused before anything is sent."""
 
 import asyncio
+import io
 import json
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,14 +49,21 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_looks_like_a_secret_is_named_before_it_goes(
-    dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("with_secrets", [False, True])
+def test_what_looks_like_a_secret_stays_unless_it_is_wanted(
+    dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str], with_secrets: bool
 ) -> None:
-    for name in (".env", "data/tls.key", "a\nb.pem", ".env.example"):
+    secrets = {".env", "a\nb.pem", "[1] #!*?.key", ".aws/config", "sub/.env"}
+    for name in (*secrets, "data/tls.key", ".env.example", "sub/x.py"):
+        (workspace / name).parent.mkdir(exist_ok=True)
         (workspace / name).write_text("1")
-    submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace, ["data/"]), url)
-    said = "what looks like a secret goes along: '.env', 'a\\nb.pem'; name it in .rayignore"
+    submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace, ["data/"], with_secrets=with_secrets), url)
+    how = "goes along" if with_secrets else "is left out"
+    said = f"what looks like a secret {how}: .aws/config, .env, [1] #!*?.key, 'a\\nb.pem' and 1 more"
     assert f"iris_ray: {said}\n" in capsys.readouterr().err
+    with zipfile.ZipFile(io.BytesIO(dashboard.packages[0])) as package:
+        sent = {name for name in package.namelist() if not name.endswith("/")}
+    assert sent == {".gitignore", "train.py", ".env.example", "sub/x.py"} | (secrets if with_secrets else set())
 
 
 def test_command_arrives_unchanged_with_variables_and_directory(

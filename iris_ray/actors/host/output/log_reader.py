@@ -3,7 +3,9 @@
 The job's own actors may be gone, so the process that asks starts a reader. That takes a second or two.
 """
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -47,12 +49,27 @@ class LogReader:
         return [piece_in(self._root, question) for question in questions]
 
     def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
-        """Return the lines that match of each attempt's output; None for an attempt without files here."""
+        """Return the lines that match of each attempt's output; None for an attempt without files here.
+
+        Whatever else wants a core or a disk of this host goes first.
+        """
+        with ThreadPoolExecutor(1, initializer=_yield_to_all) as its_own:
+            return its_own.submit(self._search, ids, wanted).result()
+
+    def _search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
         found, left = list[FoundLines | None](), wanted.most_bytes
         for one in ids:
             found.append(search(AttemptLog(self._root, *one), wanted, left))
             left = max(0, left - (found[-1].size if found[-1] is not None else 0))
         return found
+
+
+def _yield_to_all() -> None:
+    """Give this thread the lowest priority, and so the lowest for a disk, too.
+
+    Not `os.SCHED_IDLE`: on a host without an idle core a search would end without an answer.
+    """
+    os.nice(19)  # on Linux, of the calling thread only
 
 
 def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.output import log_reader
+from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
+from iris_ray.actors.host.output.log_reader import LogReader
 from iris_ray.actors.host.output.log_search import LINE_BYTES, FoundLines, LogSearch, search
+from iris_ray.actors.protocol.task_log import LogId
 
 TEXT = b"".join(b"step %d: loss %d\n" % (n, n % 7) for n in range(40)) + b"Traceback\n  boom\nthe end"
 
@@ -71,3 +75,20 @@ def test_files_that_are_too_old_are_left_out(tmp_path: Path) -> None:
 
 def test_empty_log_has_nothing(tmp_path: Path) -> None:
     assert found(written(tmp_path, b""), "").groups == []
+
+
+def test_only_search_itself_yields_to_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    priorities: list[int] = []
+
+    def watched(log: AttemptLog, wanted: LogSearch, most_bytes: int) -> FoundLines | None:
+        priorities.append(os.nice(0))
+        return search(log, wanted, most_bytes)
+
+    monkeypatch.setattr(log_reader, "search", watched)
+    monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
+    written(logs_directory(host_directory()), TEXT)
+    before = os.nice(0)
+    (lines,) = LogReader().search([LogId("train", 0, 1)], LogSearch("boom"))
+    assert lines is not None
+    assert lines.groups == [[b"  boom"]]
+    assert (priorities, os.nice(0)) == ([19], before)
