@@ -74,13 +74,16 @@ def head(*more: str, secret: str = ATTACKERS) -> bytes:
     return "\r\n".join(lines).encode()
 
 
-async def send(port: int, data: bytes, then_wait_s: float) -> None:
-    """Send bytes over a new connection, and read what comes."""
+async def send(port: int, data: bytes, then_wait_s: float, sent: Any) -> None:
+    """Send bytes over a new connection, and read what comes. Count connections and bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    sent[0] += 1
     with suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(then_wait_s):
-            writer.write(data)
-            await writer.drain()
+            for at in range(0, len(data), 2**16):
+                writer.write(data[at : at + 2**16])
+                await writer.drain()
+                sent[1] += min(2**16, len(data) - at)
             while await reader.read(2**16):
                 pass
     writer.close()
@@ -108,9 +111,17 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], float, float]] = {
 """What is sent over each connection, how long that stays open in seconds, and after how many seconds the next comes."""
 
 
-def attack(port: int, names: Sequence[str], pipe: Any) -> None:
+def take_what_is_left() -> None:
+    """Have this process use the cores only while nobody else does: attackers are on other machines."""
+    os.setsid()  # else it shares the priority of the server's session
+    os.nice(19)
+    with suppress(OSError):  # a kernel without sessions' priorities
+        Path("/proc/self/autogroup").write_text("19")
+
+
+def attack(port: int, names: Sequence[str], pipe: Any, sent: Any) -> None:
     """Attack until this process is killed."""
-    os.nice(10)  # attackers are elsewhere, and would not take the server's cores
+    take_what_is_left()
 
     async def forever(name: str) -> None:
         make, stays_s, every_s = ATTACKS[name]
@@ -118,7 +129,7 @@ def attack(port: int, names: Sequence[str], pipe: Any) -> None:
         pipe.send(None)
         running = set[asyncio.Task[None]]()
         while True:
-            task = asyncio.create_task(send(port, data, stays_s))
+            task = asyncio.create_task(send(port, data, stays_s, sent))
             running.add(task)
             task.add_done_callback(running.discard)
             await asyncio.sleep(every_s)
@@ -157,16 +168,34 @@ async def measure(port: int, seconds: float) -> tuple[list[float], int]:
     return took, failed
 
 
-def hundredths(took: list[float]) -> tuple[float, float]:
+def hundredths(took: Sequence[float]) -> tuple[float, float]:
     """Return the median and the 99th of a hundred, in ms."""
     found = statistics.quantiles(took, n=100)
     return 1000 * found[49], 1000 * found[98]
 
 
-def show(name: str, quiet: tuple[float, float], attacked: tuple[float, float], failures: int) -> None:
-    ratio = f"{attacked[1] / quiet[1]:.1f} ×"
-    columns = f"{quiet[0]:10.1f}{quiet[1]:9.1f}{attacked[0]:15.1f}{attacked[1]:9.1f}"
-    print(f"{name:30}{columns}{ratio:>11}{failures:8}", flush=True)
+class Rounds:
+    """What was measured in turn without attackers and with them."""
+
+    def __init__(self) -> None:
+        self.quiet, self.attacked = list[tuple[float, float]](), list[tuple[float, float]]()
+        self.rates = list[tuple[float, float]]()
+        self.failed = 0
+
+    def add(self, took: Sequence[float], failed: int, rates: tuple[float, float] | None = None) -> None:
+        """Add a round; with the attackers' rates, if there were any."""
+        (self.quiet if rates is None else self.attacked).append(hundredths(took))
+        self.failed += failed
+        self.rates += [] if rates is None else [rates]
+
+    def show(self, name: str) -> None:
+        """Print medians of the rounds, and the ratio of each round."""
+        quiet, attacked = medians(self.quiet), medians(self.attacked)
+        connections, mebibytes = medians(self.rates)
+        ratios = " ".join(f"{under[1] / rest[1]:.1f}" for rest, under in zip(self.quiet, self.attacked, strict=True))
+        columns = f"{quiet[0]:10.1f}{quiet[1]:9.1f}{attacked[0]:15.1f}{attacked[1]:9.1f}"
+        rates = f"{connections:7.0f} a second, {mebibytes:5.1f} MiB"
+        print(f"{name:30}{columns}{attacked[1] / quiet[1]:9.1f} ×{self.failed:8}  {rates}  ({ratios})", flush=True)
 
 
 def medians(rounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -174,17 +203,36 @@ def medians(rounds: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return first, second
 
 
+class Sent:
+    """What attackers have sent."""
+
+    def __init__(self, counts: Any) -> None:
+        self._counts = counts
+        self.begin()
+
+    def begin(self) -> None:
+        """Measure from now on."""
+        self._before, self._at = list(self._counts), time.monotonic()
+
+    def rates(self) -> tuple[float, float]:
+        """Return connections and MiB a second since it began."""
+        connections, size = (now - before for now, before in zip(self._counts, self._before, strict=True))
+        seconds = time.monotonic() - self._at
+        return connections / seconds, size / seconds / 2**20
+
+
 @contextmanager
-def attacked(port: int, names: Sequence[str]) -> Iterator[None]:
+def attacked(port: int, names: Sequence[str]) -> Iterator[Sent]:
     """Attack a server in some ways at once."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
-    attacker = spawn.Process(target=attack, args=(port, names, there))
+    counts = spawn.RawArray("d", 2)
+    attacker = spawn.Process(target=attack, args=(port, names, there, counts))
     attacker.start()
     try:
         for _ in names:
             here.recv()
-        yield
+        yield Sent(counts)
     finally:
         attacker.kill()
         attacker.join()
@@ -199,16 +247,15 @@ def in_turn(names: Sequence[str], seconds: float, rounds: int) -> None:
     port = to_server.recv()
     asyncio.run(measure(port, 1.0))
     for name in names:
-        quiet, under, failures = list[tuple[float, float]](), list[tuple[float, float]](), 0
+        found = Rounds()
         for _ in range(rounds):  # in turn, because the machine changes
-            quiet.append(hundredths(asyncio.run(measure(port, seconds))[0]))
-            with attacked(port, [name]):
+            found.add(*asyncio.run(measure(port, seconds)))
+            with attacked(port, [name]) as sent:
                 time.sleep(0.5)
-                took, failed = asyncio.run(measure(port, seconds))
-            under.append(hundredths(took))
-            failures += failed
+                sent.begin()
+                found.add(*asyncio.run(measure(port, seconds)), sent.rates())
             time.sleep(1.0)
-        show(name, medians(quiet), medians(under), failures)
+        found.show(name)
     to_server.send(None)
     server.join()
 
@@ -254,15 +301,14 @@ def serving(cluster: SimulatedCluster) -> Iterator[int]:
 
 def on_slots(seconds: float, rounds: int) -> None:
     """All attacks at once; then the process of one slot is killed, and the host of the other, without them and with."""
-    took: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
-    failures = dict.fromkeys((False, True), 0)
+    found = Rounds(), Rounds()
     with SimulatedCluster({"v4-8": 3}, quiet=True) as cluster, serving(cluster) as port:
         client = SlotClient.connect("slots")
 
         def ready() -> list[int]:
-            while len(found := [row.pid for row in client.status().slots if row.state == "ready" and row.pid]) < 2:
+            while len(pids := [row.pid for row in client.status().slots if row.state == "ready" and row.pid]) < 2:
                 time.sleep(0.2)
-            return found
+            return pids
 
         def kill() -> None:
             first, second = ready()
@@ -271,27 +317,27 @@ def on_slots(seconds: float, rounds: int) -> None:
             name = next(each for each in cluster.slice_names if second in cluster.host_pids(each, 0))
             cluster.kill_host(name, 0)
 
-        def look(under_attack: bool) -> None:
+        def look(sent: Sent | None = None) -> None:
             for they_die in (False, True):
                 ready()
                 dying = threading.Timer(seconds / 3, kill)
                 if they_die:
                     dying.start()
-                found, failed = asyncio.run(measure(port, seconds))
-                took.setdefault((they_die, under_attack), []).append(hundredths(found))
-                failures[they_die] += failed
+                if sent is not None:
+                    sent.begin()
+                measured = asyncio.run(measure(port, seconds))
+                found[they_die].add(*measured, None if sent is None else sent.rates())
                 if they_die:
                     dying.join()
                     cluster.add_slice("v4-8")
 
         for _ in range(rounds):
             asyncio.run(measure(port, 1.0))
-            look(under_attack=False)
-            with attacked(port, list(ATTACKS)):
-                look(under_attack=True)
-    for they_die, name in enumerate((TOGETHER, DEATHS)):
-        quiet, under = (medians(took[bool(they_die), attack]) for attack in (False, True))
-        show(name, quiet, under, failures[bool(they_die)])
+            look()
+            with attacked(port, list(ATTACKS)) as sent:
+                look(sent)
+    for rounds_of, name in zip(found, (TOGETHER, DEATHS), strict=True):
+        rounds_of.show(name)
 
 
 def main() -> None:
@@ -300,7 +346,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="the attacks that have these words in their names")
     arguments = parser.parse_args()
-    print(f"{'':30}{'quiet p50':>10}{'p99':>9}{'attacked p50':>15}{'p99':>9} ms{'ratio':>8}{'failed':>8}")
+    columns = f"{'':30}{'quiet p50':>10}{'p99':>9}{'attacked p50':>15}{'p99':>9} ms{'ratio':>8}{'failed':>8}"
+    print(f"{columns}  connections of attackers  (ratio of each round)")
     if names := [name for name in ATTACKS if arguments.only in name]:
         in_turn(names, arguments.seconds, arguments.rounds)
     if arguments.only in TOGETHER or arguments.only in DEATHS:

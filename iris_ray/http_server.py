@@ -40,6 +40,11 @@ logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_i
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
+def _in_words(status: int, words: str) -> web.Response:
+    """Return an answer in plain text."""
+    return web.Response(status=status, text=words)
+
+
 class LimitedServer:
     """Serves an application of aiohttp.
 
@@ -51,10 +56,18 @@ class LimitedServer:
     Args:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
-        more: further arguments of ``aiohttp.web.AppRunner``.
+        cancels: whether a caller who goes away cancels its request.
+        refusal: makes the answer to what no middleware sees, such as broken headers, of its status and words.
     """
 
-    def __init__(self, app: web.Application, *, shutdown_s: float, **more: Any) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        *,
+        shutdown_s: float,
+        cancels: bool = False,
+        refusal: Callable[[int, str], web.Response] = _in_words,
+    ) -> None:
         app.middlewares.append(self._limited)
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
@@ -62,9 +75,8 @@ class LimitedServer:
         """Connections whose callers still read a large answer."""
         self._bodies = 0
         self._refused: set[asyncio.BaseTransport] = set()
-        options = {"keepalive_timeout": HEADERS_S, "lingering_time": LINGER_S, "auto_decompress": False, **more}
-        options |= {"logger": logger}
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=shutdown_s, **options)
+        self._refusal = refusal
+        self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=cancels)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
@@ -100,7 +112,7 @@ class LimitedServer:
         assert server is not None, "it has been set up"
         if len(server.connections) >= self._most and not self._close_oldest():
             return _Refusal(self._refused)
-        made = server()
+        made = _Connection(server, self._refusal)
         self._wait_for(made, HEADERS_S)
         return made
 
@@ -179,6 +191,45 @@ class LimitedServer:
         finally:
             self._bodies -= reserved - size
         return size
+
+
+class _Connection(RequestHandler):
+    """A connection that answers what no middleware sees as the application would.
+
+    Args:
+        server: that of the application.
+        refusal: see `LimitedServer`.
+    """
+
+    __slots__ = ("_refusal",)
+
+    def __init__(self, server: web.Server, refusal: Callable[[int, str], web.Response]) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=HEADERS_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+            access_log=None,  # type: ignore[arg-type]  # aiohttp means none
+            logger=logger,
+        )
+        self._refusal = refusal
+
+    def handle_error(self, *args: Any, **how: Any) -> web.StreamResponse:
+        """Return the answer to headers that are no HTTP, or to an error of the server."""
+        answer = super().handle_error(*args, **how)
+        assert isinstance(answer, web.Response)
+        refused = self._refusal(answer.status, (answer.text or answer.reason).partition("\n")[0].strip(" :"))
+        refused.force_close()
+        return refused
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer. An exception is one that no middleware has seen, such as that of a header Expect."""
+        if isinstance(resp, web.HTTPException):
+            resp = self._refusal(resp.status, resp.text or resp.reason)
+        return await super().finish_response(request, resp, start_time)
 
 
 class _Refusal(asyncio.Protocol):

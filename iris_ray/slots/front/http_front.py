@@ -170,7 +170,7 @@ class HttpFront:
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._measured)
-        return LimitedServer(app, shutdown_s=1.0, handler_cancellation=True)
+        return LimitedServer(app, shutdown_s=1.0, cancels=True, refusal=_refusal)
 
     async def _serve(self) -> None:
         server = self._server()
@@ -381,6 +381,10 @@ async def _write(response: web.StreamResponse, data: bytes, timeout_s: float | N
             await response.write(data)
     except TimeoutError:
         raise (ConnectionError("the caller does not read") if scope.expired() else TimeoutError) from None
+
+
+def _refusal(status: int, words: str) -> web.Response:
+    return web.json_response(error_words(status, words), status=status)
 
 
 @web.middleware

@@ -5,6 +5,7 @@ import gzip
 import http.client
 import json
 import pickle
+import re
 import socket
 import time
 import urllib.parse
@@ -428,7 +429,7 @@ def test_ambiguous_headers_are_refused_without_a_line_in_the_log(
     with suppress(ConnectionError):
         caller.sendall(b"{}")
     with suppress(ConnectionResetError):
-        assert caller.recv(2**16).split()[1] == b"400"
+        assert re.match(rb'HTTP/1.. 400 [^{]*{"error": {"message": "\w', caller.recv(2**16))
     assert is_closed(caller)
     assert not caplog.records
 
@@ -543,15 +544,15 @@ def test_key_has_its_limits_alone(client: Client) -> None:
         ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/v1/models/x", 404),
-        ("PATCH", "/v1/embeddings", 405),
         ("POST", "/v1/chat/completions", 400),
+        ("POST", "/v1/completions", 417),
     ],
 )
 def test_every_refusal_is_json_with_words(
     client: Client, front: HttpFront, method: str, path: str, status: int
 ) -> None:
     client.models = ["m"]
-    found, said = status_for(front, method, path, {})
+    found, said = status_for(front, method, path, {"Expect": "200-maybe"} if status == 417 else {})
     error = json.loads(said)["error"]
     assert (found, error["type"], error["param"]) == (status, "invalid_request_error", None)
     assert len(error["message"]) > 20
