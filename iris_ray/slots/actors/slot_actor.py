@@ -1,6 +1,7 @@
 """The process of one slot: it loads a user's model, and runs requests and the calls of sessions on it."""
 
 import asyncio
+import gc
 import inspect
 import os
 import sys
@@ -72,6 +73,7 @@ class SlotActor:
         self._calls = RunningCalls(self._model.loop)
         self._sessions = HeldSessions()
         self._followers = Followers()
+        gc.freeze()  # as the SlotManager; not what the model makes, which it may replace
 
     def identity(self) -> ProcessIdentity:
         """Return the identity of this process."""
