@@ -60,7 +60,7 @@ bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 bench-dev: $(READY)  ## from an edited file to its first line on all hosts of a held slice; a minute
 	$(BIN)/python benchmarks/dev.py
 
-bench-beside: $(READY)  ## launches and dispatches beside 50 open shells, 20 ports, 10 searches; about eight minutes
+bench-beside: $(READY)  ## launches and dispatches beside 50 open shells, 20 ports, 10 searches, and each kind by itself; ten minutes
 	$(BIN)/python benchmarks/beside.py
 
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
