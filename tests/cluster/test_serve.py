@@ -56,7 +56,9 @@ MOST_GROWTH = MOST_BODIES + 256 * 2**20
 @contextmanager
 def serving(cluster: SimulatedCluster, path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     command = command_line("serve", str(path))
-    how: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment(cluster)}
+    variables = environment(cluster)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path.parent), variables.get("PYTHONPATH", ""))))
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": variables}
     with subprocess.Popen(command, **how) as process:
         try:
             assert process.stdout is not None
@@ -93,8 +95,10 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             assert asking.result() >= 1
         assert len(pids) == 2, "another program answers, and no request was lost"
         assert [model.id for model in user.models.list()] == ["words", "gpt-2"]
-        path.write_text(FILE.replace("memory_gb = 1", "memory_gb = -1"))
+        (tmp_path / "broken_model.py").write_text("def f(:")
+        path.write_text(f"{FILE}[models.broken]\nclass = 'broken_model:X'\nmemory_gb = 0.1\n".replace("0.4", "0.3"))
         process.send_signal(signal.SIGHUP)
+        assert "[models.broken]: class 'broken_model:X'" in next(line for line in process.stdout if "broken" in line)
         assert user.completions.create(model="words", prompt="a").choices[0].text == "A"
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(lambda: list(user.completions.create(model="words", prompt="a wait", stream=True)))

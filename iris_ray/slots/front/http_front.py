@@ -19,7 +19,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
 from iris_ray.http_server import LimitedServer
-from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, is_variables, require, unknown
+from iris_ray.model.checks import (
+    is_loopback,
+    is_name,
+    is_plain_int,
+    is_seconds_or_forever,
+    is_variables,
+    require,
+    unknown,
+)
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
@@ -83,10 +91,7 @@ class HttpFront:
         keys: Sequence[ApiKey] = (),
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        is_port = is_plain_int(port, 0) and port <= 65535
-        require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
-        is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
-        require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
+        check_front(host, port, timeout_s, keys, aliases)
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
@@ -107,12 +112,7 @@ class HttpFront:
         Raises:
             InvalidSlotError: they make no sense, or other machines could use the models without a key.
         """
-        require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
-        if not keys and not is_loopback(self._at[0]):
-            raise InvalidSlotError(
-                f"HttpFront would let everybody who reaches {self._at[0]} use the models; give keys=[ApiKey(NAME,"
-                " SECRET)], or leave out host"
-            )
+        check_access(self._at[0], keys, aliases)
         self._keys.set(keys)
         self._aliases = dict(aliases or {})
 
@@ -284,6 +284,29 @@ class HttpFront:
             with suppress(ConnectionError):
                 await _write(response, event(error_answer(error)[2]), 1.0)
         return response
+
+
+def check_front(
+    host: str, port: int, timeout_s: float | None, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None
+) -> None:
+    """Refuse arguments of `HttpFront` that make no sense. Raises InvalidSlotError."""
+    require(is_name(host), "HttpFront: host", host, "an address, such as '127.0.0.1'", InvalidSlotError)
+    is_port = is_plain_int(port, 0) and port <= 65535
+    require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
+    is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
+    require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
+    check_access(host, keys, aliases)
+
+
+def check_access(host: str, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None) -> None:
+    """Refuse keys and aliases that make no sense, and none for other machines. Raises InvalidSlotError."""
+    require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
+    if not keys and not is_loopback(host):
+        raise InvalidSlotError(
+            f"HttpFront would let everybody who reaches {host} use the models; give keys=[ApiKey(NAME,"
+            " SECRET)], or leave out host"
+        )
+    ApiKeys(keys)
 
 
 class ListedModels:
