@@ -270,6 +270,8 @@ class HttpFront:
                 if isinstance(first, ProgramAnswer):
                     response.set_status(first.status)
                     response.content_type = first.content_type
+                else:
+                    asked.require_one_prompt()
                 try:
                     await response.prepare(request)
                     async for data in asked.events(first, pieces):
