@@ -209,6 +209,8 @@ class HttpFront:
         return web.json_response({"ready": True})
 
     async def _measured(self, request: web.Request) -> web.Response:
+        if (use := self._keys.use_of(request)) and use.key.models is not None:
+            raise NotPermittedError("/metrics names all models and keys; ask with a key that may use all models")
         await self._models.names()
         return web.Response(body=self._metrics.page(self._models.rows), content_type="text/plain")
 
