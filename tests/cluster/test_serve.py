@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from iris_ray import SlotClient
 from iris_ray.http_server import MOST_BODIES, MOST_CONNECTIONS
+from iris_ray.slots.cli import GRACE_S
 from iris_ray.testing import SimulatedCluster
 from tests.support import served_program
 from tests.support.command_line import command_line, environment
@@ -107,6 +109,20 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             with pytest.raises(openai.APIError, match="closing"):
                 last.result()
             assert process.wait(60) == 0
+
+
+def test_after_sigterm_requests_finish_and_programs_end(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    path, trace = tmp_path / "models.toml", tmp_path / "trace"
+    path.write_text(FILE.replace("{port}", f"{{port}} --trace {trace}"))
+    with serving(cluster, path) as (process, url), openai.OpenAI(base_url=url, api_key=SECRET, max_retries=0) as user:
+        stream = iter(user.completions.create(model="words", prompt="a pause b", stream=True))
+        pieces = [next(stream).choices[0].text]
+        process.send_signal(signal.SIGTERM)
+        pieces += [piece.choices[0].text for piece in stream]
+        assert pieces == ["a", *["pause"] * 20, "b"]
+        assert process.wait(GRACE_S) == 0
+    (pids,) = [line.split()[1:] for line in trace.read_text().splitlines() if line.startswith("pids")]
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
 
 
 def test_models_of_a_group_take_turns_and_idle_ones_end(cluster: SimulatedCluster, tmp_path: Path) -> None:
