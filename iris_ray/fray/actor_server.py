@@ -43,6 +43,8 @@ GRACE_S = 10.0
 """How long running calls may take when an actor ends itself."""
 LIMITS = [("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_concurrent_streams", 1000)]
 """Of a connection: the time until it speaks HTTP/2, and its calls at a time. gRPC for Python limits no connections."""
+IDLE_MS = 120_000
+"""How long a connection may have no call that runs, with a token or without. The next call opens another one."""
 
 
 class ActorServer:
@@ -57,8 +59,9 @@ class ActorServer:
     """
 
     def __init__(self, max_concurrency: int) -> None:
+        idle = [("grpc.max_connection_idle_ms", IDLE_MS)]
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[self._doorman()], options=[*OPTIONS, *LIMITS])
+        self._server = grpc.server(threads, interceptors=[self._doorman()], options=[*OPTIONS, *LIMITS, *idle])
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}

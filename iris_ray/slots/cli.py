@@ -13,7 +13,7 @@ from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
-from iris_ray.errors import InvalidSlotError, IrisError
+from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import unknown
 from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.client.slot_client import SlotClient
@@ -157,11 +157,9 @@ def serve(file: Path, dry_run: bool) -> None:
 
     sys.path.insert(0, "")  # classes of the file may be in this directory
     said = serving.read(file)
-    rows = [(model.name, _what(model), model.place(said.hosts), model.replicas, ", ".join(model.aliases))
+    rows = [(model.name, _what(model), said.place(model.name), model.replicas, ", ".join(model.aliases))
             for model in said.models.values()]  # fmt: skip
     print_table(("MODEL", "SERVES", "FITS ON", "REPLICAS", "ALIASES"), rows, "no models")
-    if nowhere := [name for name, _, place, *_ in rows if not place]:
-        raise InvalidSlotError(f"{', '.join(nowhere)} would fit on none of the hosts; give more memory_gb or devices")
     if dry_run:
         return
     asked: list[int] = []
@@ -189,8 +187,11 @@ def serve(file: Path, dry_run: bool) -> None:
                 try:
                     changes = served.change(serving.read(file))
                     click.echo("; ".join(changes) or "nothing has changed")
-                except IrisError as error:
+                except InvalidSlotError as error:
                     click.echo(f"nothing has changed: {error}", err=True)
+                except Exception as error:  # what is served goes on
+                    why = f"{type(error).__name__}: {error}"
+                    click.echo(f"not all changes are made; SIGHUP tries again: {why}", err=True)
 
 
 def _what(model: "ServedModel") -> str:

@@ -4,25 +4,29 @@ import importlib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from iris_ray.errors import InvalidSlotError, IrisError
-from iris_ray.model.checks import is_number, is_texts, nearest
-from iris_ray.model.constraints import Constraint
+from iris_ray.errors import InvalidSlotError, IrisError, UnknownNameError
+from iris_ray.model.checks import is_name, is_number, is_texts, nearest, require
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.slots.actors.messages import SlotHosts
+from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.slots.actors.messages import ModelOrder, SlotHosts
+from iris_ray.slots.client.hold_host import require_possible
+from iris_ray.slots.client.model_order import model_order
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.slot_client import SlotClient
-from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.allocator import fits_when_empty
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.memory_estimates import split_memory
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.front.api_keys import ApiKey
-from iris_ray.slots.front.http_front import HttpFront
+from iris_ray.slots.front.http_front import HttpFront, check_front
 
 T = TypeVar("T")
 GB: Final = 10**9
@@ -50,35 +54,24 @@ class ServedModel:
     spec: Mapping[str, Any]
     aliases: Sequence[str]
 
-    def register(self, client: SlotClient) -> None:
-        """Serve it; new requests go to new slots if it has changed."""
-        client.register(
+    def order(self, kind: DeviceKind) -> ModelOrder:
+        """Return what a SlotManager is told to serve.
+
+        Args:
+            kind: the kind of devices that it runs on if it does not say one.
+
+        Raises:
+            InvalidSlotError: it could not be served as written.
+        """
+        return model_order(
             self.model if isinstance(self.model, ServedCommand) else class_at(self.model),
             self.name,
             memory=self.memory,
-            arguments=self.arguments or None,
+            arguments=self.arguments,
             replicas=self.replicas,
             prewarm=self.prewarm,
-            **self.spec,
+            **{"kind": kind, **self.spec},
         )
-
-    def place(self, hosts: Sequence[SlotHosts]) -> str:
-        """Return where it fits, or why it fits nowhere."""
-        if self.memory is None:
-            return "its class knows its memory"
-        spec = self.spec_on(hosts)
-        for count, needed in spec.memory.items():
-            for each in hosts:
-                devices = each.runner.devices
-                if each.kind is spec.kind and len(devices) >= count and devices[0].memory >= needed:
-                    return f"{count} × {needed / GB:.10g} GB of {spec.kind.value}"
-        return ""
-
-    def spec_on(self, hosts: Sequence[SlotHosts]) -> ModelSpec:
-        """Return what will be registered; a byte of memory stands for what its class knows."""
-        kinds = {each.kind for each in hosts}
-        kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
-        return ModelSpec(self.name, self.memory or {1: 1}, **{"kind": kind, **self.spec})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +81,10 @@ class ModelsFile:
     Attributes:
         name: the name under which other processes find the models.
         host, port, timeout_s: see `HttpFront`.
+        orders: what a SlotManager is told, by model. The classes of the models have been imported for it.
+
+    Raises:
+        InvalidSlotError: a model could not be served as written.
     """
 
     hosts: Sequence[SlotHosts]
@@ -98,11 +95,30 @@ class ModelsFile:
     port: int = 8000
     timeout_s: float = 300.0
     policy: ServingPolicy = field(default_factory=ServingPolicy)
+    orders: Mapping[str, ModelOrder] = field(init=False)
+
+    def __post_init__(self) -> None:
+        kinds = {each.kind for each in self.hosts}
+        kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        orders = {}
+        for name, model in self.models.items():
+            with _at(f"[models.{name}]"):
+                orders[name] = model.order(kind)
+        object.__setattr__(self, "orders", orders)
 
     @property
     def aliases(self) -> dict[str, str]:
         """The models by their further names."""
         return {alias: model.name for model in self.models.values() for alias in model.aliases}
+
+    def place(self, name: str) -> str:
+        """Return where a model fits on an empty host, or "" if it fits nowhere."""
+        spec = self.orders[name].spec
+        for count, needed in spec.memory.items():
+            alone = replace(spec, memory={count: needed})
+            if any(fits_when_empty(each.runner, alone) for each in suitable_hosts(self.hosts, spec)):
+                return f"{count} × {needed / GB:.10g} GB of {spec.kind.value}"
+        return ""
 
     @property
     def fixed(self) -> tuple[object, ...]:
@@ -120,13 +136,15 @@ class ServedFile:
 
     def __init__(self, client: SlotClient, said: ModelsFile) -> None:
         self._client, self._said = client, said
-        for model in said.models.values():
-            model.register(client)
+        for order in said.orders.values():
+            client._take_order(order)
         where: Any = {"host": said.host, "port": said.port, "timeout_s": said.timeout_s}
         self.front = HttpFront(client, **where, keys=said.keys, aliases=said.aliases)
 
     def change(self, said: ModelsFile) -> list[str]:
         """Serve what the file says now. Requests that run go on. Return what has changed, in words.
+
+        After an error other than `InvalidSlotError` it may be called again.
 
         Raises:
             InvalidSlotError: something changed that can't change while it is served. Nothing was changed.
@@ -136,11 +154,12 @@ class ServedFile:
             raise InvalidSlotError("hosts, name, address, timeout_s and policy hold until `iris-ray serve` starts anew")
         changed = [model for name, model in said.models.items() if before.models.get(name) != model]
         for model in changed:
-            model.register(self._client)
+            self._client._take_order(said.orders[model.name])
         self.front.set_access(said.keys, said.aliases)
         gone = before.models.keys() - said.models.keys()
         for name in sorted(gone):
-            self._client.remove(name)
+            with suppress(UnknownNameError):  # an earlier try has removed it
+                self._client.remove(name)
         words = [f"{model.name} is {'changed' if model.name in before.models else 'new'}" for model in changed]
         words += [f"{name} is served no more" for name in sorted(gone)]
         words += ["keys have changed"] if list(said.keys) != list(before.keys) else []
@@ -149,17 +168,135 @@ class ServedFile:
 
 
 def class_at(place: str) -> type:
-    """Return the class at ``module:Class``.
+    """Return the class at ``module:Class``. A module that is imported already is not read again.
 
     Raises:
-        InvalidSlotError: there is none.
+        InvalidSlotError: there is none, or its module can't be imported.
     """
     module, _, name = place.partition(":")
     try:
         found: type = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidSlotError(f"class {place!r} can't be imported ({error}); give module:Class") from None
+    except (Exception, SystemExit) as error:  # whatever a user's module raises
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidSlotError(f"class {place!r} can't be imported ({why}); give module:Class") from None
     return found
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+OF_A_HOST: Final = {TPU_NAME, TPU_WORKER_ID, "node-id"}
+"""Attributes that hosts have, and that are not known before they are there."""
+
+
+def check(found: ModelsFile) -> None:
+    """Refuse what could not be served, before anything is acquired.
+
+    Raises:
+        InvalidSlotError: what makes no sense, and how to mend it.
+    """
+    if not found.hosts:
+        raise InvalidSlotError("there are no hosts; say which to get in a table [[hosts]]")
+    if not found.models:
+        raise InvalidSlotError("there are no models; give at least one table [models.NAME]")
+    require(is_name(found.name), "name", found.name, "a text that is not empty", InvalidSlotError)
+    names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
+    check_front(found.host, found.port, found.timeout_s, found.keys, found.aliases)
+    require_possible(found.hosts, found.name)
+    _check_places(found)
+    _check_groups(found)
+    for key in found.keys:
+        if missing := set(key.models or ()) - found.models.keys():
+            raise InvalidSlotError(f"key {key.name} may use {sorted(missing)[0]}, and there is no such model")
+
+
+def _check_places(found: ModelsFile) -> None:
+    """Refuse models that fit on no host, and more replicas than fit on all together."""
+    for name, order in found.orders.items():
+        spec = order.spec
+        with _at(f"[models.{name}]"):
+            of_kind = [each for each in found.hosts if each.kind is spec.kind]
+            if not of_kind:
+                raise InvalidSlotError(f"there are no hosts with {spec.kind.value} devices; get some, or give its kind")
+            suitable = suitable_hosts(found.hosts, spec)
+            if not suitable:
+                asked = ", ".join(map(str, spec.constraints))
+                raise InvalidSlotError(
+                    f"constraints: no table [[hosts]] promises hosts with {asked}; give one the same constraints"
+                )
+            if not found.place(name):
+                neighbours = " A slot has 1, 2, 4, … neighbouring chips of a host, or all."
+                raise InvalidSlotError(
+                    f"it would fit on none of the hosts; give it less memory_gb or another number of devices, or larger"
+                    f" hosts.{neighbours if spec.kind is DeviceKind.TPU else ''}"
+                )
+            most = sum(_runners(each) * _most_slots(each.runner, spec) for each in suitable)
+            if order.replicas > most:
+                raise InvalidSlotError(f"replicas is {order.replicas}; all hosts together have room for {most}")
+
+
+def suitable_hosts(hosts: Sequence[SlotHosts], spec: ModelSpec) -> list[SlotHosts]:
+    """Return the hosts of a model's kind that can meet its constraints, as far as the file says what they will be."""
+    of_kind = [each for each in hosts if each.kind is spec.kind]
+    return [each for each in of_kind if all(_can_meet(each, asked) for asked in spec.constraints)]
+
+
+def _can_meet(hosts: SlotHosts, asked: Constraint) -> bool:
+    if asked in hosts.constraints or asked.key in OF_A_HOST:
+        return True
+    values = list[AttributeValue]()
+    for each in hosts.constraints:
+        if each.key == asked.key and each.op in (ConstraintOp.EQ, ConstraintOp.IN):
+            values += each.value if isinstance(each.value, tuple) else filter(None, [each.value])
+    if hosts.tpu_type is not None:
+        config = get_tpu_config(hosts.tpu_type)
+        facts: dict[str, str | int] = {TPU_TOPOLOGY: config.name, TPU_VM_COUNT: config.vm_count}
+        values += [AttributeValue(facts[asked.key])] if asked.key in facts else []
+    try:
+        allowed = asked.op in (ConstraintOp.NE, ConstraintOp.NOT_EXISTS) and not values
+        return allowed or any(map(asked.accepts, values))
+    except TypeError:  # it can't be compared
+        return False
+
+
+def _most_slots(runner: Runner, spec: ModelSpec) -> int:
+    """Return a number of slots of a model that an empty runner, whose devices are alike, can't exceed."""
+    memory, fits = runner.devices[0].memory, dict[int, int]()
+    for count, needed in spec.memory.items():
+        if fits_when_empty(runner, replace(spec, memory={count: needed})):
+            fits[count] = runner.devices[0].charge(needed)
+    if len(fits) == 1:
+        ((count, taken),) = fits.items()
+        return len(runner.devices) * (memory // taken) // count
+    return len(runner.devices) * memory // min([count * taken for count, taken in fits.items()], default=2**62)
+
+
+def _check_groups(found: ModelsFile) -> None:
+    """Refuse groups of one model, and models that replicas of others may keep from every host."""
+    specs = {name: order.spec for name, order in found.orders.items()}
+    groups = [spec.group for spec in specs.values() if spec.group]
+    for name, spec in specs.items():
+        with _at(f"[models.{name}]"):
+            if groups.count(spec.group) == 1:
+                near = nearest(spec.group, set(groups) - {spec.group})
+                hint = f"did you mean {near[0]!r}?" if near else "give it to another one, or leave it out"
+                raise InvalidSlotError(f"group: no other model has group = {spec.group!r}; {hint}")
+            kept = {other: found.models[other].replicas for other, each in specs.items() if spec.excludes(each)}
+            kept = {other: count for other, count in kept.items() if count and specs[other].kind is spec.kind}
+            hosts = sum(_runners(each) for each in found.hosts if each.kind is spec.kind)
+            if kept and sum(kept.values()) >= hosts:
+                key = "alone" if spec.alone or any(specs[other].alone for other in kept) else "group"
+                raise InvalidSlotError(
+                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may"
+                    " be on every host; give fewer replicas, or more hosts"
+                )
+
+
+def _runners(hosts: SlotHosts) -> int:
+    """Return how many hosts that hold slots these are. A whole slice counts as one."""
+    is_slice = hosts.tpu_type is not None and not hosts.whole_slices
+    return hosts.count * (get_tpu_config(hosts.tpu_type).vm_count if is_slice and hosts.tpu_type else 1)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -187,52 +324,13 @@ def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
         policy = table.get("policy", {})
         _check_names(policy, SIMPLE_POLICY)
         found = ModelsFile(hosts, models, keys, **plain, policy=ServingPolicy(**policy))
-        _check(found)
+        check(found)
     return found
 
 
-def _check(found: ModelsFile) -> None:
-    if not found.hosts:
-        raise InvalidSlotError("there are no hosts; say which to get in a table [[hosts]]")
-    names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
-    _check_groups(found)
-    for key in found.keys:
-        if missing := set(key.models or ()) - found.models.keys():
-            raise InvalidSlotError(f"key {key.name} may use {sorted(missing)[0]}, and there is no such model")
-
-
-def _check_groups(found: ModelsFile) -> None:
-    """Refuse groups of one model, and models that replicas of others may keep from every host."""
-    specs = {name: model.spec_on(found.hosts) for name, model in found.models.items()}
-    groups = [spec.group for spec in specs.values() if spec.group]
-    for name, spec in specs.items():
-        with _at(f"[models.{name}]"):
-            if groups.count(spec.group) == 1:
-                near = nearest(spec.group, set(groups) - {spec.group})
-                hint = f"did you mean {near[0]!r}?" if near else "give it to another one, or leave it out"
-                raise InvalidSlotError(f"group: no other model has group = {spec.group!r}; {hint}")
-            kept = {other: found.models[other].replicas for other, each in specs.items() if spec.excludes(each)}
-            kept = {other: count for other, count in kept.items() if count and specs[other].kind is spec.kind}
-            hosts = sum(_runners(each) for each in found.hosts if each.kind is spec.kind)
-            if kept and sum(kept.values()) >= hosts:
-                key = "alone" if spec.alone or any(specs[other].alone for other in kept) else "group"
-                raise InvalidSlotError(
-                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may"
-                    " be on every host; give fewer replicas, or more hosts"
-                )
-
-
-def _runners(hosts: SlotHosts) -> int:
-    """Return how many hosts that hold slots these are. A whole slice counts as one."""
-    is_slice = hosts.tpu_type is not None and not hosts.whole_slices
-    return hosts.count * (get_tpu_config(hosts.tpu_type).vm_count if is_slice and hosts.tpu_type else 1)
-
-
 def _hosts(table: Mapping[str, Any]) -> SlotHosts:
-    simple = {"count", "devices", "tpu_type", "whole_slices", "tolerations"}
-    _check_names(table, simple | {"kind", "memory_gb", "constraints", "preferences", "priority"})
+    simple = {"count", "devices", "tpu_type", "whole_slices"}
+    _check_names(table, simple | {"kind", "memory_gb", "constraints", "preferences", "priority", "tolerations"})
     found = {name: table[name] for name in simple if name in table}
     if "kind" in table:
         found["kind"] = _choice(DeviceKind, table["kind"], "kind")
@@ -246,7 +344,7 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
         found["priority"] = PriorityBand[_choice_name(PriorityBand.__members__, table["priority"], "priority")]
     for name in {"constraints", "preferences"} & table.keys():
         found[name] = tuple(map(Constraint.parse, _texts(table[name], name)))
-    return SlotHosts(**found)
+    return SlotHosts(**found, tolerations=_texts(table.get("tolerations", []), "tolerations"))
 
 
 def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
@@ -275,8 +373,6 @@ def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
         else:
             model = str(table["class"])
             spec |= {"load_s": table["load_s"]} if "load_s" in table else {}
-        if memory is not None:
-            ModelSpec(name, memory, **spec)  # refuses now what could not be registered later
         extra = table.get("arguments", {}), table.get("replicas", 0), table.get("prewarm", False)
         return ServedModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 
 from iris_ray import SlotClient
 from iris_ray.http_server import MOST_BODIES, MOST_CONNECTIONS
+from iris_ray.slots.cli import GRACE_S
 from iris_ray.testing import SimulatedCluster
 from tests.support import served_program
 from tests.support.command_line import command_line, environment
@@ -56,7 +58,9 @@ MOST_GROWTH = MOST_BODIES + 256 * 2**20
 @contextmanager
 def serving(cluster: SimulatedCluster, path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     command = command_line("serve", str(path))
-    how: Any = {"stdout": subprocess.PIPE, "text": True, "env": environment(cluster)}
+    variables = environment(cluster)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(path.parent), variables.get("PYTHONPATH", ""))))
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": variables}
     with subprocess.Popen(command, **how) as process:
         try:
             assert process.stdout is not None
@@ -93,8 +97,10 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             assert asking.result() >= 1
         assert len(pids) == 2, "another program answers, and no request was lost"
         assert [model.id for model in user.models.list()] == ["words", "gpt-2"]
-        path.write_text(FILE.replace("memory_gb = 1", "memory_gb = -1"))
+        (tmp_path / "broken_model.py").write_text("def f(:")
+        path.write_text(f"{FILE}[models.broken]\nclass = 'broken_model:X'\nmemory_gb = 0.1\n".replace("0.4", "0.3"))
         process.send_signal(signal.SIGHUP)
+        assert "[models.broken]: class 'broken_model:X'" in next(line for line in process.stdout if "broken" in line)
         assert user.completions.create(model="words", prompt="a").choices[0].text == "A"
         with ThreadPoolExecutor(1) as pool:
             last = pool.submit(lambda: list(user.completions.create(model="words", prompt="a wait", stream=True)))
@@ -103,6 +109,20 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             with pytest.raises(openai.APIError, match="closing"):
                 last.result()
             assert process.wait(60) == 0
+
+
+def test_after_sigterm_requests_finish_and_programs_end(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    path, trace = tmp_path / "models.toml", tmp_path / "trace"
+    path.write_text(FILE.replace("{port}", f"{{port}} --trace {trace}"))
+    with serving(cluster, path) as (process, url), openai.OpenAI(base_url=url, api_key=SECRET, max_retries=0) as user:
+        stream = iter(user.completions.create(model="words", prompt="a pause b", stream=True))
+        pieces = [next(stream).choices[0].text]
+        process.send_signal(signal.SIGTERM)
+        pieces += [piece.choices[0].text for piece in stream]
+        assert pieces == ["a", *["pause"] * 20, "b"]
+        assert process.wait(GRACE_S) == 0
+    (pids,) = [line.split()[1:] for line in trace.read_text().splitlines() if line.startswith("pids")]
+    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
 
 
 def test_models_of_a_group_take_turns_and_idle_ones_end(cluster: SimulatedCluster, tmp_path: Path) -> None:

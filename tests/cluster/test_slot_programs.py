@@ -68,7 +68,10 @@ def test_program_that_does_not_start_says_why(slots: SlotClient) -> None:
     future.cancel()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("xllamacpp") is None, reason="pip install xllamacpp: llama.cpp's server")
+@pytest.mark.way_in
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="pip install -e '.[llama]': llama.cpp's server"
+)
 def test_llama_cpp_serves_openais_client(cluster: SimulatedCluster, tmp_path: Path) -> None:
     llama_server.write_tiny_model(tmp_path / "tiny.gguf")
     command = [sys.executable, llama_server.__file__, "--port", "{port}", "--alias", "{model}"]

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from iris_ray.slots.serving import read
 from tests.docs.pages import REPOSITORY, blocks
 
@@ -11,7 +13,20 @@ def served() -> str:
     return next(block.text for block in blocks("toml") if block.page == "docs/serving.md")
 
 
-def test_file_of_models_on_the_page_makes_sense(tmp_path: Path) -> None:
+MY_MODELS = """
+class Murmur:
+    def __call__(self, request):
+        return request["prompt"]
+
+class Shout(Murmur):
+    def __init__(self, mark):
+        self.mark = mark
+"""
+
+
+def test_file_of_models_on_the_page_makes_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_models.py").write_text(MY_MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "models.toml"
     path.write_text(served())
     said = read(path, {"ALICE_KEY": "a" * 20})

@@ -1,7 +1,8 @@
 """A server of OpenAI's completions and chat, for tests of models that are programs: python served_program.py --port N
 
-It repeats words. ``die`` ends it, ``wait`` makes it wait for a minute or until the caller goes, and ``unwell`` has its
-health fail. It appends to the file of ``--trace`` what happens to it, and has a child that SIGTERM does not end.
+It repeats words. ``die`` ends it, ``wait`` makes it wait for a minute or until the caller goes, ``pause`` for two
+seconds, and ``unwell`` has its health fail. It prints the environment variable ``SAY``. It appends to the file of
+``--trace`` what happens to it, and has a child that SIGTERM does not end.
 """
 
 import argparse
@@ -57,11 +58,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             for word in text.split():
-                for _ in range(600 if word == "wait" else 1):
+                times = {"wait": 600, "pause": 20}.get(word, 1)
+                for _ in range(times):
                     choice = {"index": 0, "text": word, "finish_reason": None, "logprobs": None}
                     piece = {"id": "x", "object": "text_completion", "created": 0, "model": "m", "choices": [choice]}
                     self.wfile.write(f"data: {json.dumps(piece)}\n\n".encode())
-                    time.sleep(0.1 if word == "wait" else 0.0)
+                    time.sleep(0.1 if times > 1 else 0.0)
             self.wfile.write(b"data: [DONE]\n\n")
         except OSError:
             note("the caller has gone")
@@ -102,6 +104,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, end)
     ignores = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", ignores], start_new_session=True)
+    print(os.environ.get("SAY", "starts"), flush=True)
     note(f"pids {os.getpid()} {child.pid}")
     note(f"memory {os.environ.get('IRIS_SLOT_MEMORY')} share {os.environ.get('IRIS_SLOT_MEMORY_SHARE')}")
     ThreadingHTTPServer(("127.0.0.1", arguments.port), Handler).serve_forever()

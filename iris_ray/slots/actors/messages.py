@@ -121,6 +121,8 @@ class ModelOrder:
 
     def __post_init__(self) -> None:
         require_plain_int(f"model {self.spec.name}: replicas", self.replicas, 0, InvalidSlotError)
+        is_bool = isinstance(self.prewarm, bool)
+        require(is_bool, f"model {self.spec.name}: prewarm", self.prewarm, "True or False", InvalidSlotError)
 
     @property
     def event(self) -> ModelRegistered:

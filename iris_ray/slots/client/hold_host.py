@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -173,6 +174,16 @@ def submit_runners(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name
         cancel_runners(launched)
         raise
     return tuple(launched)
+
+
+def require_possible(hosts: Sequence[SlotHosts], name: str) -> None:
+    """Refuse hosts that `submit_runners` would refuse. Nothing is asked of a cluster.
+
+    Raises:
+        InvalidRequestError: no job could get such hosts.
+    """
+    nobody: Any = None
+    list(_requests(nobody, hosts, name))
 
 
 def cancel_runners(job_ids: Sequence[str]) -> None:

@@ -8,26 +8,24 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
-from iris_ray.model.checks import is_name, require, shown
+from iris_ray.model.checks import shown
 from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
 from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
 from iris_ray.slots.client.lease import ClientKeeper
+from iris_ray.slots.client.model_order import model_order
 from iris_ray.slots.client.named_manager import find, make_or_find
-from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
+from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.session import Session
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 
 T = TypeVar("T")
-LATER_S = 30.0
-"""A program that is not healthy in time has so many seconds to say why."""
 
 
 class SlotClient:
@@ -122,24 +120,13 @@ class SlotClient:
                 its adapter by ``arguments``.
 
         Raises:
-            InvalidSlotError: the class can't serve or can't be pickled, or its memory is not known.
+            InvalidSlotError: the class can't serve, can't be pickled or does not take the arguments, or its memory is
+                not known.
         """
-        if not isinstance(arguments, Mapping | None):
-            raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
-        keywords = dict(arguments or {})
-        if isinstance(model, ServedCommand):
-            require(is_name(name), "the name of a model that is a program", name, "a str", InvalidSlotError)
-            memory, keywords = memory or model.memory, {"served": model, "model": name}
-            spec = {"runtime": "program", "load_s": model.load_s + LATER_S, **spec}
-            model = ServedProgram
-        if not isinstance(model, type) or not any("__call__" in vars(base) for base in model.__mro__):
-            raise InvalidSlotError(f"{model!r} can't be served; give a class that has __call__(self, payload)")
-        if memory is None:
-            memory = _estimated(model, keywords)
-        made = ModelSpec(name or model.__name__, memory, **{"kind": self._kind, **spec})
-        order = ModelOrder(made, _pickled(model, keywords), replicas, prewarm)
-        _get(self._there().call(SlotManager.register, order))
-        return made
+        how: Any = {"memory": memory, "arguments": arguments, "replicas": replicas, "prewarm": prewarm}
+        order = model_order(model, name, **how, **{"kind": self._kind, **spec})
+        self._take_order(order)
+        return order.spec
 
     def remove(self, name: str) -> None:
         """Stop serving a model."""
@@ -259,6 +246,9 @@ class SlotClient:
         self._keeper.require_connection()
         return self._manager
 
+    def _take_order(self, order: ModelOrder) -> None:
+        _get(self._there().call(SlotManager.register, order))
+
     def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
         ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)
         return replace(ask, **how)
@@ -289,24 +279,3 @@ def _open(done: "Future[Any]", opened: "Future[Any]") -> None:
         opened.set_result(done.result().open())
     except Exception as error:
         opened.set_exception(error)
-
-
-def _pickled(model: type, keywords: Mapping[str, Any]) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps((model, keywords))
-    except Exception as error:
-        raise InvalidSlotError(
-            f"{model.__name__}, or one of its arguments, can't be pickled: {error}. Create what does not travel between"
-            " hosts (a lock, an open file, …) in the class"
-        ) from error
-    return pickled
-
-
-def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int | Sequence[int]]:
-    if not hasattr(model, "memory_estimate"):
-        raise InvalidSlotError(
-            f"the memory of {model.__name__} is not known; give memory={{1: bytes}}, or the class a static "
-            f"memory_estimate() that returns that"
-        )
-    found: Mapping[int, int | Sequence[int]] = model.memory_estimate(**keywords)
-    return found

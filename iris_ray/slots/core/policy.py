@@ -67,8 +67,9 @@ class ServingPolicy:
             is kept until its slot is ready. A session of its model that has had its seat for as long has to give it
             back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. A slot that
-            ends for another model finishes its requests however long they take. A request or session that was told to
-            stop may go on for as long; then its slot may be ended for requests that wait.
+            ends for another model, or whose model was changed or removed, finishes its requests however long they take.
+            A request or session that was told to stop may go on for as long; then its slot may be ended for requests
+            that wait.
         load_s: how long a model may load before the load counts as failed.
         late_factor: a load that takes so many times as long as the last one is late: another load is tried elsewhere.
             A slot that waits for so long for its place is late as well: it is planned elsewhere.

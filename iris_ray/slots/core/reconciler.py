@@ -15,7 +15,7 @@ from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingP
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
 from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
 from iris_ray.slots.core.slot import Slot, SlotState
-from iris_ray.slots.core.slot_planner import Defects, Endings, IdleLimit, SlotPlanner
+from iris_ray.slots.core.slot_planner import Defects, Endings, EndsHow, IdleLimit, SlotPlanner
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +154,7 @@ class Reconciler:
         for slot in self.fleet.of_identity(identity):
             has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
             if slot.spec != event.spec or has_other_code:
-                self._endings.drain(slot, now, "its model was registered anew")
+                self._endings.drain(slot, now, "its model was registered anew", EndsHow.FINISHES)
         if before is not None and before.spec != event.spec:
             self.allocator.forget(before.spec)
         model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s, event.code)
@@ -171,7 +171,7 @@ class Reconciler:
                 self.queue.remove(request.request_id)
                 yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.identity} is served no more")
             for slot in self.fleet.of_identity(event.identity):
-                self._endings.drain(slot, now)
+                self._endings.drain(slot, now, "its model was removed", EndsHow.FINISHES)
             self.fleet.prices.pop(event.identity, None)
             self.allocator.forget(model.spec)
             self._defects.forget(event.identity)

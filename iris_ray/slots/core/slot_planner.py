@@ -8,7 +8,7 @@ import heapq
 import traceback
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 from math import inf
 from typing import Final, Generic, TypeVar
 
@@ -105,6 +105,21 @@ class Defects:
 # -- endings -----------------------------------------------------------------------------------------------------------
 
 
+class EndsHow(IntEnum):
+    """How a slot ends; a later one of these overrules an earlier one.
+
+    A request that takes longer than `ServingPolicy.drain_s` would never finish beside models in demand, or would be
+    lost when its model is registered anew, if slots were always cut off.
+    """
+
+    GIVES_WAY = 1
+    """It finishes its requests, however long they take, and stays if its memory is needed no more."""
+    FINISHES = 2
+    """It finishes its requests, however long they take."""
+    CUTS_OFF = 3
+    """It ends after `ServingPolicy.drain_s` even if requests still run there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """A slot that has been told to end, or to leave.
@@ -112,14 +127,11 @@ class Ending:
     Attributes:
         since: when it was told.
         reason: why.
-        cuts_off: whether it ends after `ServingPolicy.drain_s` even if requests still run there. A slot that gives way
-            to another model finishes its requests first, and stays if its memory is needed no more: otherwise a request
-            that takes longer than `ServingPolicy.drain_s` would never finish beside models in demand.
     """
 
     since: float
     reason: str
-    cuts_off: bool
+    how: EndsHow
 
 
 class IdleLimit(Enum):
@@ -155,13 +167,15 @@ class Endings:
 
     # -- why they end -----------------------------------------------------------------------------
 
-    def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more", cuts_off: bool = True) -> None:
+    def drain(
+        self, slot: Slot, now: float, reason: str = "it is wanted no more", how: EndsHow = EndsHow.CUTS_OFF
+    ) -> None:
         """Let a slot end after its last request. A slot that is only planned is gone at once."""
         if not slot.ends:
             self.fleet.retire(slot.slot_id, SlotState.DRAINING, now)
-            self._note_end(slot, Ending(now, reason, cuts_off))
-        elif cuts_off and not self._ending[slot.slot_id].cuts_off:
-            self._note_end(slot, Ending(now, reason, cuts_off))
+            self._note_end(slot, Ending(now, reason, how))
+        elif how > self._ending[slot.slot_id].how:
+            self._note_end(slot, Ending(now, reason, how))
 
     def give_way(self, slot: Slot, reason: str, now: float) -> None:
         """Let a slot make room for another model: at once, but not before it has been ready for its residency.
@@ -171,9 +185,9 @@ class Endings:
         loads = slot.state is SlotState.STARTING and self.active.queue.waiting(slot.identity) > 0
         if loads or (slot.state is SlotState.READY and now < self.staleness.resident_until(slot)):
             self.fleet.leave(slot.slot_id, now)
-            self._note_end(slot, Ending(now, reason, cuts_off=False))
+            self._note_end(slot, Ending(now, reason, EndsHow.GIVES_WAY))
         else:
-            self.drain(slot, now, reason, cuts_off=False)
+            self.drain(slot, now, reason, EndsHow.GIVES_WAY)
 
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
         """End a slot that has failed to load or has crashed. Its requests wait again."""
@@ -185,7 +199,7 @@ class Endings:
             else:
                 model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
         self.fleet.retire(slot.slot_id, SlotState.FAILED, now)
-        self._note_end(slot, Ending(now, reason, cuts_off=True))
+        self._note_end(slot, Ending(now, reason, EndsHow.CUTS_OFF))
 
     def end_idle_slots(self, now: float, limit: IdleLimit) -> Iterator[Instruction]:
         """End the slots that have been idle for `ModelSpec.idle_s`, or for `ServingPolicy.idle_s`."""
@@ -245,7 +259,7 @@ class Endings:
                 when = self.staleness.resident_until(slot)
                 self.agenda.look_again(slot.slot_id, when)
                 if when <= now:
-                    self.drain(slot, now, self._ending[slot.slot_id].reason, cuts_off=False)
+                    self.drain(slot, now, self._ending[slot.slot_id].reason, EndsHow.GIVES_WAY)
             case SlotState.DRAINING | SlotState.FAILED:
                 yield from self._end(slot, self._ending[slot.slot_id], now)
 
@@ -255,7 +269,7 @@ class Endings:
     def _may_stay(self, slot: Slot) -> bool:
         """Return whether a slot that gives way to another model stays: nobody needs its memory any more."""
         ending = self._ending.get(slot.slot_id)
-        if ending is None or ending.cuts_off or slot.slot_id in self._ordered:
+        if ending is None or ending.how is not EndsHow.GIVES_WAY or slot.slot_id in self._ordered:
             return False
         if slot.ends and slot.ready_at is None:  # its load was given up
             return False
@@ -267,7 +281,8 @@ class Endings:
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
         if slot.active:
-            since = min(ending.since if ending.cuts_off else inf, self.active.stopped_at(slot))
+            told = ending.since if ending.how is EndsHow.CUTS_OFF else inf
+            since = min(told, self.active.stopped_at(slot))
             if since + self.policy.drain_s > now:
                 self.agenda.look_again(slot.slot_id, since + self.policy.drain_s)
                 return

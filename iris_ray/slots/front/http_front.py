@@ -19,7 +19,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
 from iris_ray.http_server import LimitedServer
-from iris_ray.model.checks import is_loopback, is_plain_int, is_seconds_or_forever, is_variables, require, unknown
+from iris_ray.model.checks import (
+    is_loopback,
+    is_name,
+    is_plain_int,
+    is_seconds_or_forever,
+    is_variables,
+    require,
+    unknown,
+)
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
@@ -83,10 +91,7 @@ class HttpFront:
         keys: Sequence[ApiKey] = (),
         aliases: Mapping[str, str] | None = None,
     ) -> None:
-        is_port = is_plain_int(port, 0) and port <= 65535
-        require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
-        is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
-        require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
+        check_front(host, port, timeout_s, keys, aliases)
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
@@ -107,12 +112,7 @@ class HttpFront:
         Raises:
             InvalidSlotError: they make no sense, or other machines could use the models without a key.
         """
-        require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
-        if not keys and not is_loopback(self._at[0]):
-            raise InvalidSlotError(
-                f"HttpFront would let everybody who reaches {self._at[0]} use the models; give keys=[ApiKey(NAME,"
-                " SECRET)], or leave out host"
-            )
+        check_access(self._at[0], keys, aliases)
         self._keys.set(keys)
         self._aliases = dict(aliases or {})
 
@@ -209,6 +209,8 @@ class HttpFront:
         return web.json_response({"ready": True})
 
     async def _measured(self, request: web.Request) -> web.Response:
+        if (use := self._keys.use_of(request)) and use.key.models is not None:
+            raise NotPermittedError("/metrics names all models and keys; ask with a key that may use all models")
         await self._models.names()
         return web.Response(body=self._metrics.page(self._models.rows), content_type="text/plain")
 
@@ -270,6 +272,8 @@ class HttpFront:
                 if isinstance(first, ProgramAnswer):
                     response.set_status(first.status)
                     response.content_type = first.content_type
+                else:
+                    asked.require_one_prompt()
                 try:
                     await response.prepare(request)
                     async for data in asked.events(first, pieces):
@@ -284,6 +288,29 @@ class HttpFront:
             with suppress(ConnectionError):
                 await _write(response, event(error_answer(error)[2]), 1.0)
         return response
+
+
+def check_front(
+    host: str, port: int, timeout_s: float | None, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None
+) -> None:
+    """Refuse arguments of `HttpFront` that make no sense. Raises InvalidSlotError."""
+    require(is_name(host), "HttpFront: host", host, "an address, such as '127.0.0.1'", InvalidSlotError)
+    is_port = is_plain_int(port, 0) and port <= 65535
+    require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
+    is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
+    require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
+    check_access(host, keys, aliases)
+
+
+def check_access(host: str, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None) -> None:
+    """Refuse keys and aliases that make no sense, and none for other machines. Raises InvalidSlotError."""
+    require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
+    if not keys and not is_loopback(host):
+        raise InvalidSlotError(
+            f"HttpFront would let everybody who reaches {host} use the models; give keys=[ApiKey(NAME,"
+            " SECRET)], or leave out host"
+        )
+    ApiKeys(keys)
 
 
 class ListedModels:

@@ -62,7 +62,7 @@ class Question:
         created: seconds since 1970.
         body: the request; of a large one what `ParsedBody` has.
         payload: the request as the model gets it.
-        inputs: how many vectors it asks for; None: one, which is no list of vectors.
+        inputs: how many texts it has, and so vectors or answers it asks for; None: one, which is in no list.
         said_model: the name of the model that the caller gave, which may be an alias.
     """
 
@@ -92,15 +92,26 @@ class Question:
 
         Raises:
             TypeError: it is no answer to such a request.
+            InvalidSlotError: it would be one answer to several prompts.
         """
         if self.route is Route.EMBEDDING:
             return self._embeddings(given)
+        self.require_one_prompt()
         said = Said()
         text = "".join(filter(None, map(said.text_of, given if isinstance(given, list) else [given])))
         is_chat = self.route is Route.CHAT
         content = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
         frame = self._frame("chat.completion" if is_chat else "text_completion", content, said.finish_reason)
         return {**frame, "usage": said.usage}
+
+    def require_one_prompt(self) -> None:
+        """Refuse several prompts if no program answers: what a model returns is the answer to one.
+
+        Raises:
+            InvalidSlotError: there are several.
+        """
+        if self.route is Route.COMPLETION and self.inputs is not None and self.inputs > 1:
+            raise InvalidSlotError(f"'prompt' has {self.inputs} texts, and this model answers one; send each alone")
 
     async def events(self, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
         """Yield the server-sent events of an answer: its pieces, and the end or an error.
@@ -225,6 +236,8 @@ def question(
         wanted = " or ".join("a list" if each is list else "a string" for each in route.types)
         problem = "is missing" if given is None else f"is {shown(given)}"
         raise InvalidSlotError(f"'{route.field}' {problem}; give {wanted}")
+    if given == []:
+        raise InvalidSlotError(f"'{route.field}' is an empty list; give at least one")
     if not isinstance(body.get("stream", False), bool | None):
         raise InvalidSlotError(f"'stream' is {shown(body['stream'])}; give true or false")
     if not isinstance(body.get("stream_options"), dict | None):

@@ -18,7 +18,7 @@ import ray
 
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
-from iris_ray.fray import actor_handle
+from iris_ray.fray import actor_handle, actor_server
 from iris_ray.fray.actor_handle import (
     END,
     ActorAddress,
@@ -260,6 +260,24 @@ class Counting:
             while data := source.recv(2**16):
                 self.passed += len(data)
                 sink.sendall(data)
+
+
+def test_connection_without_calls_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_server, "IDLE_MS", 1000)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    server = ActorServer(2)
+    server.serve(Counter())
+    handle = ActorHandle(InProcess("counter", server.address))
+    try:
+        assert handle.add(1) == 1
+        host, _, port = str(server.address.target).rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as stranger:
+            stranger.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+            while stranger.recv(4096):  # what gRPC says, until it closes
+                pass
+        assert handle.add(1) == 2  # over another connection
+    finally:
+        server.stop()
 
 
 def test_methods_run_in_actors_creation_context(server: ActorServer) -> None:

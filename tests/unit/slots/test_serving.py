@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from ray.exceptions import RayActorError
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots import serving
+from iris_ray.slots.actors.messages import ModelOrder
 from iris_ray.slots.cli import serve
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.core.devices import DeviceKind
@@ -41,19 +43,25 @@ SECRETS = {"ALICE": "a" * 20}
 
 
 class Shout:
+    def __init__(self, mark: str = "!") -> None:
+        self.mark = mark
+
     def __call__(self, request: Any) -> str:
         return "!"
 
 
 class Client:
-    """Notes what it is told to serve."""
+    """Notes what it is told to serve. Its SlotManager may be gone for a while."""
 
     def __init__(self) -> None:
         self.registered: list[str] = []
         self.removed: list[str] = []
+        self.gone = ""
 
-    def register(self, model: Any, name: str, **_: Any) -> None:
-        self.registered.append(name)
+    def _take_order(self, order: ModelOrder) -> None:
+        if order.spec.name == self.gone:
+            raise RayActorError
+        self.registered.append(order.spec.name)
 
     def remove(self, name: str) -> None:
         self.removed.append(name)
@@ -84,7 +92,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
     said = read(path, SECRETS)
     assert said.hosts[0].memory is None
     assert said.models["llama"].memory == {1: 75 * 10**9, 2: 37_500_000_000}
-    assert said.models["llama"].place(said.hosts) == "1 × 75 GB of gpu"
+    assert said.place("llama") == "1 × 75 GB of gpu"
     path.write_text(FILE.replace("memory_gb = 80\n", "").replace('kind = "gpu"', 'kind = "cpu"'))
     with pytest.raises(InvalidSlotError, match="has no memory_gb"):
         read(path, SECRETS)
@@ -114,6 +122,23 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ('models = ["llama"]', 'models = ["lama"]', "may use lama, and there is no such model"),
         ('"ALICE"', '"BOB"', r"\[keys.alice\]: the environment variable BOB is not set"),
         ("ageing_s = 5.0", "ageing_s = -5", "ageing_s is -5"),
+        ("port = 0", "port = 99999", "port is 99999; give an int from 0 to 65535"),
+        ("port = 0", 'port = "http"', "port is 'http'"),
+        ("port = 0", "host = 5", "host is 5; give an address"),
+        ("port = 0", "timeout_s = -1", "timeout_s is -1; give seconds"),
+        ("port = 0", "name = 5", "name is 5; give a text"),
+        ("port = 0", f'name = "{"n" * 200}"', "name"),
+        ("replicas = 1", 'replicas = "two"', r"\[models.llama\]: model llama: replicas is 'two'; give an int of 0"),
+        ("replicas = 1", "replicas = -1", "replicas is -1"),
+        ("replicas = 1", "replicas = 50", r"\[models.llama\]: replicas is 50; all hosts together have room for 2"),
+        ("replicas = 1", 'prewarm = "no"', "prewarm is 'no'; give True or False"),
+        ('{ mark = "!" }', "[1]", r"\[models.shout\]: arguments is \[1\]; give values by name"),
+        ("mark = ", "marc = ", r"Shout can't be made with arguments=.* unexpected keyword argument 'marc'"),
+        (":Shout", ":Nope", r"\[models.shout\]: class .* can't be imported \(AttributeError"),
+        ("tests.unit.slots.test_serving:Shout", "pathlib:Path", "can't be served; give a class that has __call__"),
+        ("replicas = 1", 'constraints = ["zone=mars"]', r"no table \[\[hosts\]\] promises hosts with zone == mars"),
+        ("{ 1 = 70, 2 = 40.5 }", "{ 3 = 10 }", r"\[models.llama\]: it would fit on none of the hosts"),
+        ("[policy]", f'[keys.bob]\nsecret = "{"a" * 20}"\n[policy]', "two API keys have the same name or secret"),
     ],
 )
 def test_senseless_file_is_refused_with_the_place(path: Path, part: str, instead: str, why: str) -> None:
@@ -122,10 +147,88 @@ def test_senseless_file_is_refused_with_the_place(path: Path, part: str, instead
         read(path, SECRETS)
 
 
+def test_file_without_keys_or_models_is_refused(path: Path) -> None:
+    path.write_text(FILE.replace("port = 0", 'host = "0.0.0.0"').split("[keys")[0])
+    with pytest.raises(InvalidSlotError, match=r"everybody who reaches 0\.0\.0\.0"):
+        read(path, SECRETS)
+    path.write_text(FILE.split("[models")[0])
+    with pytest.raises(InvalidSlotError, match="there are no models"):
+        read(path, SECRETS)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "constraint", "is_served"),
+    [
+        ('constraints = ["zone=a"]', "zone=a", True),
+        ('constraints = ["zone=a"]', "zone!=b", True),
+        ('constraints = ["zone in (a, b)"]', "zone=b", True),
+        ('constraints = ["zone=a"]', "zone=b", False),
+        ('constraints = ["zone=a"]', "zone!=a", False),
+        ('constraints = ["gen>=4"]', "gen>=4", True),
+        ('constraints = ["gen=3"]', "gen>=4", False),
+        ("", "zone!=a", True),
+        ("", "!spot", True),
+        ("", "node-id=abc", True),
+    ],
+)
+def test_hosts_of_the_file_have_to_promise_what_models_ask_for(
+    path: Path, hosts: str, constraint: str, is_served: bool
+) -> None:
+    asked = FILE.replace("replicas = 1", f'constraints = ["{constraint}"]')
+    path.write_text(asked.replace("[[hosts]]", f"[[hosts]]\n{hosts}"))
+    if is_served:
+        assert read(path, SECRETS).place("llama")
+        return
+    with pytest.raises(InvalidSlotError, match="promises hosts"):
+        read(path, SECRETS)
+
+
+@pytest.mark.parametrize(("chips", "is_served"), [(2, True), (3, False), (4, True)])
+def test_chips_of_a_slot_are_neighbours(path: Path, chips: int, is_served: bool) -> None:
+    slices = FILE.replace('kind = "gpu"\ndevices = 2\nmemory_gb = 80', 'tpu_type = "v4-8"\nmemory_gb = 32')
+    path.write_text(slices.replace("{ 1 = 70, 2 = 40.5 }", f"{{ {chips} = 10 }}"))
+    if is_served:
+        assert read(path, SECRETS).place("llama") == f"{chips} × 10 GB of tpu"
+        return
+    with pytest.raises(InvalidSlotError, match="2, 4, … neighbouring chips"):
+        read(path, SECRETS)
+
+
+def test_several_widths_have_room_for_more_replicas(path: Path) -> None:
+    wide = FILE.replace("{ 1 = 70, 2 = 40.5 }", "{ 1 = 50, 2 = 30 }")
+    path.write_text(wide.replace("replicas = 1", "replicas = 3"))  # 50 and 30 GB on each of two devices
+    assert read(path, SECRETS).orders["llama"].replicas == 3
+
+
+@pytest.mark.parametrize("code", ["def f(:\n", "raise RuntimeError", "raise SystemExit(3)", "import nothing_at_all"])
+def test_module_that_cannot_be_imported_changes_nothing(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    client: Any = Client()
+    served = ServedFile(client, read(path, SECRETS))
+    (tmp_path / "broken_model.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    path.write_text(FILE.replace("70", "60").replace("tests.unit.slots.test_serving:Shout", "broken_model:Shout"))
+    with pytest.raises(InvalidSlotError, match=r"models.shout\]: class 'broken_model:Shout' can't be imported"):
+        served.change(read(path, SECRETS))
+    assert client.registered == ["llama", "shout"]
+
+
+def test_change_that_was_cut_short_is_tried_again(path: Path) -> None:
+    client: Any = Client()
+    served = ServedFile(client, read(path, SECRETS))
+    path.write_text(FILE.replace("70", "60").replace("memory_gb = 1\n", "memory_gb = 2\n"))
+    client.gone = "shout"
+    with pytest.raises(RayActorError):
+        served.change(read(path, SECRETS))
+    client.gone = ""
+    assert served.change(read(path, SECRETS)) == ["llama is changed", "shout is changed"]
+
+
 def test_groups_and_idle_limits_are_passed_on(path: Path) -> None:
     grouped = FILE.replace("replicas = 1", 'idle_s = 60\ngroup = "big"\nalone = true')
     path.write_text(grouped.replace("memory_gb = 1\n", 'memory_gb = 1\nidle_s = inf\ngroup = "big"\n'))
-    llama, shout = (each.spec_on(()) for each in read(path, SECRETS).models.values())
+    llama, shout = (each.spec for each in read(path, SECRETS).orders.values())
     assert (llama.idle_s, llama.group, llama.alone) == (60, "big", True)
     assert (shout.idle_s, shout.group, shout.alone) == (float("inf"), "big", False)
     path.write_text(path.read_text().replace('group = "big"\nalone', 'group = "bigg"\nalone'))
@@ -168,4 +271,7 @@ def test_dry_run_says_where_models_fit(path: Path) -> None:
     assert "1 × 70 GB of gpu" in done.output
     path.write_text(FILE.replace("{ 1 = 70, 2 = 40.5 }", "{ 1 = 90, 4 = 40 }"))
     failed = CliRunner().invoke(serve, [str(path), "--dry-run"], env=SECRETS)
-    assert "llama would fit on none of the hosts" in str(failed.exception)
+    assert "[models.llama]: it would fit on none of the hosts" in str(failed.exception)
+    path.write_text(FILE.replace("port = 0", "port = 99999"))
+    failed = CliRunner().invoke(serve, [str(path), "--dry-run"], env=SECRETS)
+    assert "port is 99999" in str(failed.exception)

@@ -1,6 +1,7 @@
 """A program as a model, in this process instead of a slot's."""
 
 import asyncio
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -63,6 +64,50 @@ def test_stopped_call_leaves_the_program(model: LoadedModel, trace: Path) -> Non
     with pytest.raises(StoppedError):
         list(pieces)
     wait_until(lambda: "the caller has gone" in trace.read_text())
+
+
+def test_program_gets_its_environment_and_its_output_is_the_slots(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("IRIS_SLOT_MEMORY_SHARE", "0.25")  # it has this process's variables, too
+    share = ["sh", "-c", 'echo "share $IRIS_SLOT_MEMORY_SHARE"; exec "$@"', "sh"]
+    program = ServedProgram(ServedCommand([*share, *PROGRAM], environment={"SAY": "I speak"}), "m")
+    program.load()
+    try:
+        said = ""
+
+        def is_said() -> bool:
+            nonlocal said
+            said += capfd.readouterr().out
+            return "share 0.25\nI speak\n" in said
+
+        wait_until(is_said)
+    finally:
+        asyncio.run(program.unload())
+
+
+def test_slot_of_a_program_that_lives_but_is_unwell_ends(trace: Path) -> None:
+    code = f"""
+import time
+from ray import cloudpickle
+from iris_ray.slots.actors import slot_actor
+from iris_ray.slots.actors.model_call import ModelCall
+from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
+slot_actor.HEALTH_S = 0.05
+served = ServedCommand({[*PROGRAM, "--trace", str(trace)]!r})
+slot = slot_actor.LoadedModel()
+assert slot.load(cloudpickle.dumps((ServedProgram, {{"served": served, "model": "m"}}))) is None
+time.sleep(1)
+print("was well", flush=True)
+slot.answer({{"model": "m", "prompt": "unwell"}}, ModelCall(slot.loop))
+time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    for pid in pids(trace):
+        psutil.Process(pid).kill()  # as the agent does
+    assert "was well" in done.stdout
+    assert done.returncode == 1
+    assert "the model was not well 3 times in a row: health() returned False; its slot ends" in done.stderr
 
 
 def test_end_is_sigterm_then_the_whole_tree(model: LoadedModel, trace: Path) -> None:

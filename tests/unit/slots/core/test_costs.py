@@ -4,8 +4,11 @@ from functools import partial
 
 import pytest
 
+from iris_ray.slots.core import allocator
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.models import Request
+from iris_ray.slots.core.allocator import fits_when_empty
+from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.models import ModelSpec, Request
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
@@ -74,3 +77,30 @@ def test_joining_runner_costs_few_calls_per_waiting_model(models: int) -> None:
     core.handle(ev.RunnerJoined(gpus("new", 4)), 60.0)
     assert calls(lambda: core.handle(ev.RunnerReported("new", 60.0, {}), 60.0)) <= 100 * models
     assert len(core.fleet.in_state(SlotState.STARTING)) == 4
+
+
+def test_models_of_a_shape_share_the_answer_why_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    core, looks = waiting_core(50), list[str]()
+
+    def counted(runner: Runner, spec: ModelSpec) -> bool:
+        looks.append(spec.name)
+        return fits_when_empty(runner, spec)
+
+    monkeypatch.setattr(allocator, "fits_when_empty", counted)
+    core.handle(ev.RunnerLost("r0"), 60.0)
+    for number, identity in enumerate(list(core.models)):
+        core.handle(ev.RequestArrived(Request(f"more {number}", identity, 60.0)), 60.0)
+    assert 1 <= len(looks) <= 6, "51 models have six shapes, and all runners are alike"
+
+
+def test_list_of_what_has_gained_room_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocator, "MOST_GAINS", 20)
+    core = waiting_core(5)
+    for number in range(100):  # the last runner comes and goes
+        core.handle(ev.RunnerJoined(gpus("last", 1)), 61.0 + number)
+        core.handle(ev.RunnerReported("last", 61.2 + number, {}), 61.2 + number)
+        core.handle(ev.RunnerLost("last"), 61.5 + number)
+        assert all(len(views.gains) <= 20 + 11 for views in core.allocator._views.values())
+    core.handle(ev.RunnerJoined(gpus("last", 4)), 200.0)
+    core.handle(ev.RunnerReported("last", 200.0, {}), 200.0)
+    assert len(core.fleet.in_state(SlotState.STARTING)) == 4, "and what waits gets what it has gained"

@@ -232,6 +232,42 @@ def test_other_code_replaces_slots_gracefully() -> None:
     assert w.deleted == [("slot-1", "its model was registered anew")]
 
 
+@pytest.mark.parametrize("change", [ev.ModelRegistered(A, code=b"new"), ev.ModelRemoved(A.identity)], ids=str)
+def test_requests_of_a_model_that_is_changed_or_removed_finish(change: ev.Event) -> None:
+    w = serving_world(A, gpus_each=1, code=b"old")
+    w.ask("long", A.identity)
+    w.settle(serve=False)
+    w.hear(change)
+    w.run(1000, serve=False)
+    assert (w.requeued, w.processes["slot-1"].requests) == ([], {"long"})
+    w.hear(ev.SlotEviction("slot-1"))  # an operator does not wait for it
+    w.run(70, serve=False)
+    assert "slot-1" not in w.reconciler.fleet.slots
+
+
+def test_slot_of_other_code_does_not_stay_when_nobody_needs_its_place() -> None:
+    w = serving_world(A, B, gpus_each=1, code=b"old")
+    w.ask("long", A.identity)
+    w.settle(serve=False)
+    w.ask("b", B.identity)
+    w.run(60, serve=False)  # it gives way
+    w.hear(ev.ModelRegistered(A, code=b"new"))
+    w.hear(ev.RequestCancelled("b"))
+    w.run(60, serve=False)
+    assert w.reconciler.fleet.slots["slot-1"].state is SlotState.DRAINING
+
+
+def test_removed_model_leaves_no_request_behind() -> None:
+    w = serving_world(A, gpus_each=1)
+    w.ask("long", A.identity)
+    w.settle(serve=False)
+    w.hear(ev.ModelRemoved(A.identity))
+    w.crash("long")
+    w.run(10)
+    assert "long" not in w.reconciler.queue
+    assert "long" in w.refused
+
+
 def test_report_from_before_runner_rejoined_does_not_open_it() -> None:
     w = serving_world(A)
     w.now = 10.0

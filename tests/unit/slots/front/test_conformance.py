@@ -1,5 +1,6 @@
 """Each route of the HTTP server, as OpenAI's own client uses it."""
 
+import json
 from collections.abc import AsyncGenerator, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,9 @@ import openai
 import pytest
 
 from iris_ray.errors import InvalidSlotError, RequestExpiredError, SlotQueueFullError, UnknownNameError
+from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.front import ApiKey, HttpFront
+from iris_ray.slots.front.openai_words import event
 
 SECRET = "sk-" + "a" * 20
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3}
@@ -21,6 +24,10 @@ ERRORS = {
 }
 
 
+def choice(number: int, text: str) -> dict[str, Any]:
+    return {"index": number, "text": text, "finish_reason": "stop"}
+
+
 class Client:
     """Models that repeat a text, or give vectors; others fail."""
 
@@ -28,11 +35,22 @@ class Client:
         if model == "vectors":
             texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
             return [[float(len(text)), 0.5] for text in texts] + [{"usage": USAGE}]
+        if model == "program":
+            choices = [choice(number, text) for number, text in enumerate(body["prompt"])]
+            return ProgramAnswer(200, "application/json", json.dumps({"choices": choices}).encode())
         return [piece async for piece in self.astream(model, body, **how)]
 
     async def astream(self, model: str, body: dict[str, Any], **how: Any) -> AsyncGenerator[Any, None]:
         if model in ERRORS:
             raise ERRORS[model]
+        if model == "program":
+            for number, text in enumerate(body["prompt"]):
+                yield ProgramAnswer(200, "text/event-stream", event({"choices": [choice(number, text)]}))
+            return
+        if model == "listed":
+            for each in body["prompt"] if isinstance(body, dict) else ["a"]:
+                yield each
+            return
         for word in (body["prompt"] if "prompt" in body else body["messages"][-1]["content"]).split():
             yield word
         yield {"usage": USAGE, "finish_reason": "length"}
@@ -75,6 +93,33 @@ def test_chat_is_whole_or_in_pieces(user: openai.OpenAI) -> None:
     assert (last.choices[0].finish_reason, counted.choices, counted.usage.total_tokens) == ("length", [], 5)
     with user.chat.completions.stream(**how) as stream, pytest.raises(openai.LengthFinishReasonError):
         stream.get_final_completion()
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_several_prompts_are_not_answered_as_one(user: openai.OpenAI, streams: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="'prompt' has 2 texts, and this model answers one"):
+        user.completions.create(model="listed", prompt=["a", "b"], stream=streams)
+    with pytest.raises(openai.BadRequestError, match=f"has {10**4} texts"):
+        user.completions.create(model="listed", prompt=["a"] * 10**4, stream=streams)
+    tokens = user.completions.create(model="listed", prompt=[3, 4, 5])
+    assert tokens.choices[0].text == "345"
+
+
+def test_program_answers_several_prompts_itself(user: openai.OpenAI) -> None:
+    choices = user.completions.create(model="program", prompt=["a", "b"]).choices
+    assert [(choice.index, choice.text) for choice in choices] == [(0, "a"), (1, "b")]
+    streamed = user.completions.create(model="program", prompt=["a", "b"], stream=True)
+    assert [(piece.choices[0].index, piece.choices[0].text) for piece in streamed] == [(0, "a"), (1, "b")]
+
+
+def test_empty_list_is_the_callers_mistake(user: openai.OpenAI) -> None:
+    for ask in (
+        lambda: user.embeddings.create(model="vectors", input=[]),
+        lambda: user.completions.create(model="listed", prompt=[]),
+        lambda: user.chat.completions.create(model="words", messages=[]),
+    ):
+        with pytest.raises(openai.BadRequestError, match="is an empty list"):
+            ask()
 
 
 @pytest.mark.parametrize("encoding", [{}, {"encoding_format": "float"}, {"encoding_format": "base64"}], ids=str)

@@ -599,3 +599,12 @@ def test_metrics_count_requests_of_served_models(client: Client) -> None:
         assert counted % ("other", 500, 1) in said, "a long name is not told"
         assert 'iris_front_waiting_requests{model="m"} 3.0' in said
         assert status_for(front, "GET", "/metrics", {})[0] == 401
+
+
+def test_key_for_some_models_reads_no_metrics_of_others(client: Client) -> None:
+    client.models = ["m", "secret"]
+    made: Any = client
+    with HttpFront(made, keys=[ALICE, ApiKey("bob", "b" * 20, models=["m"])]) as front:
+        status, said = status_for(front, "GET", "/metrics", bearer("b" * 20))
+        assert (status, "secret" in said, "alice" in said) == (403, False, False)
+        assert "secret" in status_for(front, "GET", "/metrics", bearer(ALICE.secret))[1]

@@ -82,7 +82,7 @@ def test_answer_has_text_usage_and_finish(given: Any, text: str, usage: Any, fin
     answer = asked(Route.COMPLETION).answer(given)
     assert (answer["choices"][0]["text"], answer["usage"]) == (text, usage)
     assert answer["choices"][0]["finish_reason"] == finish
-    chat = asked(Route.CHAT, messages=[]).answer(given)
+    chat = asked(Route.CHAT, messages=[{}]).answer(given)
     assert chat["choices"][0]["message"]["content"] == text
 
 
@@ -102,7 +102,7 @@ def events_of(asked: Question, pieces: list[Any]) -> list[Any]:
 
 def test_stream_ends_with_usage_if_asked_for() -> None:
     pieces = ["a", "b", {"usage": COUNTS}]
-    plain = events_of(asked(Route.CHAT, messages=[], stream=True), pieces)
+    plain = events_of(asked(Route.CHAT, messages=[{}], stream=True), pieces)
     assert [each["choices"][0]["delta"] for each in plain[:-1]] == [
         {"role": "assistant", "content": "a"},
         {"content": "b"},
