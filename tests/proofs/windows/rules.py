@@ -67,7 +67,11 @@ class Rules(SeenLimits):
         self._able_since: dict[str, float] = {}
 
     def watch(self, state: ControllerState, ledger: Ledger | None = None) -> None:
-        """Watch another state from now on, with what the Controller before had written."""
+        """Watch another state from now on, with what the Controller before had written.
+
+        It has promised nothing for which a host is gone meanwhile: then nobody is asked to leave for that any more,
+        though it may hear only later who has left before the host was lost.
+        """
         self._state = state
         if ledger is not None:
             self.ledger = ledger
@@ -77,6 +81,9 @@ class Rules(SeenLimits):
             self._placed.clear()
             self._limited.clear()
             self._able_since.clear()
+            asked = [(attempt, self._live(attempt)) for attempt in ledger.asked]
+            stay = [attempt for attempt, gang in asked if gang is None or gang.eviction is None]
+            ledger.asked = {attempt: until for attempt, until in ledger.asked.items() if attempt not in stay}
             self._see_ends()
             self._see_promises()
 
@@ -189,7 +196,7 @@ class Rules(SeenLimits):
     def _ends(self, job_id: str, promised: Promised) -> None:
         """Note that a promise has ended. If nothing excuses it now, what comes until the plan is over may."""
         why = self._excuse(job_id, promised)
-        if why in ("", "limit reached"):
+        if why in ("", "limit reached", "limits were set"):
             self._limited.append((account_of(self._state.jobs[job_id]), promised))
         if why:
             self.counts[f"ended: {why}"] += 1
@@ -366,7 +373,11 @@ class Rules(SeenLimits):
     # -- a promise is kept -----------------------------------------------------------------------------------------
 
     def _excuse(self, job_id: str, promised: Promised) -> str:
-        """Return why a promise may end; an empty string if it may not."""
+        """Return why a promise may end; an empty string if it may not.
+
+        A limit that was lowered ends what its user was promised if all that counts when the plan looks at it is too
+        much: what has still to leave, and what was promised to others that the limit ends in the same plan.
+        """
         job = self._state.jobs.get(job_id)
         if job is None or job.state.finished:
             return "over"
@@ -378,7 +389,9 @@ class Rules(SeenLimits):
             return "other room"
         is_partly_lost = promised.is_firm and job.promise is not None and not job.spec.coscheduling
         left = job.promise.node_ids if job.promise is not None and is_partly_lost else ()
-        is_limited = self._is_over_the_limit(job, least_chips(job) + self._chips_of(left), now=True)
+        beside = [one for account, one in self._limited if account == account_of(job) and one is not promised]
+        others = sum(self._chips_of(one.node_ids) for one in beside)  # they counted when the plan looked at this job
+        is_limited = self._is_over_the_limit(job, least_chips(job) + self._chips_of(left) + others, now=True)
         if promised.limits != self._limits(job) and is_limited:
             return "limits were set"
         if not promised.is_firm and self._pauses(job):
