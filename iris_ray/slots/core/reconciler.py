@@ -232,7 +232,8 @@ class Reconciler:
             if model := self.models.get(slot.identity):
                 model.note_ready(slot.allocation.runner_id, now - slot.started_at)
                 self.fleet.set_prices({slot.identity: model.price})
-        yield from ()
+            serve = self._planner.dispatch(slot.identity, now)  # first: even a slot that is to leave serves once
+            yield from self._defects.contained(slot.identity, serve)
 
     def _slot_failed(self, event: ev.SlotFailed, now: float) -> Iterator[Instruction]:
         slot = self.fleet.slots.get(event.slot_id)

@@ -349,6 +349,13 @@ class SlotPlanner:
         self.agenda.note(identity for identity, model in self.models.items() if model.replicas or model.to_prewarm)
         self.agenda.note(self.queue.identities())
 
+    def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Give the free seats of a model to its requests."""
+        for start in self.active.dispatch(identity, now):
+            if model := self.models.get(identity):
+                model.served_at = now
+            yield start
+
     def next_time(self) -> float:
         """Return when the next look is due without an event; by then it may be superfluous."""
         return min(self.agenda.next_time(), self.endings.agenda.next_time())
@@ -362,7 +369,7 @@ class SlotPlanner:
 
     def _serve(self, identities: list[SlotIdentity], now: float) -> Iterator[Instruction]:
         """Take these models through all steps. A model with which a defect shows takes no further step."""
-        for step in (self._dispatch, self._serve_queue, self._keep_slots, self._prewarm):
+        for step in (self.dispatch, self._serve_queue, self._keep_slots, self._prewarm):
             in_turn, identities = self.queue.in_turn(identities), []
             if step == self._prewarm:
                 in_turn = sorted(filter(self._prewarms, in_turn), key=self._prewarm_turn)
@@ -378,12 +385,6 @@ class SlotPlanner:
         return min((time for time in times if time > now), default=inf)
 
     # -- requests ---------------------------------------------------------------------------------
-
-    def _dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        for start in self.active.dispatch(identity, now):
-            if model := self.models.get(identity):
-                model.served_at = now
-            yield start
 
     def _serve_queue(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Plan slots for the requests that wait although all seats have been given away."""

@@ -56,6 +56,20 @@ def test_long_request_completes_beside_busy_model() -> None:
     assert not w.refused
 
 
+def test_slots_that_need_not_stay_serve_before_they_give_way() -> None:
+    w = serving_world(A, B)
+    w.ask("a", A.identity)
+    w.settle(serve=False)
+    w.ask("b", B.identity)
+    w.run(40, serve=False)
+    w.hear(ev.SlotEviction("slot-1"))  # cuts off its request, so that both wait for too long
+    w.run(70, serve=False)
+    assert w.processes["slot-2"].requests == {"b"}
+    w.run(10)
+    assert w.answered == {"a": 1, "b": 1}
+    assert len(w.created) == 3
+
+
 def test_cancelled_running_request_does_not_protect_yielding_slot() -> None:
     w = in_contention()
     for request_id in w.processes["slot-1"].requests:
