@@ -57,6 +57,7 @@ class Rules(SeenLimits):
         self.counts: Counter[str] = Counter()
         self._broken: list[tuple[str, Promised]] = []  # promises that have ended, to be judged once a plan is over
         self._passed: list[_Passed] = []  # to be judged once a plan is over
+        self._over: list[tuple[str, str]] = []  # takers over a limit until the plan ends what another job was promised
         self._placed: dict[
             str, tuple[tuple[float, float], bool]
         ] = {}  # in this turn, with the limits; is it a new job?
@@ -76,6 +77,7 @@ class Rules(SeenLimits):
         if ledger is not None:
             self.ledger = ledger
             self.ledger.ended = {}  # a new Controller counts from when it sees them
+            self._over.clear()
             self._broken.clear()
             self._passed.clear()
             self._placed.clear()
@@ -126,6 +128,11 @@ class Rules(SeenLimits):
     def turn_over(self, finished: bool) -> None:
         """Judge what has happened; ``finished``: whether the plan is over. Else the next turn goes on with it."""
         self._let_stay.clear()
+        over, self._over = self._over, []
+        for job_id, who in over:
+            if (promised := self.ledger.promised.get(job_id)) is not None:
+                is_over = self._is_over_the_limit(self._state.jobs[job_id], self._chips_of(promised.node_ids))
+                assert not is_over, f"{who} would be over the limit of its user"
         broken, self._broken = self._broken, []
         for one in broken:
             self._ends(*one)
@@ -277,8 +284,8 @@ class Rules(SeenLimits):
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
         chips = self._chips_of(event.node_ids)
         lose = [job_id for job_id, one in self.ledger.promised.items() if {*one.node_ids} & {*event.node_ids}]
-        is_over = self._is_over_the_limit(taker, chips, event.leave, besides=lose)
-        assert not is_over, f"{who} would be over the limit of its user"
+        if self._is_over_the_limit(taker, chips, event.leave, besides=lose):
+            self._over.append((event.job_id, who))
         if stay:
             self._is_needed(taker, event, who)
         self.counts["asked"] += 1
