@@ -190,7 +190,7 @@ def test_output_is_kept_although_rays_log_disk_is_full(pumped: Pumped, monkeypat
 def test_pump_of_stopped_task_shows_one_more_line(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
     """Peers of a lost slice print native stacks of a hundred lines each, which would hide the cause."""
     pumped.run("print('step 7')")
-    wait_until(lambda: pumped.log.read(0, 10))
+    wait_until(lambda: (piece := pumped.log.read(0, 10)) is not None and piece.data == b"step 7\n")
     pumped.pump.stop_showing()
     pumped.run("for frame in range(100): print('frame', frame)")
     pumped.pump.close()
