@@ -446,7 +446,8 @@ class WindowWorld:
         if what == "finish" and self.chance.random() < 0.5:  # so that others find room, and can be evicted
             found = [attempt for attempt in found if self.state.jobs[attempt.job_id].spec.priority is PRODUCTION]
         if what in ("launch fails", "crash", "crash again") and self.chance.random() < 0.5:  # and pauses with a promise
-            promised = [attempt for attempt in found if self.state.jobs[attempt.job_id].promise is not None]
+            known = [attempt for attempt in found if attempt.job_id in self.state.jobs]  # a spare's may be forgotten
+            promised = [attempt for attempt in known if self.state.jobs[attempt.job_id].promise is not None]
             found = promised or found
         if found:
             self.does(what, self.chance.choice(found))
