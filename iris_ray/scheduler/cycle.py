@@ -503,7 +503,8 @@ class Cycle:
         """Return whether a job to which others leave hosts is within a limit once all have left that are to leave."""
         if reached.what == "running jobs":
             return False
-        chips = self._evictor.frees(self._promises.hosts_of(job), reached)
+        promised = {*self._promises.hosts_of(job), *self._plan.kept}
+        chips = self._evictor.frees(promised, reached)
         return chips > 0 and self._allowances.may_take_once_freed(job, reached, chips)
 
     def _has_hosts_for(self, job: Job) -> bool:

@@ -409,7 +409,11 @@ class Evictor:
     def frees(self, node_ids: Iterable[str], reached: ReachedLimit) -> float:
         """Return how many chips count no more towards a limit once all have left that are about to leave.
 
-        Those are about to leave that leave for any job, and those that have ended on some hosts; ``node_ids``: these.
+        Those are about to leave that leave for any job, and those that have ended on hosts that are promised.
+
+        Args:
+            node_ids: the hosts that are promised to any job. Their chips count for that job already.
+            reached: the limit.
         """
         jobs, workers = self._running.jobs, self._fleet.workers
         there = {who[1] for node_id in node_ids if node_id in workers for who in workers[node_id].ending}

@@ -28,6 +28,7 @@ class _Allowance:
         promised: job id → chips of the hosts that others leave to the job.
         expected: job id → chips of other hosts that are promised to the job. Nobody leaves for jobs after that one
             which could then not run beside it.
+        spares: ids of the spares among those jobs. They are not running jobs of their own.
     """
 
     most_chips: float
@@ -38,6 +39,7 @@ class _Allowance:
     kept_for: str | None = None
     promised: dict[str, float] = field(default_factory=dict)
     expected: dict[str, float] = field(default_factory=dict)
+    spares: set[str] = field(default_factory=set)
 
     def is_new(self, job: Job) -> bool:
         """Return whether a job will count as one more running job once it has hosts."""
@@ -52,7 +54,7 @@ class _Allowance:
     def jobs_beside(self, job: Job, expected: bool = False) -> int:
         """Return how many of the user's jobs have hosts, with those that are about to take some, or expect some."""
         promised = self.promised.keys() | self.expected.keys() if expected else self.promised.keys()
-        others = promised - {job.spec.job_id} - self.started
+        others = promised - {job.spec.job_id} - self.started - self.spares
         return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
 
 
@@ -226,16 +228,16 @@ class Allowances:
         return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * chips_per_group(job))), 0)
 
     def promised(self, job: Job, chips: float) -> None:
-        """Count the chips of the hosts that others leave to a job, and the job as running."""
+        """Count the chips of the hosts that others leave to a job; and the job as running, if it is no spare."""
         self.teams.promised(job, chips)
-        if (mine := self._allowance(job)) is not None:
+        if (mine := self._promises(job)) is not None:
             mine.promised[job.spec.job_id] = chips
             mine.expected.pop(job.spec.job_id, None)
 
     def expects(self, job: Job, chips: float) -> None:
         """Note the chips of hosts that are promised to a job for which nobody leaves."""
         self.teams.promised(job, chips)
-        if (mine := self._allowance(job)) is not None:
+        if (mine := self._promises(job)) is not None:
             mine.expected[job.spec.job_id] = chips
 
     def released(self, job: Job) -> None:
@@ -260,6 +262,12 @@ class Allowances:
             return reached
         mine.kept_for = job.spec.job_id
         return replace(reached, kept=True)
+
+    def _promises(self, job: Job) -> _Allowance | None:
+        """Return the allowance of a job's user, to which something is promised to the job."""
+        if (mine := self._allowance(job)) is not None and job.spec.spare_for is not None:
+            mine.spares.add(job.spec.job_id)
+        return mine
 
     def _allowance(self, job: Job) -> _Allowance | None:
         if self._limits is None:

@@ -568,9 +568,25 @@ def test_promise_within_a_limit_lasts_while_a_yielding_job_of_its_user_leaves_to
     assert (promised(first), promised(second), is_told_to_leave(idle)) == (("b-0", "b-1"), ("a-0", "a-1"), True)
     world.confirm(batch, 1)
     world.leave(idle)
+    world.turn(1.0, times=10)  # its end is not confirmed yet
+    assert (promised(first), promised(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
     world.confirm(idle, 1)
     world.turn()
     assert (hosts_of(first), hosts_of(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
+
+
+def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: Played) -> None:
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=2)))
+    job = world.run("job", user="ann")
+    add_slices(world, "c")
+    for number in range(2):
+        world.run(f"idle-{number}", user="slots", may_evict=False)
+        world.do(JobYieldsEvent(f"idle-{number}", True))
+    world.do(WorkerDrainedEvent(f"{job.gang.groups[0]}-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
+    waits = world.submit("waits", user="ann")
+    world.turn()
+    assert promised(world.state.jobs["job/replacement-1"])
+    assert promised(waits)
 
 
 def test_promise_within_a_limit_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(world: Played) -> None:
