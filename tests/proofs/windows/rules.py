@@ -360,8 +360,10 @@ class Rules(SeenLimits):
                 is_over = chips > limits[0] or (is_new and len(running) > limits[1])
                 assert not is_over, f"{job_id} runs, and its user is over a limit"
         self._placed.clear()
+        there = [attempt for one in self.ledger.promised.values() for attempt in self._on(one.node_ids)]
+        ended = {attempt for attempt in there if attempt in self.ledger.ended}  # what is promised counts already
         for job_id, promised in self.ledger.promised.items():
-            job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids)}
+            job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids), *ended}
             chips = self._chips_of(promised.node_ids)
             if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
@@ -416,8 +418,8 @@ class Rules(SeenLimits):
         other = self.ledger.promised.get(job_id)
         if other is not None and {*promised.node_ids} <= {*other.node_ids}:
             return "promised again"  # after a higher band found other room
-        if other is not None and (not promised.is_firm if other.is_firm else not any(self._ways(other))):
-            return "other room"  # free, or others leave it
+        if other is not None and (not promised.is_firm if other.is_firm else self._is_no_worse(other, promised)):
+            return "other room"  # others leave it, or it is free; or less is in the way than before
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
             if worker is None or worker.draining or worker.foreign:
@@ -430,10 +432,19 @@ class Rules(SeenLimits):
                 is_higher = self._state.jobs[attempt.job_id].spec.priority < job.spec.priority
                 if is_higher and attempt not in promised.there:
                     return "higher band"
-            for other_id, other in self.ledger.promised.items():
-                if node_id in other.node_ids and self._state.jobs[other_id].spec.priority < job.spec.priority:
-                    return "higher band"
+            higher = (one for one in self._state.pending() if one.spec.priority < job.spec.priority)
+            if any(one.promise is not None and node_id in one.promise.node_ids for one in higher):
+                return "higher band"
         return ""
+
+    def _is_no_worse(self, other: Promised, promised: Promised) -> bool:
+        """Return whether a promise for which nobody leaves may take the place of one.
+
+        All its hosts are free; or nobody has left for the earlier one, and as few hosts wait for what runs there.
+        """
+        before = sum(not promised.there.isdisjoint(self._on([node_id])) for node_id in promised.node_ids)
+        wait = sum(self._ways(other))
+        return not wait or (not promised.is_firm and wait <= before)
 
     def _promises_are_sound(self) -> None:
         """A host is promised once, and what is promised firmly waits for nothing that has no bound."""
@@ -478,7 +489,7 @@ class Rules(SeenLimits):
         """Return whether a slice is free, or all that is there may be asked to leave now."""
         if len(hosts) != job.spec.replicas:
             return False
-        idle = {spare.spec.job_id for spare in (*self._state.spares(), *self._state.yielding())}
+        idle = {one.spec.job_id for one in (*self._state.spares(), *self._state.yielding()) if comes_last(one)}
         for host in hosts:
             promised = any(host.node_id in one.node_ids for one in self.ledger.promised.values())
             if host.draining or host.foreign or promised or self.now < host.suspected_until:
