@@ -60,8 +60,8 @@ bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 bench-dev: $(READY)  ## from an edited file to its first line on all hosts of a held slice; a minute
 	$(BIN)/python benchmarks/dev.py
 
-bench-beside: $(READY)  ## launches and dispatches beside 50 open shells, 20 ports, 10 searches, and each kind by itself; ten minutes
-	$(BIN)/python benchmarks/beside.py
+bench-beside: $(READY)  ## launches and dispatches beside open shells, ports and searches, and each kind by itself; three minutes
+	$(BIN)/python benchmarks/beside.py --small
 
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py
