@@ -69,9 +69,10 @@ class SeenLimits(Seen):
         there = {attempt.job_id for worker in self._state.workers.values() for _, attempt in worker.occupants}
         running |= self._state.limits.held(*account).running - there  # on hosts that are all gone
         for job_id, promised in self.ledger.promised.items():
-            other = self._state.jobs[job_id]
-            is_other = other is not job and job_id not in besides and not self._is_too_late(other)
-            if is_other and promised.is_firm and account_of(other) == account:
+            other = self._state.jobs.get(job_id)  # a spare of a job that has ended is gone
+            if other is None or other is job or job_id in besides or self._is_too_late(other):
+                continue
+            if promised.is_firm and account_of(other) == account:
                 chips += self._chips_of(promised.node_ids)
                 running |= {job_id} if other.spec.spare_for is None else set()
         return chips, running
