@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from figures import row
-from iris_ray import IrisClient, run_on_pod_ray
+from iris_ray import IrisClient, run_on_pod
 from iris_ray.actors.host.output.log_files import FILE_BYTES, FILES_KEPT, AttemptLog, LogWriter
 from iris_ray.actors.host.output.log_search import MOST_FOUND_BYTES, LogSearch, search
 from iris_ray.testing import SimulatedCluster
@@ -43,7 +43,7 @@ def one_host() -> None:
             row(pattern, f"{size / 1e6 / (time.perf_counter() - began):,.0f} MB/s")
 
 
-def talking(lines: bytes, times: int, attempts: int) -> Callable[[], None]:
+def talking(lines: bytes, times: int, last: bytes, attempts: int) -> Callable[[], None]:
     """A function whose every attempt prints so much, and fails up to the last one."""
 
     def talk() -> None:
@@ -53,6 +53,7 @@ def talking(lines: bytes, times: int, attempts: int) -> Callable[[], None]:
         assert me is not None
         for _ in range(times):
             sys.stdout.buffer.write(lines)
+        sys.stdout.buffer.write(last)
         sys.stdout.buffer.flush()
         if me.attempt < attempts:
             raise RuntimeError("it tries again")
@@ -64,7 +65,7 @@ def cluster() -> None:
     """Search what all hosts of a gang keep, with the command that people use."""
     with SimulatedCluster({TPU_TYPE: 1}, quiet=True) as hosts:
         times = FILE_BYTES * FILES_KEPT // len(LINES)
-        run_on_pod_ray(talking(LINES, times, ATTEMPTS), TPU_TYPE, max_retries_failure=ATTEMPTS)
+        run_on_pod(talking(LINES, times, SAID, ATTEMPTS), TPU_TYPE, max_retries_failure=ATTEMPTS)
         size = ATTEMPTS * HOSTS * times * len(LINES)
         row("printed", f"{size / 1e9:.1f} GB")
         job_id = IrisClient().list_jobs()[-1].job_id

@@ -64,6 +64,7 @@ class Rules(SeenLimits):
         self._limited: list[
             tuple[tuple[str, PriorityBand], Promised]
         ] = []  # promises that limits have ended, by account
+        self._kept: list[Promised] = []  # promises to jobs that this plan has placed
         self._let_stay: set[AttemptId] = set()  # who was to leave for jobs to which this plan gives other hosts
         self._able_since: dict[str, float] = {}
 
@@ -82,6 +83,7 @@ class Rules(SeenLimits):
             self._passed.clear()
             self._placed.clear()
             self._limited.clear()
+            self._kept.clear()
             self._able_since.clear()
             asked = [(attempt, self._live(attempt)) for attempt in ledger.asked]
             stay = [attempt for attempt, gang in asked if gang is None or gang.eviction is None]
@@ -151,6 +153,7 @@ class Rules(SeenLimits):
             assert self._takers(attempt), f"{attempt} leaves, and nobody has a use for it"
             assert self.now < until, f"{attempt} was to leave {self.now - until:.0f} s ago"
         self._limited.clear()
+        self._kept.clear()
         self._promises_are_sound()
         self._limits_are_kept()
         self._chances_are_taken()
@@ -205,6 +208,8 @@ class Rules(SeenLimits):
         why = self._excuse(job_id, promised)
         if why in ("", "limit reached", "limits were set"):
             self._limited.append((account_of(self._state.jobs[job_id]), promised))
+        if why == "runs":
+            self._kept.append(promised)
         if why:
             self.counts[f"ended: {why}"] += 1
         else:
@@ -316,6 +321,7 @@ class Rules(SeenLimits):
     def _is_needed(self, taker: Job, event: PromiseEvent, who: str) -> None:
         """Nobody is asked to leave while enough is free, or about to be, and not for others that come first.
 
+        A job that comes later in the plan may leave what it was promised to others, since it finds other hosts.
         Only spares of the user leave if others would not help: the user has reached a limit.
         """
         if self._is_over_the_limit(taker, least_chips(taker)):
@@ -323,6 +329,7 @@ class Rules(SeenLimits):
             return
         others = [one for job_id, one in self.ledger.promised.items() if job_id != taker.spec.job_id]
         others += [one for account, one in self._limited if account == account_of(taker)]  # by what the taker gets
+        others += self._kept
         no_use = {node_id for one in others for node_id in one.node_ids}
         no_use |= {*taker.avoided, *self._state.fleet.avoided_by(taker.spec.user, self.now)}
         leave = [one for one in self.ledger.asked if self._would_leave(taker, self._state.jobs[one.job_id])]
