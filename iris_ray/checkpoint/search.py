@@ -105,7 +105,7 @@ def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A box of a wanted box, and the shard that has it."""
+    """A piece of a wanted box, and the shard that has this piece."""
 
     box: Box
     host: int
@@ -145,7 +145,7 @@ def read_boxes(
 def _plan(
     found: Found, hosts: Sequence[Files], near: Sequence[int], folder: str, wanted: Wanted, pool: Executor
 ) -> dict[tuple[int, Box], list[_Piece]]:
-    """Return for each wanted box where its pieces are."""
+    """Return the pieces of each wanted box."""
 
     def read(where: tuple[int, PartName, int]) -> Part:
         host, name, size = where

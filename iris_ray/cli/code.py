@@ -21,11 +21,11 @@ _OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 @dataclass(frozen=True, slots=True)
 class TravellingCode:
-    """What goes along with a job.
+    """The code that travels with a job.
 
     Attributes:
-        directory: is sent as it is, by Ray.
-        checkout: the checkout of that directory, or of the current one; then it is sent itself.
+        directory: the directory that Ray sends as it is, or None.
+        checkout: the git checkout of that directory; without a directory, the current checkout, which is then sent.
     """
 
     directory: str | None
@@ -33,7 +33,7 @@ class TravellingCode:
 
     @staticmethod
     def of(working_dir: str | None) -> "TravellingCode":
-        """Return what goes along, given the directory that the user has named."""
+        """Return the code that travels, given the directory that the user has named."""
         checkout = None
         if working_dir is not None or (CODE.read() is not False and _OF_A_RAY_JOB not in os.environ):
             try:
@@ -49,7 +49,7 @@ class TravellingCode:
 
     @contextlib.contextmanager
     def for_ray(self) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of ``ray.init`` that send it to the hosts, and say what is sent."""
+        """Yield the arguments of ``ray.init`` that send the code to the hosts, and print its size."""
         with contextlib.ExitStack() as packed:
             directory = self.directory
             if directory is not None:
@@ -60,7 +60,7 @@ class TravellingCode:
             yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
 
     def keep(self, job_id: str) -> None:
-        """Keep which code a job has run; `iris-ray job status` shows it."""
+        """Record which code a job runs; `iris-ray job status` shows it."""
         if self.checkout is not None:
             keep_record(job_id, self.checkout.record)
 

@@ -168,12 +168,13 @@ def plan(
 
 @dataclass(slots=True)
 class Ledger:
-    """How much is asked for and held, so that no limit is exceeded. Each chip counts once, whatever its slice's size.
+    """The requested and held chips and slices, by which limits are kept. Each chip counts once, whatever its slice's
+    size.
 
     Attributes:
-        chips: of all types and sources.
-        of_source: chips by the key of their source.
-        of_type: slices by the name of their type.
+        chips: all chips, of all types and sources.
+        of_source: the chips of each source, by its key.
+        of_type: the slices of each type, by its name.
     """
 
     settings: Settings

@@ -16,7 +16,7 @@ from iris_ray.task.job_info import get_job_info
 from iris_ray.task.peer_files import PeerFiles, peers, room
 
 AT_ONCE = 16
-"""A task asks so many hosts, or fetches so many files, at a time."""
+"""The number of hosts that a task asks at a time, and of files that it fetches at a time."""
 CHUNK_BYTES = 16 << 20
 UNFINISHED = ".mirror"
 """The name under which a step directory is fetched, and under which others are removed. It is no step."""

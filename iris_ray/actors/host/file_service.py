@@ -40,7 +40,7 @@ CHUNK_BYTES = 1 << 20
 SILENCE_S = 30.0
 """A connection over which no byte moves for so long is closed."""
 MOST_CONNECTIONS = 256
-"""Further ones wait."""
+"""The limit for connections; further ones wait."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block

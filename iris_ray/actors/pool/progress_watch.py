@@ -182,7 +182,7 @@ def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
 STACKS_S = 1.0
 """When a gang hangs, its stacks have so long to reach the logs."""
 LOOK_WITHIN_S = 5.0
-"""When a gang hangs, its hosts have so long to say what its processes do, before they are ended."""
+"""How long the hosts of a hanging gang have to report its processes before these are ended."""
 LOOK_AT_MOST_S = 5.0
 
 

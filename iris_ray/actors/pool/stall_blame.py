@@ -10,11 +10,11 @@ from iris_ray.actors.protocol.messages import TaskLook
 from iris_ray.model.outcomes import TaskKey
 
 SPINS, WAITS = 0.7, 0.3
-"""A process that uses so many cores or more spins; with so few or fewer it waits."""
+"""The number of cores from which a process spins, and the number up to which it waits."""
 LATE_S, LATER = 1.0, 4.0
-"""A host answers late if that took so long, and so many times as long as usual for this gang."""
+"""The seconds, and the multiple of the gang's usual time, from which an answer of a host is late."""
 CLEAR = 2
-"""So many points make a case: see `_Case`."""
+"""The points that make a case: see `_Case`."""
 NAMED = 3
 
 _FILE_AND_LINE = re.compile(r"^.*?\((?:.*/)?([^/]*)\)$")

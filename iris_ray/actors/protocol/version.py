@@ -25,7 +25,7 @@ SOME_OLDER_VERSION = "an older version"
 """The version of such an iris_ray, in messages."""
 
 NO_VERSIONS: Mapping[str, Any] = {"protocol": NO_PROTOCOL, "version": SOME_OLDER_VERSION}
-"""What a process that can't tell its versions is taken to have."""
+"""The versions that are assumed of a process that can't tell its own."""
 
 VERSIONS_DO_NOT_FIT = 3
 """The exit code of the process that is to start a Controller, if the version on the head does not go with its own."""

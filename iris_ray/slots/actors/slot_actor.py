@@ -28,9 +28,9 @@ from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls,
 P = ParamSpec("P")
 T = TypeVar("T")
 HEALTH_S = 10.0
-"""How often a model that has ``health()`` is asked."""
+"""The interval between two calls of a model's ``health()``."""
 MOST_UNWELL = 3
-"""Answers in a row that it is not well, after which the slot ends."""
+"""The number of bad answers of ``health()`` in a row after which the slot ends."""
 CALLS: Final = "calls"
 """The concurrency group of the methods that run user code."""
 

@@ -113,7 +113,7 @@ class EndsHow(IntEnum):
     """
 
     GIVES_WAY = 1
-    """It finishes its requests, however long they take, and stays if its memory is needed no more."""
+    """The slot finishes its requests, however long they take, and stays if no model needs its memory any more."""
     FINISHES = 2
     """It finishes its requests, however long they take."""
     CUTS_OFF = 3
@@ -296,9 +296,9 @@ class Endings:
 # -- slot planner ------------------------------------------------------------------------------------------------------
 
 MOST_ROUNDS: Final = 20
-"""How often one event may have models and slots looked at again, because a look has changed something."""
+"""The limit for rounds of looks after one event: a look at a model or slot may ask for another round."""
 MOVES_AFTER: Final = 4
-"""A slot that waits for a request to end waits so many times as long as for an idle slot's end before it moves."""
+"""The factor by which a slot waits longer for a running request than for an idle slot before it moves."""
 
 
 @dataclass(slots=True, eq=False)

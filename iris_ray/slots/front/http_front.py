@@ -49,11 +49,11 @@ MOST_BODY = 4 * 2**20
 CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
 SLOW_READER_S = 60.0
-"""How long a caller may take to read a piece. Then its request is cancelled."""
+"""How long a caller may take to read a piece before its request is cancelled."""
 LISTED_S: Final = 1.0
-"""For how long a list of the models is used."""
+"""How long a list of the models is used again."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""What is answered without a key."""
+"""The paths that need no key."""
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class ListedModels:
     """The models of a client, which is asked at most once in `LISTED_S`.
 
     Attributes:
-        rows: what is known of them.
+        rows: the status of each model.
     """
 
     def __init__(self, client: SlotClient) -> None:
@@ -353,7 +353,7 @@ class RunningRequests:
         self._none = asyncio.Event()
 
     def close(self, grace_s: float) -> None:
-        """Take no more requests."""
+        """Refuse new requests, and let running ones go on for ``grace_s`` seconds."""
         self._grace_s = grace_s
         self._closed.set()
 

@@ -42,7 +42,7 @@ STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
 
 
 class Route(Enum):
-    """What models are asked for: the path, the field that a request must have, and its types."""
+    """The kinds of requests: the path, the field that a request must have, and the field's types."""
 
     COMPLETION = "/v1/completions", "prompt", (str, list)
     CHAT = "/v1/chat/completions", "messages", (list,)
@@ -185,7 +185,7 @@ class Question:
 
 @dataclass(slots=True)
 class Said:
-    """What a model says beside its text, in pieces that are mappings: ``usage`` and ``finish_reason``.
+    """The ``usage`` and ``finish_reason`` of an answer, which models give in pieces that are mappings.
 
     Attributes:
         usage: OpenAI's counts of tokens; None if the model does not count.
@@ -195,7 +195,7 @@ class Said:
     finish_reason: str = "stop"
 
     def notes(self, piece: Any) -> bool:
-        """Note what a piece says, if it is no part of the answer; return whether it is none."""
+        """Note a piece with ``usage`` or ``finish_reason`` only. Return whether it is such a piece."""
         if not isinstance(piece, Mapping) or not piece.keys() <= {"usage", "finish_reason"}:
             return False
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
@@ -205,12 +205,12 @@ class Said:
         return True
 
     def text_of(self, piece: Any) -> str | None:
-        """Return the text of a piece; None if it only says something beside the text."""
+        """Return the text of a piece; None if it has only ``usage`` or ``finish_reason``."""
         return None if self.notes(piece) else str(piece)
 
 
 NOTHING: Final = object()
-"""Stands for the first piece of an answer that has none."""
+"""The first piece of an answer without pieces."""
 
 
 def question(
@@ -256,7 +256,7 @@ def question(
 
 
 def model_words(name: str, created: int) -> Json:
-    """Return a model as it is listed."""
+    """Return the entry of a model in the list of models."""
     return {"id": name, "object": "model", "created": created, "owned_by": "iris_ray"}
 
 

@@ -86,17 +86,17 @@ class Channel(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End what is behind this channel. Its last piece comes once that is done."""
+        """End the command or connection of this channel. The last piece comes after that."""
 
     async def drop(self) -> None:
-        """End it, though nobody reads what is left."""
+        """End the command or connection, and drop the pieces that nobody has read."""
         self.end()
         while not self.over:
             await self.read(self._last.number)
 
     @abstractmethod
     def _is_done(self) -> bool:
-        """Return whether nothing more will come once all sources are empty."""
+        """Return whether no more bytes come after those in the sources."""
 
     @abstractmethod
     def _end_input(self, into: int) -> None:
@@ -116,7 +116,7 @@ class Channel(ABC):
             os.close(descriptor)
 
     async def _next(self) -> Piece:
-        """Return what comes next, or after `POLL_S` an empty piece."""
+        """Return the next piece, or an empty one if no bytes come within `POLL_S`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
@@ -132,7 +132,7 @@ class Channel(ABC):
                 self._hear()
 
     def _read(self, place: int) -> bytes:
-        """Return what one source has now; it is not read again after its end."""
+        """Return the bytes that a source has now. Forget the source at its end."""
         source = self._sources[place]
         if source is None:
             return b""

@@ -29,13 +29,13 @@ from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
 
 MOST_SESSIONS = 32
-"""A host takes so many sessions at a time. Each is a process of about 100 MB, beside its commands."""
+"""The limit for sessions on a host. Each is a process of about 100 MB, beside its commands."""
 MOST_CHANNELS = 64
-"""A session has so many commands and connections at a time. A browser opens six to each server."""
+"""The limit for commands and connections of a session. A browser opens six to each server."""
 STARTING_S, STARTING_POLL_S = 2.0, 0.1
-"""A task that is said to run has its process within so long."""
+"""How long the process of a running task may take to appear, and the interval between two looks for it."""
 TOGETHER_S = 10.0
-"""The end of a task's process is seen within so long of that of the commands beside it, which get no grace."""
+"""When an attempt ends, commands end without grace, and the host sees the end of the task within so many seconds."""
 _AS_HOSTS_END_IT = (None, 143, 137)
 """The exit codes of a command that got SIGTERM or SIGKILL; None: it is not known."""
 
