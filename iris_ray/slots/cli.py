@@ -19,7 +19,7 @@ from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.client.slot_client import SlotClient
 
 if TYPE_CHECKING:
-    from iris_ray.slots.serving import ServedModel
+    from iris_ray.slots.serving import FileModel
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
@@ -194,7 +194,7 @@ def serve(file: Path, dry_run: bool) -> None:
                     click.echo(f"not all changes are made; SIGHUP tries again: {why}", err=True)
 
 
-def _what(model: "ServedModel") -> str:
+def _what(model: "FileModel") -> str:
     return model.model if isinstance(model.model, str) else model.model.words(**_SHOWN)[0]
 
 

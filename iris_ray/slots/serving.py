@@ -34,7 +34,7 @@ SIMPLE_POLICY: Final = {each.name for each in fields(ServingPolicy)} - {"placeme
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class FileModel:
     """A model of the file.
 
     Attributes:
@@ -88,7 +88,7 @@ class ModelsFile:
     """
 
     hosts: Sequence[SlotHosts]
-    models: Mapping[str, ServedModel]
+    models: Mapping[str, FileModel]
     keys: Sequence[ApiKey] = ()
     name: str = "slots"
     host: str = "127.0.0.1"
@@ -347,7 +347,7 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
     return SlotHosts(**found, tolerations=_texts(table.get("tolerations", []), "tolerations"))
 
 
-def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
+def _model(name: str, table: Mapping[str, Any]) -> FileModel:
     of_command, of_spec = (
         {"health", "load_s", "environment"},
         {"concurrency", "runtime", "lora", "idle_s", "group", "alone"},
@@ -374,7 +374,7 @@ def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
             model = str(table["class"])
             spec |= {"load_s": table["load_s"]} if "load_s" in table else {}
         extra = table.get("arguments", {}), table.get("replicas", 0), table.get("prewarm", False)
-        return ServedModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
+        return FileModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
 
 
 def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> ApiKey:

@@ -15,7 +15,7 @@ PREFLIGHT_S = 5.0
 NEIGHBOURS = 2
 """The number of other hosts to which a suspected host's links are measured. A host fails only if all links are bad."""
 MOST_LATENCY_S, LEAST_BYTES_S = 0.5, 256 << 10
-"""The longest latency, and the fewest bytes a second, of a sound link. Healthy ones are a thousand times as fast, but the
+"""The longest latency, and the fewest bytes a second, of a sound link. Healthy ones are a thousand times as fast, but
 hosts may be busy."""
 
 

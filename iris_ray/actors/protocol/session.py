@@ -40,7 +40,7 @@ class CommandLine:
     term: str = "dumb"
 
 
-class Piece(NamedTuple):
+class SessionPiece(NamedTuple):
     """Some output of a command, or some bytes of a connection.
 
     Attributes:
@@ -89,7 +89,7 @@ class SessionInterface(Protocol):
         """
 
     @within(ANSWER_S)
-    async def read(self, channel: int, after: int) -> Piece:
+    async def read(self, channel: int, after: int) -> SessionPiece:
         """Wait for bytes, for `POLL_S` at most, and return the piece that follows the one of this number."""
 
     @within(None)

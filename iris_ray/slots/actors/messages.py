@@ -296,7 +296,7 @@ MOST = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Reasons:
+class StopReasons:
     """Why requests and sessions were stopped, by id; kept for clients and processes that hear of it later."""
 
     _by_id: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The work after every event: give requests to slots, places to slots, and start, end or keep the slots.
 
-It looks only at models and slots for which something may have changed (`Agenda`). A defect that shows with one model
-holds up no other one (`Defects`).
+It looks only at models and slots that may have changed (`SlotAgenda`). A defect that one model shows holds up no other
+model (`Defects`).
 """
 
 import heapq
@@ -27,7 +27,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class Agenda(Generic[Item]):
+class SlotAgenda(Generic[Item]):
     """Models or slots to look at, in the order in which they were noted: something changed, or their time has come.
 
     Attributes:
@@ -154,7 +154,7 @@ class Endings:
     fleet: SlotFleet
     staleness: Staleness
     defects: Defects
-    agenda: Agenda[str] = field(default_factory=Agenda)
+    agenda: SlotAgenda[str] = field(default_factory=SlotAgenda)
     _ending: dict[str, Ending] = field(default_factory=dict)
     """By slot id."""
     _ordered: dict[str, float] = field(default_factory=dict)
@@ -312,7 +312,7 @@ class SlotPlanner:
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: Agenda[SlotIdentity] = field(default_factory=Agenda)
+    agenda: SlotAgenda[SlotIdentity] = field(default_factory=SlotAgenda)
     _looked_at_all: float = -inf
 
     @property

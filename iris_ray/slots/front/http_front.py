@@ -34,7 +34,7 @@ from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
 from iris_ray.slots.front.front_metrics import FrontMetrics
 from iris_ray.slots.front.openai_words import (
     NOTHING,
-    Question,
+    ModelQuestion,
     Route,
     error_answer,
     error_words,
@@ -244,14 +244,14 @@ class HttpFront:
                 measured.status = response.status
                 return response
 
-        async def read(request: web.Request) -> Question:
+        async def read(request: web.Request) -> ModelQuestion:
             async with self._running.request():
                 body = await self._parser.parse(request)
             return question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
 
         return handle
 
-    async def _whole(self, asked: Question) -> web.Response:
+    async def _whole(self, asked: ModelQuestion) -> web.Response:
         async with self._running.request():
             answer = await self._client.generate(
                 asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
@@ -260,7 +260,7 @@ class HttpFront:
             return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
         return web.json_response(asked.answer(answer))
 
-    async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, asked: ModelQuestion) -> web.StreamResponse:
         """Send pieces as they come. An error before the first piece gets an HTTP status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         asking = self._client.astream(

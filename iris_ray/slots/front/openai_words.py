@@ -55,7 +55,7 @@ class Route(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ModelQuestion:
     """A request for an answer.
 
     Attributes:
@@ -215,7 +215,7 @@ NOTHING: Final = object()
 
 def question(
     parsed: ParsedBody, route: Route, *, request_id: str, created: int, aliases: Mapping[str, str] | None = None
-) -> Question:
+) -> ModelQuestion:
     """Check the body of a request.
 
     Args:
@@ -252,7 +252,7 @@ def question(
     asked: Any = given
     is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
     inputs = None if is_one else parsed.counts.get(route.field, len(asked))
-    return Question(request_id, created, route, body, payload, inputs, name)
+    return ModelQuestion(request_id, created, route, body, payload, inputs, name)
 
 
 def model_words(name: str, created: int) -> Json:

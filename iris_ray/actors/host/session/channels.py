@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from iris_ray.actors.host.session import keeper
-from iris_ray.actors.protocol.session import CHUNK_BYTES, POLL_S, Piece, Size
+from iris_ray.actors.protocol.session import CHUNK_BYTES, POLL_S, SessionPiece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.errors import CommandNotFoundError, SessionError
 
@@ -27,7 +27,7 @@ START_S = 30.0
 CONNECT_S = 10.0
 
 
-class Channel(ABC):
+class ByteChannel(ABC):
     """Bytes in both directions, through descriptors of this process.
 
     Args:
@@ -43,7 +43,7 @@ class Channel(ABC):
         self._sources: list[int | None] = list(sources)
         self._into = into
         self._own = {*sources, *(() if into is None else (into,))}
-        self._last = Piece(0)
+        self._last = SessionPiece(0)
         self._written = 0
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
         self.task_ended = self.is_closed = False
@@ -55,7 +55,7 @@ class Channel(ABC):
         """Whether its last piece has been read."""
         return self._last.over
 
-    async def read(self, after: int) -> Piece:
+    async def read(self, after: int) -> SessionPiece:
         """Return the piece after the one of this number; see `SessionInterface.read`."""
         async with self._reading:
             if after >= self._last.number and not self.over:
@@ -108,27 +108,27 @@ class Channel(ABC):
 
     def _hear(self) -> None: ...  # noqa: B027 — most channels have nothing besides
 
-    def _last_piece(self) -> Piece:
-        return Piece(0, over=True, task_ended=self.task_ended)
+    def _last_piece(self) -> SessionPiece:
+        return SessionPiece(0, over=True, task_ended=self.task_ended)
 
     def _close(self) -> None:
         for descriptor in self._own:
             os.close(descriptor)
 
-    async def _next(self) -> Piece:
+    async def _next(self) -> SessionPiece:
         """Return the next piece, or an empty one if no bytes come within `POLL_S`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
             if any(data := [self._read(place) for place in range(len(self._sources))]):
-                return Piece(0, data[0], b"".join(data[1:]))
+                return SessionPiece(0, data[0], b"".join(data[1:]))
             if is_done:
                 return self._last_piece()
             left_s = deadline - asyncio.get_running_loop().time()
             watched = [source for source in self._sources if source is not None]
             if watched := [*watched, *self._besides()]:
                 if left_s <= 0 or not await _ready(watched, (), left_s):
-                    return Piece(0)
+                    return SessionPiece(0)
                 self._hear()
 
     def _read(self, place: int) -> bytes:
@@ -147,7 +147,7 @@ class Channel(ABC):
         return b""
 
 
-class Connection(Channel):
+class PortConnection(ByteChannel):
     """A connection to a port of this host."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -155,7 +155,7 @@ class Connection(Channel):
         super().__init__([connected.fileno()], connected.fileno())
 
     @staticmethod
-    def open(port: int, address: str) -> "Connection":
+    def open(port: int, address: str) -> "PortConnection":
         """Connect to a port on this host's loopback or, if nothing listens there, on its address.  This blocks.
 
         Raises:
@@ -164,7 +164,7 @@ class Connection(Channel):
         refused: OSError | None = None
         for host in ("127.0.0.1", "::1", address):
             try:
-                return Connection(socket.create_connection((host, port), CONNECT_S))
+                return PortConnection(socket.create_connection((host, port), CONNECT_S))
             except OSError as error:
                 refused = refused or error
         raise SessionError(
@@ -187,12 +187,12 @@ class Connection(Channel):
         self._socket.close()
 
 
-class Command(Channel):
+class RunningCommand(ByteChannel):
     """A command with its whole process tree, under a `keeper`.
 
     Args:
         control, lines: the socket to its keeper, and what comes over it.
-        sources, into: as for `Channel`.
+        sources, into: as for `ByteChannel`.
         on_terminal: whether they are its terminal.
     """
 
@@ -220,7 +220,7 @@ class Command(Channel):
         token: str,
         size: Size | None = None,
         takes_input: bool = False,
-    ) -> "Command":
+    ) -> "RunningCommand":
         """Start a command. This blocks for some 50 ms.
 
         Args:
@@ -254,7 +254,7 @@ class Command(Channel):
             lines = _start_keeper(
                 control, its_control, streams, {TOKEN_VARIABLE: token}, wanted | {"terminal": size is not None}
             )
-            command = Command(control, lines, sources, into, size is not None)
+            command = RunningCommand(control, lines, sources, into, size is not None)
             ours.pop_all()
             return command
 
@@ -285,8 +285,8 @@ class Command(Channel):
         for line in lines or ():
             self._exit_code = json.loads(line)["exit_code"]
 
-    def _last_piece(self) -> Piece:
-        return Piece(0, over=True, exit_code=self._exit_code, task_ended=self.task_ended)
+    def _last_piece(self) -> SessionPiece:
+        return SessionPiece(0, over=True, exit_code=self._exit_code, task_ended=self.task_ended)
 
     def _end_input(self, into: int) -> None:
         if not self._on_terminal:

@@ -21,9 +21,9 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.output.redirect import started_tasks
 from iris_ray.actors.host.process_tree import stat_of
-from iris_ray.actors.host.session.channels import Channel, Command, Connection
+from iris_ray.actors.host.session.channels import ByteChannel, PortConnection, RunningCommand
 from iris_ray.actors.host.session.surroundings import Surroundings
-from iris_ray.actors.protocol.session import LEASE_S, POLL_S, CommandLine, Piece, Size
+from iris_ray.actors.protocol.session import LEASE_S, POLL_S, CommandLine, SessionPiece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
@@ -52,7 +52,7 @@ class HostSession:
         self._address = address
         self._directory = host_directory()
         self._lease_s = lease_s
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, ByteChannel] = {}
         self._numbers = itertools.count(1)
         self._task: WatchedProcess | None = None
         self._surroundings: Surroundings | None = None
@@ -92,7 +92,7 @@ class HostSession:
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
         try:
             started = await asyncio.to_thread(
-                Command.start, words, environ, beside.directory, token, command.size, command.takes_input
+                RunningCommand.start, words, environ, beside.directory, token, command.size, command.takes_input
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise SessionError(f"the task's host has no room for a command now: {error}") from None
@@ -101,15 +101,15 @@ class HostSession:
     async def connect(self, port: int) -> int:
         self._asked()
         self._require_room()
-        return self._added(await asyncio.to_thread(Connection.open, port, self._address))
+        return self._added(await asyncio.to_thread(PortConnection.open, port, self._address))
 
-    async def read(self, channel: int, after: int) -> Piece:
+    async def read(self, channel: int, after: int) -> SessionPiece:
         self._asked()
         if (found := self._channels.get(channel)) is None:  # it is over, and others have been opened since
-            return Piece(after + 1, over=True)
+            return SessionPiece(after + 1, over=True)
         piece = await found.read(after)
         may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
-        if piece.over and may_be_tasks_end and isinstance(found, Command):
+        if piece.over and may_be_tasks_end and isinstance(found, RunningCommand):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
             return piece._replace(task_ended=self._task_ended.is_set())
@@ -121,11 +121,11 @@ class HostSession:
             await found.write(number, data)
 
     async def resize(self, channel: int, size: Size) -> None:
-        if isinstance(found := self._channels.get(channel), Command):
+        if isinstance(found := self._channels.get(channel), RunningCommand):
             found.resize(size)
 
     async def signal(self, channel: int, number: int) -> None:
-        if isinstance(found := self._channels.get(channel), Command):
+        if isinstance(found := self._channels.get(channel), RunningCommand):
             found.signal(number)
 
     async def close(self, channel: int) -> None:
@@ -133,7 +133,7 @@ class HostSession:
         if found is None or found.over:
             return
         found.is_closed = True
-        if isinstance(found, Command):
+        if isinstance(found, RunningCommand):
             found.end()  # its reader hears how it ended
         else:
             self._background.start(found.drop(), "closing a connection")
@@ -175,7 +175,7 @@ class HostSession:
         if sum(not channel.over for channel in self._channels.values()) >= MOST_CHANNELS:
             raise SessionError(f"this session has {MOST_CHANNELS} open commands and connections; close some first")
 
-    def _added(self, channel: Channel) -> int:
+    def _added(self, channel: ByteChannel) -> int:
         number = next(self._numbers)
         self._channels = {n: one for n, one in self._channels.items() if not one.over} | {number: channel}
         if self._task_ended.is_set():
