@@ -64,7 +64,7 @@ def request(spec: JobSpec, **more: Any) -> RunRequest:
     return RunRequest(spec, b"\x80pickled", {"WANDB_API_KEY": "secret"}, process, keep_warm=7.0, standbys=2, **more)
 
 
-def test_every_field_of_a_job_travels_or_is_left_out_on_purpose() -> None:
+def test_every_field_of_job_travels_or_is_excluded() -> None:
     assert unexported() == set()
 
 
