@@ -18,7 +18,7 @@ class ApiFault(Generic[Code]):
 
 
 class FaultyApi(Generic[Code]):
-    """What the servers of emulated APIs have in common. A ``Code`` is how their API calls an error."""
+    """The base of the servers of emulated APIs. A ``Code`` is how their API calls an error."""
 
     __slots__ = ()
     lock: threading.RLock

@@ -190,7 +190,7 @@ class ComputeServer(FaultyApi[int], ComputeZone):
         self._server.server_close()
 
     def answer(self, api: ComputeApi, verb: str, path: str, request_id: str, body: Json) -> Json:
-        """Answer one request; raises ApiRefusal. An injected failure is an HTTP status."""
+        """Answer one request; raises ComputeRefusal. An injected failure is an HTTP status."""
         with self.lock:
             name, method = api.find(verb, path)
             fault = self.take_fault(name, body)

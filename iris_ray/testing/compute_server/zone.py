@@ -174,7 +174,7 @@ class ComputeZone:
     def _with_vms(self) -> Iterator[InstanceGroup]:
         return (group for group in self.groups.values() if group.has_vms)
 
-    # -- rules that the API holds to; each raises ApiRefusal -------------------------------------------------------
+    # -- rules that the API holds to; each raises ComputeRefusal -------------------------------------------------------
 
     def add_group(self, resource: Json) -> None:
         """Make a group, whose VMs are still to be made."""
