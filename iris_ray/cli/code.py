@@ -24,8 +24,8 @@ class TravellingCode:
     """The code that travels with a job.
 
     Attributes:
-        directory: the directory that Ray sends as it is, or None.
-        checkout: the git checkout of that directory; without a directory, the current checkout, which is then sent.
+        directory: is sent as it is, by Ray.
+        checkout: the checkout of that directory, or of the current one; then it is sent itself.
     """
 
     directory: str | None
@@ -60,7 +60,7 @@ class TravellingCode:
             yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
 
     def keep(self, job_id: str) -> None:
-        """Record which code a job runs; `iris-ray job status` shows it."""
+        """Keep which code a job has run; `iris-ray job status` shows it."""
         if self.checkout is not None:
             keep_record(job_id, self.checkout.record)
 

@@ -21,7 +21,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.session.host_session import start_session
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.session import CommandLine, SessionInterface, SessionPiece, Size
+from iris_ray.actors.protocol.session import CommandLine, SessionInterface, Piece, Size
 from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.client.connection import current_user, this_connection
@@ -236,14 +236,14 @@ class RemoteChannel:
         self._number = number
         self._writes = 0
 
-    async def pieces(self) -> AsyncIterator[SessionPiece]:
+    async def pieces(self) -> AsyncIterator[Piece]:
         """Yield pieces as they come, up to the last one.
 
         Raises:
             TaskMovedError: the attempt of the task has ended.
             SessionError: the session is lost.
         """
-        piece = SessionPiece(0)
+        piece = Piece(0)
         while not piece.over:
             piece = await self._session.ask_again(SessionInterface.read, self._number, piece.number)
             yield piece

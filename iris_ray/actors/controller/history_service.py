@@ -55,7 +55,7 @@ MOST_WAITING = 20_000
 AT_ONCE = 2000
 """The limit for the records of one transaction."""
 SAY_S = 60.0
-"""The interval between two warnings that the history can't be written."""
+"""The same trouble is said again after so long."""
 FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
 

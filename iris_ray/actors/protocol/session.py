@@ -40,7 +40,7 @@ class CommandLine:
     term: str = "dumb"
 
 
-class SessionPiece(NamedTuple):
+class Piece(NamedTuple):
     """Some output of a command, or some bytes of a connection.
 
     Attributes:
@@ -89,7 +89,7 @@ class SessionInterface(Protocol):
         """
 
     @within(ANSWER_S)
-    async def read(self, channel: int, after: int) -> SessionPiece:
+    async def read(self, channel: int, after: int) -> Piece:
         """Wait for bytes, for `POLL_S` at most, and return the piece that follows the one of this number."""
 
     @within(None)

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from iris_ray.actors.host.session import keeper
-from iris_ray.actors.protocol.session import CHUNK_BYTES, POLL_S, SessionPiece, Size
+from iris_ray.actors.protocol.session import CHUNK_BYTES, POLL_S, Piece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.errors import CommandNotFoundError, SessionError
 
@@ -43,7 +43,7 @@ class ByteChannel(ABC):
         self._sources: list[int | None] = list(sources)
         self._into = into
         self._own = {*sources, *(() if into is None else (into,))}
-        self._last = SessionPiece(0)
+        self._last = Piece(0)
         self._written = 0
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
         self.task_ended = self.is_closed = False
@@ -55,7 +55,7 @@ class ByteChannel(ABC):
         """Whether its last piece has been read."""
         return self._last.over
 
-    async def read(self, after: int) -> SessionPiece:
+    async def read(self, after: int) -> Piece:
         """Return the piece after the one of this number; see `SessionInterface.read`."""
         async with self._reading:
             if after >= self._last.number and not self.over:
@@ -108,27 +108,27 @@ class ByteChannel(ABC):
 
     def _hear(self) -> None: ...  # noqa: B027 — most channels have nothing besides
 
-    def _last_piece(self) -> SessionPiece:
-        return SessionPiece(0, over=True, task_ended=self.task_ended)
+    def _last_piece(self) -> Piece:
+        return Piece(0, over=True, task_ended=self.task_ended)
 
     def _close(self) -> None:
         for descriptor in self._own:
             os.close(descriptor)
 
-    async def _next(self) -> SessionPiece:
+    async def _next(self) -> Piece:
         """Return the next piece, or an empty one if no bytes come within `POLL_S`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
             if any(data := [self._read(place) for place in range(len(self._sources))]):
-                return SessionPiece(0, data[0], b"".join(data[1:]))
+                return Piece(0, data[0], b"".join(data[1:]))
             if is_done:
                 return self._last_piece()
             left_s = deadline - asyncio.get_running_loop().time()
             watched = [source for source in self._sources if source is not None]
             if watched := [*watched, *self._besides()]:
                 if left_s <= 0 or not await _ready(watched, (), left_s):
-                    return SessionPiece(0)
+                    return Piece(0)
                 self._hear()
 
     def _read(self, place: int) -> bytes:
@@ -285,8 +285,8 @@ class RunningCommand(ByteChannel):
         for line in lines or ():
             self._exit_code = json.loads(line)["exit_code"]
 
-    def _last_piece(self) -> SessionPiece:
-        return SessionPiece(0, over=True, exit_code=self._exit_code, task_ended=self.task_ended)
+    def _last_piece(self) -> Piece:
+        return Piece(0, over=True, exit_code=self._exit_code, task_ended=self.task_ended)
 
     def _end_input(self, into: int) -> None:
         if not self._on_terminal:

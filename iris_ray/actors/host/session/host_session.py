@@ -23,7 +23,7 @@ from iris_ray.actors.host.output.redirect import started_tasks
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.session.channels import ByteChannel, PortConnection, RunningCommand
 from iris_ray.actors.host.session.surroundings import Surroundings
-from iris_ray.actors.protocol.session import LEASE_S, POLL_S, CommandLine, SessionPiece, Size
+from iris_ray.actors.protocol.session import LEASE_S, POLL_S, CommandLine, Piece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
@@ -103,10 +103,10 @@ class HostSession:
         self._require_room()
         return self._added(await asyncio.to_thread(PortConnection.open, port, self._address))
 
-    async def read(self, channel: int, after: int) -> SessionPiece:
+    async def read(self, channel: int, after: int) -> Piece:
         self._asked()
         if (found := self._channels.get(channel)) is None:  # it is over, and others have been opened since
-            return SessionPiece(after + 1, over=True)
+            return Piece(after + 1, over=True)
         piece = await found.read(after)
         may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
         if piece.over and may_be_tasks_end and isinstance(found, RunningCommand):

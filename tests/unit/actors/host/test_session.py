@@ -19,7 +19,7 @@ from iris_ray.actors.host.session import channels, host_session, keeper
 from iris_ray.actors.host.session.channels import PortConnection, RunningCommand
 from iris_ray.actors.host.session.host_session import MOST_CHANNELS, TOGETHER_S, HostSession
 from iris_ray.actors.host.session.surroundings import Surroundings
-from iris_ray.actors.protocol.session import CommandLine, SessionPiece, Size
+from iris_ray.actors.protocol.session import CommandLine, Piece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
@@ -61,19 +61,19 @@ def run(script: str, work: Path, size: Size | None = None, takes_input: bool = F
     return RunningCommand.start(["sh", "-c", script], environ, str(work), TOKEN, size, takes_input)
 
 
-async def all_of(channel: channels.ByteChannel) -> tuple[bytes, bytes, SessionPiece]:
+async def all_of(channel: channels.ByteChannel) -> tuple[bytes, bytes, Piece]:
     """Return stdout, stderr and the last piece."""
     out = err = b""
-    piece = SessionPiece(0)
+    piece = Piece(0)
     while not piece.over:
         piece = await channel.read(piece.number)
         out, err = out + piece.out, err + piece.err
     return out, err, piece
 
 
-async def until(channel: channels.ByteChannel, text: bytes, after: int = 0) -> SessionPiece:
+async def until(channel: channels.ByteChannel, text: bytes, after: int = 0) -> Piece:
     """Read until this text has come; return the last piece, with all that has come."""
-    found, piece = b"", SessionPiece(after)
+    found, piece = b"", Piece(after)
     while text not in found:
         piece = await channel.read(piece.number)
         assert not piece.over, found
@@ -314,7 +314,7 @@ async def test_command_has_tasks_variables_but_not_its_chips(task: psutil.Proces
     async with session_beside(task) as session:
         number = await session.start(CommandLine(("env",), term="xterm"))
         out = b""
-        piece = SessionPiece(0)
+        piece = Piece(0)
         while not piece.over:
             piece = await session.read(number, piece.number)
             out += piece.out
@@ -333,7 +333,7 @@ async def test_end_of_tasks_attempt_ends_commands(task: psutil.Process, work: Pa
         left = daemon(work)
         task.kill()
         assert await session.task_ended()
-        piece = SessionPiece(0)
+        piece = Piece(0)
         while not piece.over:
             piece = await session.read(number, piece.number)
         assert (piece.task_ended, lives(left)) == (True, False)
@@ -355,7 +355,7 @@ async def test_closed_command_is_over_without_wait_for_task(task: psutil.Process
     async with session_beside(task) as session:
         number = await session.start(CommandLine(("sleep", "60")))
         await session.close(number)
-        piece = SessionPiece(0)
+        piece = Piece(0)
         async with asyncio.timeout(TOGETHER_S / 2):
             while not piece.over:
                 piece = await session.read(number, piece.number)
