@@ -21,7 +21,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.session.host_session import start_session
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.session import CommandLine, SessionInterface, Piece, Size
+from iris_ray.actors.protocol.session import CommandLine, Piece, SessionInterface, Size
 from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.client.connection import current_user, this_connection
