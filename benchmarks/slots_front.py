@@ -192,7 +192,8 @@ class Rounds:
         """Print medians of the rounds, and the ratio of each round."""
         quiet, attacked = medians(self.quiet), medians(self.attacked)
         connections, mebibytes = medians(self.rates)
-        ratios = " ".join(f"{under[1] / rest[1]:.1f}" for rest, under in zip(self.quiet, self.attacked, strict=True))
+        pairs = zip(self.quiet, self.attacked, strict=True)
+        ratios = " ".join(f"{under[1]:.0f}/{rest[1]:.0f}={under[1] / rest[1]:.1f}" for rest, under in pairs)
         columns = f"{quiet[0]:10.1f}{quiet[1]:9.1f}{attacked[0]:15.1f}{attacked[1]:9.1f}"
         rates = f"{connections:7.0f} a second, {mebibytes:5.1f} MiB"
         print(f"{name:30}{columns}{attacked[1] / quiet[1]:9.1f} ×{self.failed:8}  {rates}  ({ratios})", flush=True)
@@ -263,6 +264,8 @@ def in_turn(names: Sequence[str], seconds: float, rounds: int) -> None:
 # -- deaths ------------------------------------------------------------------------------------------------------------
 
 TOGETHER, DEATHS = "all of them at once", "while a slot and a host die"
+SETTLE_S = 10.0
+"""Until the processes of a new host have started: they take both cores for some seconds."""
 PROGRAM = Path(__file__).resolve().parents[1] / "tests" / "support" / "served_program.py"
 FILE = f"""
 port = 0
@@ -311,15 +314,17 @@ def on_slots(seconds: float, rounds: int) -> None:
             return pids
 
         def kill() -> None:
-            first, second = ready()
+            first, _ = ready()
             os.kill(first, signal.SIGKILL)
             time.sleep(seconds / 3)
+            _, second = ready()  # else nobody is left to answer
             name = next(each for each in cluster.slice_names if second in cluster.host_pids(each, 0))
             cluster.kill_host(name, 0)
 
         def look(sent: Sent | None = None) -> None:
             for they_die in (False, True):
                 ready()
+                time.sleep(SETTLE_S)
                 dying = threading.Timer(seconds / 3, kill)
                 if they_die:
                     dying.start()

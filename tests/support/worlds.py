@@ -9,11 +9,12 @@ from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
+from iris_ray.model.notices import NoticeKind
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.scheduler.planner import running
+from iris_ray.scheduler.planner import Planner, running
 from iris_ray.state.attempt_ends import QUICK_S
 from iris_ray.state.controller_state import ControllerState, apply_all
 from iris_ray.state.events import (
@@ -21,6 +22,7 @@ from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
+    GangMovedEvent,
     GroupAssignedEvent,
     JobAssignedEvent,
     JobSubmittedEvent,
@@ -31,10 +33,14 @@ from iris_ray.state.events import (
     TimePassedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
+    WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import Instructions
 
 S = TaskState
+LONG = 1000.0
+"""So long must a gang have run for others to evict it."""
+MANY = {"max_retries_preemption": 1000, "max_retries_failure": 1000}
 
 
 def promised(job: Job) -> tuple[str, ...]:
@@ -283,3 +289,45 @@ def submit_group(world: World, *specs: JobSpec, **about: Any) -> list[Job]:
     for spec in in_group(*specs, **about):
         world.do(JobSubmittedEvent(spec, world.now))
     return [world.state.jobs[spec.job_id] for spec in specs]
+
+
+class PlannedWorld(World):
+    """A world whose plans are the Controller's, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 10_000.0
+        self.planner = Planner(self.state, look_again_s=0.5)
+
+    def turn(self, seconds: float = 0.0, times: int = 1) -> None:
+        """Let time pass and plan, so many times."""
+        for _ in range(times):
+            self.now += seconds
+            self.do(TimePassedEvent(self.now))
+            self.planner.plan(self.now, Instructions())
+
+    def run(self, job_id: str, **changes: object) -> Job:
+        """A gang on one slice that has run for so long that it may be evicted."""
+        job = self.submit(job_id, **{**MANY, **changes})
+        self.turn()
+        assert job.gang.placed, job_id
+        self.report_all(job, S.RUNNING)
+        self.now += LONG
+        self.do(TimePassedEvent(self.now))
+        return job
+
+    def leave(self, job: Job) -> None:
+        """The gang heeds its notice. Its end is still to be confirmed."""
+        self.do(GangMovedEvent(job.current_attempt(job.gang), "all its tasks have saved"))
+
+    def suspect(self, node_id: str) -> None:
+        self.do(WorkerSuspectedEvent(node_id, "no answer", self.now))
+
+
+def on(slice_name: str) -> dict[str, object]:
+    """The options of a job that can use this slice alone."""
+    return {"constraints": (Constraint(TPU_NAME, ConstraintOp.EQ, slice_name),)}
+
+
+def is_told_to_leave(job: Job) -> bool:
+    return job.gang.notice is not None and job.gang.notice.kind is NoticeKind.EVICTION

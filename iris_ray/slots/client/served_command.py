@@ -133,6 +133,8 @@ class ServedProgram:
         """
         self._url, self._process = self._start()
         threading.Thread(target=self._copy_output, name="program's output", daemon=True).start()
+        import aiohttp  # noqa: F401 — it takes 0.1 s, for which the first request would wait
+
         give_up_at = time.monotonic() + self._served.load_s
         while not self.health():
             if self._process.poll() is not None:

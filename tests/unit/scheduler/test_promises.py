@@ -4,183 +4,56 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S
+from iris_ray.model.workers import UNCONFIRMED_S
 from iris_ray.scheduler.pending_reason import PendingKind
-from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
-    GangMovedEvent,
     JobCancelledEvent,
     JobYieldsEvent,
     LimitsSetEvent,
-    TimePassedEvent,
     WorkerDrainedEvent,
-    WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices, asked_to_leave, hosts_of, promised
+from tests.support.worlds import (
+    MANY,
+    PlannedWorld,
+    add_slices,
+    asked_to_leave,
+    hosts_of,
+    is_told_to_leave,
+    on,
+    promised,
+)
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
-LONG = 1000.0
-MANY = {"max_retries_preemption": 1000, "max_retries_failure": 1000}
-
-
-class Played(World):
-    """A world whose plans are the Controller's, one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 10_000.0
-        self.planner = Planner(self.state, look_again_s=0.5)
-
-    def turn(self, seconds: float = 0.0, times: int = 1) -> None:
-        """Let time pass and plan, so many times."""
-        for _ in range(times):
-            self.now += seconds
-            self.do(TimePassedEvent(self.now))
-            self.planner.plan(self.now, Instructions())
-
-    def run(self, job_id: str, **changes: object) -> Job:
-        """A gang on one slice that has run for so long that it may be evicted."""
-        job = self.submit(job_id, **{**MANY, **changes})
-        self.turn()
-        assert job.gang.placed, job_id
-        self.report_all(job, S.RUNNING)
-        self.now += LONG
-        self.do(TimePassedEvent(self.now))
-        return job
-
-    def leave(self, job: Job) -> None:
-        """The gang heeds its notice. Its end is still to be confirmed."""
-        self.do(GangMovedEvent(job.current_attempt(job.gang), "all its tasks have saved"))
-
-    def suspect(self, node_id: str) -> None:
-        self.do(WorkerSuspectedEvent(node_id, "no answer", self.now))
 
 
 @pytest.fixture
-def world() -> Iterator[Played]:
+def world() -> Iterator[PlannedWorld]:
     """Two slices."""
-    world = Played()
+    world = PlannedWorld()
     add_slices(world, "a", "b")
     yield world
     world.check()
-
-
-def on(slice_name: str) -> dict[str, object]:
-    """The options of a job that can use this slice alone."""
-    return {"constraints": (Constraint(TPU_NAME, ConstraintOp.EQ, slice_name),)}
-
-
-def is_told_to_leave(job: Job) -> bool:
-    return job.gang.notice is not None and job.gang.notice.kind is NoticeKind.EVICTION
 
 
 def has_left(job: Job) -> bool:
     return job.evictions > 0
 
 
-# -- limits ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
-def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: Played, limits: dict[str, int]) -> None:
-    """The victim's end is not confirmed yet. Its job would start again, with nothing gained."""
-    busy = world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
-    victim = world.run("batch", priority=BATCH, **on("a"))
-    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(**limits)))
-    takes = world.submit("takes", user="ann", priority=PRODUCTION, **on("a"))
-    other = world.submit("other", user="ann", priority=PRODUCTION, **on("b"))
-    world.turn()
-    assert is_told_to_leave(victim)
-    world.turn(GRACE_S)
-    assert victim.gang.pending
-    world.finish(busy)
-    world.turn()
-    assert not other.gang.placed
-    assert "waiting for the limit of ann" in str(world.planner.pending_reasons["other"])
-    world.confirm(victim, 1)
-    world.turn()
-    assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
-
-
-def test_nobody_leaves_while_a_slice_is_kept_for_a_job_past_its_limit(world: Played) -> None:
-    """The job lost its promise later in the same plan."""
-    add_slices(world, "c")
-    world.run("batch", user="bob", priority=BATCH, **on("b"))
-    world.run("first", user="ann", **on("c"))
-    over = world.run("over", user="bob", **on("a"))
-    world.submit("starving", user="ann", **on("a"))
-    world.turn(LATE)
-    world.report_all(over, S.SUCCEEDED)
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    world.submit("takes", user="cy", priority=INTERACTIVE)
-    assert not asked_to_leave(world.plan())
-
-
-def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(world: Played) -> None:
-    """A slice comes that nobody expected. With the tasks there, the job has all that its user may have."""
-    for name in "ab":
-        world.run(f"batch-{name}", priority=BATCH, **on(name))
-    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=12)))
-    tasks = world.submit_tasks("tasks", 6, user="ann", priority=PRODUCTION)
-    world.turn()
-    assert len(promised(tasks)) == 3
-    add_slices(world, "c")
-    world.turn()
-    assert hosts_of(tasks) == ("c-0", "c-1")
-    assert len(promised(tasks)) == 1
-    world.turn(1.0)
-    assert len(promised(tasks)) == 1
-
-
-def test_nobody_leaves_for_tasks_that_a_lower_limit_keeps_from_running(world: Played) -> None:
-    """What the first victim has left is enough for all tasks that may run."""
-    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
-    tasks = world.submit_tasks("tasks", 4, user="ann", priority=PRODUCTION)
-    world.turn()
-    assert len(promised(tasks)) == 4
-    world.leave(second)
-    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
-    world.turn()
-    assert promised(tasks) == ("b-0", "b-1")
-    assert not is_told_to_leave(first)
-
-
-def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: Played) -> None:
-    """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
-    world.run("batch", priority=BATCH, **on("a"))
-    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    add_slices(world, "c")
-    world.submit("large", user="ann", priority=INTERACTIVE, **on("b"))
-    tasks = world.start_tasks("tasks", 2, user="ann", priority=INTERACTIVE)
-    world.turn(5.0)  # sooner than the bound
-    world.lose("c-0")
-    world.turn()
-    assert promised(tasks) == ("a-0",)
-    world.report(tasks, S.WORKER_FAILED, 1)
-    world.confirm(tasks, index=1)
-    world.turn(BACKFILL_BOUND_S)
-    assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
-    assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
-
-
 # -- ends that are never confirmed -------------------------------------------------------------------------------------
 
 
-def hang(world: Played, slice_name: str, unconfirmed_s: float) -> Job:
+def hang(world: PlannedWorld, slice_name: str, unconfirmed_s: float) -> Job:
     """A gang has ended on a slice, and of its processes nothing is heard any more."""
     job = world.run(f"ended-on-{slice_name}", user="hung", priority=PRODUCTION, **on(slice_name))
     world.report_all(job, S.SUCCEEDED)
@@ -188,7 +61,7 @@ def hang(world: Played, slice_name: str, unconfirmed_s: float) -> Job:
     return job
 
 
-def test_job_evicts_once_an_end_stays_unconfirmed(world: Played) -> None:
+def test_job_evicts_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
     victim = world.run("batch", priority=BATCH, **on("b"))
     hang(world, "a", unconfirmed_s=0.0)
     prod = world.submit("prod", priority=PRODUCTION)
@@ -202,7 +75,7 @@ def test_job_evicts_once_an_end_stays_unconfirmed(world: Played) -> None:
     assert prod.gang.groups == ("b",)
 
 
-def test_yielding_job_leaves_once_an_end_stays_unconfirmed(world: Played) -> None:
+def test_yielding_job_leaves_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
     idle = world.run("idle", **on("b"))
     world.do(JobYieldsEvent("idle", True))
     hang(world, "a", unconfirmed_s=0.0)
@@ -217,7 +90,7 @@ def test_yielding_job_leaves_once_an_end_stays_unconfirmed(world: Played) -> Non
     assert waits.gang.groups == ("b",)
 
 
-def test_slice_whose_end_stays_unconfirmed_justifies_no_eviction(world: Played) -> None:
+def test_slice_whose_end_stays_unconfirmed_justifies_no_eviction(world: PlannedWorld) -> None:
     """The job needs it, too. It would get one of its two slices."""
     victim = world.run("batch", priority=BATCH, **on("b"))
     hang(world, "a", unconfirmed_s=UNCONFIRMED_S + 1)
@@ -227,7 +100,7 @@ def test_slice_whose_end_stays_unconfirmed_justifies_no_eviction(world: Played) 
     assert victim.gang.placed
 
 
-def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: Played) -> None:
+def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
     victim = world.run("batch", priority=BATCH, **on("b"))
     ended = hang(world, "a", unconfirmed_s=5.0)
     pair = world.submit("pair", priority=PRODUCTION, slices=(2,))
@@ -244,7 +117,7 @@ def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: Played) -> 
     assert pair.gang.placed
 
 
-def test_nobody_leaves_for_a_promise_that_waits_for_others_now(world: Played) -> None:
+def test_nobody_leaves_for_a_promise_that_waits_for_others_now(world: PlannedWorld) -> None:
     """Past the bound, a promise of slices in use takes the place of one that was called off, on some of its hosts."""
     add_slices(world, "c")
     over, idle = (world.run(name, **on(where)) for name, where in (("over", "a"), ("idle", "b")))
@@ -260,7 +133,7 @@ def test_nobody_leaves_for_a_promise_that_waits_for_others_now(world: Played) ->
     assert (is_told_to_leave(idle), promised(waits)) == (False, ("b-0", "b-1", "c-0", "c-1"))
 
 
-def test_starving_job_gets_the_next_slice_that_is_free(world: Played) -> None:
+def test_starving_job_gets_the_next_slice_that_is_free(world: PlannedWorld) -> None:
     """Later users have nothing, and come first by their share."""
     add_slices(world, "c")
     world.run("mine", user="me", **on("c"))
@@ -279,7 +152,7 @@ def test_starving_job_gets_the_next_slice_that_is_free(world: Played) -> None:
 # -- suspicions --------------------------------------------------------------------------------------------------------
 
 
-def test_kept_room_outlives_the_suspicion_of_a_host(world: Played) -> None:
+def test_kept_room_outlives_the_suspicion_of_a_host(world: PlannedWorld) -> None:
     busy = world.run("busy", user="bob", **on("b"))
     large = world.submit("large", user="me", slices=(2,))
     world.turn(LATE)
@@ -295,7 +168,7 @@ def test_kept_room_outlives_the_suspicion_of_a_host(world: Played) -> None:
 
 
 @pytest.mark.parametrize("suspected", ["b-0", "a-0"])
-def test_evictions_outlive_the_suspicion_of_a_host(world: Played, suspected: str) -> None:
+def test_evictions_outlive_the_suspicion_of_a_host(world: PlannedWorld, suspected: str) -> None:
     """One of two victims has heeded its notice. Its job would start again, with nothing gained."""
     quick, slow = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
     pair = world.submit("pair", priority=PRODUCTION, slices=(2,))
@@ -318,7 +191,7 @@ def test_evictions_outlive_the_suspicion_of_a_host(world: Played, suspected: str
 # -- gangs that return -------------------------------------------------------------------------------------------------
 
 
-def test_returning_gang_takes_no_slice_that_others_evict_for(world: Played) -> None:
+def test_returning_gang_takes_no_slice_that_others_evict_for(world: PlannedWorld) -> None:
     """Else the victim had left in vain, and its slice stayed idle for as long as the gang runs."""
     loops = world.run("loops", priority=PRODUCTION, user="bob", **on("a"))
     victim = world.run("batch", priority=BATCH, **on("b"))
@@ -346,7 +219,7 @@ def test_returning_gang_takes_no_slice_that_others_evict_for(world: Played) -> N
 # -- spares and jobs that yield ----------------------------------------------------------------------------------------
 
 
-def test_slice_of_a_spare_goes_where_it_was_given(world: Played) -> None:
+def test_slice_of_a_spare_goes_where_it_was_given(world: PlannedWorld) -> None:
     """A larger job has waited for longer. With that slice alone it could not run either."""
     add_slices(world, "c")
     world.run("gang", spares=1)
@@ -360,7 +233,7 @@ def test_slice_of_a_spare_goes_where_it_was_given(world: Played) -> None:
     assert small.gang.groups == ("c",)
 
 
-def test_yielding_gang_gets_no_replacement_for_which_it_would_leave(world: Played) -> None:
+def test_yielding_gang_gets_no_replacement_for_which_it_would_leave(world: PlannedWorld) -> None:
     gang = world.run("gang", slices=(2,))
     world.do(JobYieldsEvent("gang", True))
     world.do(WorkerDrainedEvent("b-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
@@ -371,7 +244,7 @@ def test_yielding_gang_gets_no_replacement_for_which_it_would_leave(world: Playe
     assert "gang/replacement-1" in world.state.jobs
 
 
-def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> None:
+def test_yielding_jobs_leave_once_though_their_ends_take_long(world: PlannedWorld) -> None:
     """One took its slice again while the end of the other was confirmed, and then the other way round."""
     idle = [world.run(f"idle-{name}", user="slots", may_evict=False, **on(name)) for name in "ab"]
     for job in idle:
@@ -393,7 +266,7 @@ def test_yielding_jobs_leave_once_though_their_ends_take_long(world: Played) -> 
     assert [job.evictions for job in idle] == [1, 1]
 
 
-def test_promise_to_a_replacement_ends_with_the_replacement(world: Played) -> None:
+def test_promise_to_a_replacement_ends_with_the_replacement(world: PlannedWorld) -> None:
     """Its gang has left the slice that is about to go, so nothing is to be replaced any more."""
     idle = world.run("idle", user="slots", **on("a"))
     world.do(JobYieldsEvent("idle", True))
@@ -413,7 +286,7 @@ def test_promise_to_a_replacement_ends_with_the_replacement(world: Played) -> No
 # -- what `why` says ---------------------------------------------------------------------------------------------------
 
 
-def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) -> None:
+def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: PlannedWorld) -> None:
     world.run("batch", priority=BATCH, **on("a"))
     over = world.run("over", **on("b"))
     world.report_all(over, S.SUCCEEDED)
@@ -430,7 +303,7 @@ def test_waiting_job_says_what_it_gets_and_what_that_waits_for(world: Played) ->
     assert gets in world.planner.pending_reasons["prod"].summary
 
 
-def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCaptureFixture) -> None:
+def test_promise_that_is_called_off_says_why(world: PlannedWorld, caplog: pytest.LogCaptureFixture) -> None:
     world.run("batch", priority=BATCH, **on("a"))
     over = world.run("over", **on("b"))
     world.report_all(over, S.SUCCEEDED)
@@ -441,7 +314,7 @@ def test_promise_that_is_called_off_says_why(world: Played, caplog: pytest.LogCa
 
 
 def test_promise_past_a_limit_is_called_off_and_names_the_limit(
-    world: Played, caplog: pytest.LogCaptureFixture
+    world: PlannedWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.run("busy", user="bob", **on("a"))
     starving = world.submit("starving", user="ann", **on("a"))
@@ -454,7 +327,7 @@ def test_promise_past_a_limit_is_called_off_and_names_the_limit(
     assert f"what was promised to starving is called off: {why}" in caplog.text
 
 
-def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> None:
+def test_slice_that_a_victim_frees_besides_counts_until_free(world: PlannedWorld) -> None:
     """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
     add_slices(world, "c")
     pair = world.run("pair", priority=BATCH, slices=(2,))
@@ -473,7 +346,7 @@ def test_slice_that_a_victim_frees_besides_counts_until_free(world: Played) -> N
     assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
 
 
-def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: Played) -> None:
+def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: PlannedWorld) -> None:
     """Else what another victim had left already was called off, and its end was in vain."""
     add_slices(world, "c")
     pair = world.run("pair", priority=BATCH, slices=(2,))
@@ -494,7 +367,7 @@ def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: Played) -> No
     assert (second.gang.placed, pair.gang.placed) == (True, False)
 
 
-def test_victims_of_a_lower_band_count_as_little_as_those_that_stay(world: Played) -> None:
+def test_victims_of_a_lower_band_count_as_little_as_those_that_stay(world: PlannedWorld) -> None:
     """The job took them for about to be free, and asked for nothing: it got what was left once the others had run."""
     add_slices(world, "c")
     for name in "abc":
@@ -506,7 +379,7 @@ def test_victims_of_a_lower_band_count_as_little_as_those_that_stay(world: Playe
     assert promised(high)
 
 
-def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world: Played) -> None:
+def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world: PlannedWorld) -> None:
     """Else one of them stayed when the promise ended, and the other got its notice for nothing."""
     first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
     middle = world.submit("middle", priority=INTERACTIVE, user="ann", **on("b"))
@@ -523,7 +396,7 @@ def test_victims_of_a_promise_leave_for_the_higher_band_that_takes_it_over(world
     assert (high.gang.placed, middle.gang.placed) == (True, False)
 
 
-def test_victims_of_a_job_are_asked_again_if_its_free_slice_goes_to_a_higher_band(world: Played) -> None:
+def test_victims_of_a_job_are_asked_again_if_its_free_slice_goes_to_a_higher_band(world: PlannedWorld) -> None:
     """Its promise ends as a whole. The next one counted on a victim that was told to go on."""
     first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
     add_slices(world, "c")
@@ -535,88 +408,7 @@ def test_victims_of_a_job_are_asked_again_if_its_free_slice_goes_to_a_higher_ban
     assert promise.leave == (first.current_attempt(first.gang), second.current_attempt(second.gang))
 
 
-def test_promise_within_a_limit_lasts_until_the_yielding_job_of_its_user_has_left(world: Played) -> None:
-    """Its chips count still, and those of its hosts do when it has ended before its time."""
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    idle = world.run("idle", user="ann", **on("a"))
-    world.run("busy", user="bob", **on("b"))
-    world.do(JobYieldsEvent("idle", True))
-    waits = world.submit("waits", user="ann")
-    world.turn()
-    for _ in range(10):
-        assert is_told_to_leave(idle)
-        world.turn(1.0)
-    world.report(idle, S.FAILED)
-    world.turn(1.0)
-    world.confirm(idle, 1)
-    world.turn()
-    assert (waits.gang.placed, idle.gang.placed) == (True, False)
-
-
-def test_promise_within_a_limit_lasts_while_a_yielding_job_of_its_user_leaves_to_another_job(world: Played) -> None:
-    """Else the first job would be over the limit until then: it lost its hosts, and who had left them left in vain."""
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16)))
-    add_slices(world, "c")
-    idle = world.run("idle", user="ann", **on("a"))
-    batch = world.run("batch", user="bob", priority=BATCH, **on("b"))
-    world.do(JobYieldsEvent("idle", True))
-    first = world.submit("first", user="ann", **on("b"))
-    world.turn()
-    world.leave(batch)
-    second = world.submit("second", user="ann", **on("a"))
-    world.turn(1.0, times=10)
-    assert (promised(first), promised(second), is_told_to_leave(idle)) == (("b-0", "b-1"), ("a-0", "a-1"), True)
-    world.confirm(batch, 1)
-    world.leave(idle)
-    world.turn(1.0, times=10)  # its end is not confirmed yet
-    assert (promised(first), promised(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
-    world.confirm(idle, 1)
-    world.turn()
-    assert (hosts_of(first), hosts_of(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
-
-
-def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: Played) -> None:
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=2)))
-    job = world.run("job", user="ann")
-    add_slices(world, "c")
-    for number in range(2):
-        world.run(f"idle-{number}", user="slots", may_evict=False)
-        world.do(JobYieldsEvent(f"idle-{number}", True))
-    world.do(WorkerDrainedEvent(f"{job.gang.groups[0]}-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
-    waits = world.submit("waits", user="ann")
-    world.turn()
-    assert promised(world.state.jobs["job/replacement-1"])
-    assert promised(waits)
-
-
-def test_promise_within_a_limit_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(world: Played) -> None:
-    idle = world.run("idle", user="ann", slices=(2,))
-    world.do(JobYieldsEvent("idle", True))
-    add_slices(world, "c")
-    world.run("busy", user="bob", **on("c"))
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    waits = world.submit("waits", user="ann", **on("b"))
-    world.turn()
-    world.leave(idle)
-    world.turn(1.0)
-    assert promised(waits) == ("b-0", "b-1")
-    world.confirm(idle, 1)
-    world.turn()
-    assert hosts_of(waits) == ("b-0", "b-1")
-
-
-def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_running(world: Played) -> None:
-    victim = world.run("batch", priority=BATCH, **on("b"))
-    job = world.submit("job", priority=PRODUCTION, user="ann", slices=(2,), **MANY)
-    world.turn()
-    assert is_told_to_leave(victim)
-    job.gang.returning_until = world.now + LONG
-    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
-    world.turn()
-    assert (promised(job), is_told_to_leave(victim)) == ((), False)
-
-
-def test_pause_leaves_what_others_give_up_for_the_gang(world: Played) -> None:
+def test_pause_leaves_what_others_give_up_for_the_gang(world: PlannedWorld) -> None:
     """A clock that jumps back has an earlier pause of the gang go on."""
     world.run("busy", priority=PRODUCTION, **on("a"))
     victim = world.run("batch", priority=BATCH, **on("b"))

@@ -1,0 +1,205 @@
+"""What a waiting job is promised counts towards the limits of its user, and lasts within them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
+from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import GRACE_S
+from iris_ray.state.events import JobYieldsEvent, LimitsSetEvent, WorkerDrainedEvent
+from tests.support.worlds import (
+    LONG,
+    MANY,
+    PlannedWorld,
+    add_slices,
+    asked_to_leave,
+    hosts_of,
+    is_told_to_leave,
+    on,
+    promised,
+)
+
+S = TaskState
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+LATE = BACKFILL_BOUND_S + 1
+
+
+@pytest.fixture
+def world() -> Iterator[PlannedWorld]:
+    """Two slices."""
+    world = PlannedWorld()
+    add_slices(world, "a", "b")
+    yield world
+    world.check()
+
+
+@pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
+def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: PlannedWorld, limits: dict[str, int]) -> None:
+    """The victim's end is not confirmed yet. Its job would start again, with nothing gained."""
+    busy = world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    victim = world.run("batch", priority=BATCH, **on("a"))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(**limits)))
+    takes = world.submit("takes", user="ann", priority=PRODUCTION, **on("a"))
+    other = world.submit("other", user="ann", priority=PRODUCTION, **on("b"))
+    world.turn()
+    assert is_told_to_leave(victim)
+    world.turn(GRACE_S)
+    assert victim.gang.pending
+    world.finish(busy)
+    world.turn()
+    assert not other.gang.placed
+    assert "waiting for the limit of ann" in str(world.planner.pending_reasons["other"])
+    world.confirm(victim, 1)
+    world.turn()
+    assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
+
+
+def test_nobody_leaves_while_a_slice_is_kept_for_a_job_past_its_limit(world: PlannedWorld) -> None:
+    """The job lost its promise later in the same plan."""
+    add_slices(world, "c")
+    world.run("batch", user="bob", priority=BATCH, **on("b"))
+    world.run("first", user="ann", **on("c"))
+    over = world.run("over", user="bob", **on("a"))
+    world.submit("starving", user="ann", **on("a"))
+    world.turn(LATE)
+    world.report_all(over, S.SUCCEEDED)
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    world.submit("takes", user="cy", priority=INTERACTIVE)
+    assert not asked_to_leave(world.plan())
+
+
+def test_nobody_leaves_for_tasks_that_others_of_their_job_keep_from_running(world: PlannedWorld) -> None:
+    """A slice comes that nobody expected. With the tasks there, the job has all that its user may have."""
+    for name in "ab":
+        world.run(f"batch-{name}", priority=BATCH, **on(name))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=12)))
+    tasks = world.submit_tasks("tasks", 6, user="ann", priority=PRODUCTION)
+    world.turn()
+    assert len(promised(tasks)) == 3
+    add_slices(world, "c")
+    world.turn()
+    assert hosts_of(tasks) == ("c-0", "c-1")
+    assert len(promised(tasks)) == 1
+    world.turn(1.0)
+    assert len(promised(tasks)) == 1
+
+
+def test_nobody_leaves_for_tasks_that_a_lower_limit_keeps_from_running(world: PlannedWorld) -> None:
+    """What the first victim has left is enough for all tasks that may run."""
+    first, second = (world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab")
+    tasks = world.submit_tasks("tasks", 4, user="ann", priority=PRODUCTION)
+    world.turn()
+    assert len(promised(tasks)) == 4
+    world.leave(second)
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.turn()
+    assert promised(tasks) == ("b-0", "b-1")
+    assert not is_told_to_leave(first)
+
+
+def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: PlannedWorld) -> None:
+    """What is left of the limit was kept for an older job, as if the task had used up what is reserved for it."""
+    world.run("batch", priority=BATCH, **on("a"))
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    add_slices(world, "c")
+    world.submit("large", user="ann", priority=INTERACTIVE, **on("b"))
+    tasks = world.start_tasks("tasks", 2, user="ann", priority=INTERACTIVE)
+    world.turn(5.0)  # sooner than the bound
+    world.lose("c-0")
+    world.turn()
+    assert promised(tasks) == ("a-0",)
+    world.report(tasks, S.WORKER_FAILED, 1)
+    world.confirm(tasks, index=1)
+    world.turn(BACKFILL_BOUND_S)
+    assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
+    assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
+
+
+def test_promise_lasts_until_the_yielding_job_of_its_user_has_left(world: PlannedWorld) -> None:
+    """Its chips count still, and those of its hosts do when it has ended before its time."""
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    idle = world.run("idle", user="ann", **on("a"))
+    world.run("busy", user="bob", **on("b"))
+    world.do(JobYieldsEvent("idle", True))
+    waits = world.submit("waits", user="ann")
+    world.turn()
+    for _ in range(10):
+        assert is_told_to_leave(idle)
+        world.turn(1.0)
+    world.report(idle, S.FAILED)
+    world.turn(1.0)
+    world.confirm(idle, 1)
+    world.turn()
+    assert (waits.gang.placed, idle.gang.placed) == (True, False)
+
+
+def test_promise_lasts_while_a_yielding_job_of_its_user_leaves_to_another_job(
+    world: PlannedWorld,
+) -> None:
+    """Else the first job would be over the limit until then: it lost its hosts, and who had left them left in vain."""
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16)))
+    add_slices(world, "c")
+    idle = world.run("idle", user="ann", **on("a"))
+    batch = world.run("batch", user="bob", priority=BATCH, **on("b"))
+    world.do(JobYieldsEvent("idle", True))
+    first = world.submit("first", user="ann", **on("b"))
+    world.turn()
+    world.leave(batch)
+    second = world.submit("second", user="ann", **on("a"))
+    world.turn(1.0, times=10)
+    assert (promised(first), promised(second), is_told_to_leave(idle)) == (("b-0", "b-1"), ("a-0", "a-1"), True)
+    world.confirm(batch, 1)
+    world.leave(idle)
+    world.turn(1.0, times=10)  # its end is not confirmed yet
+    assert (promised(first), promised(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
+    world.confirm(idle, 1)
+    world.turn()
+    assert (hosts_of(first), hosts_of(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
+
+
+def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: PlannedWorld) -> None:
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=2)))
+    job = world.run("job", user="ann")
+    add_slices(world, "c")
+    for number in range(2):
+        world.run(f"idle-{number}", user="slots", may_evict=False)
+        world.do(JobYieldsEvent(f"idle-{number}", True))
+    world.do(WorkerDrainedEvent(f"{job.gang.groups[0]}-0", "notice", NoticeKind.PREEMPTION, world.now + 60.0))
+    waits = world.submit("waits", user="ann")
+    world.turn()
+    assert promised(world.state.jobs["job/replacement-1"])
+    assert promised(waits)
+
+
+def test_promise_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(
+    world: PlannedWorld,
+) -> None:
+    idle = world.run("idle", user="ann", slices=(2,))
+    world.do(JobYieldsEvent("idle", True))
+    add_slices(world, "c")
+    world.run("busy", user="bob", **on("c"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
+    waits = world.submit("waits", user="ann", **on("b"))
+    world.turn()
+    world.leave(idle)
+    world.turn(1.0)
+    assert promised(waits) == ("b-0", "b-1")
+    world.confirm(idle, 1)
+    world.turn()
+    assert hosts_of(waits) == ("b-0", "b-1")
+
+
+def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_running(world: PlannedWorld) -> None:
+    victim = world.run("batch", priority=BATCH, **on("b"))
+    job = world.submit("job", priority=PRODUCTION, user="ann", slices=(2,), **MANY)
+    world.turn()
+    assert is_told_to_leave(victim)
+    job.gang.returning_until = world.now + LONG
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.turn()
+    assert (promised(job), is_told_to_leave(victim)) == ((), False)
