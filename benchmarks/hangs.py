@@ -25,7 +25,7 @@ from pathlib import Path
 
 from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.host.task_watch import TaskProgress
-from iris_ray.actors.pool.stall_blame import Finding, find_culprit
+from iris_ray.actors.pool.stall_blame import StallFinding, find_culprit
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.outcomes import TaskKey
 
@@ -155,7 +155,7 @@ class Gang:
         (self.directory / f"{index}.fault").unlink(missing_ok=True)
         os.kill(self.processes[index].pid, signal.SIGCONT)
 
-    def compare(self) -> Finding:
+    def compare(self) -> StallFinding:
         steps = self.steps()
         with ThreadPoolExecutor(len(self.processes)) as hosts:
             found = hosts.map(look_at, [process.pid for process in self.processes])

@@ -20,22 +20,22 @@ HEADERS_S: Final = 20.0
 BODY_S: Final = 30.0
 """How long a request's body may take to arrive."""
 LINGER_S: Final = 1.0
-"""How long the rest of what is refused is read, so that its sender sees the answer."""
+"""How long the server reads the rest of a refused request, so that its sender sees the answer."""
 MOST_LINGERING: Final = 64
-"""For so many connections at once that are refused."""
+"""The limit for refused connections that are read at the same time."""
 LARGE_ANSWER: Final = 2**16
-"""Bytes of an answer that is mostly on its way at once."""
+"""The size of an answer in bytes up to which the kernel takes it at once."""
 LEAST_RATE: Final = 2**16
 """How many bytes a second the reader of a larger answer has to read."""
 MOST_CONNECTIONS: Final = 1024
-"""Or half of the descriptors that this process may have, if that is less."""
+"""The limit for connections; half of the descriptors that this process may have, if that is less."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
 SMALL_BODY: Final = 2**16
-"""Bytes of a body that is taken even if others hold as many as they may together."""
+"""The size of a body in bytes up to which it is taken even if all bodies together have reached their limit."""
 logger = logging.getLogger(__name__)
 logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
-"""Gets aiohttp's lines, but not those about callers who speak no HTTP: each would be ten lines that a caller writes."""
+"""Gets aiohttp's lines, without those about broken HTTP: callers could fill the log with them."""
 
 FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
@@ -57,7 +57,7 @@ class LimitedServer:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
         cancels: whether a caller who goes away cancels its request.
-        refusal: makes the answer to what no middleware sees, such as broken headers, of its status and words.
+        refusal: makes the answer to a request that no middleware sees, such as broken headers, from a status and words.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LimitedServer:
         return found
 
     def stop_listening(self) -> None:
-        """Take no more connections. Requests go on."""
+        """Stop accepting connections. Running requests go on."""
         if self._listening is not None:
             self._listening.close()
 
@@ -194,7 +194,7 @@ class LimitedServer:
 
 
 class _Connection(RequestHandler):
-    """A connection that answers what no middleware sees as the application would.
+    """A connection that answers requests which no middleware sees in the style of the application.
 
     Args:
         server: that of the application.
@@ -235,7 +235,7 @@ class _Connection(RequestHandler):
 class _Refusal(asyncio.Protocol):
     """A connection for which there is no room.
 
-    What comes is read for a moment, since a caller who still sends would else see a broken connection and no answer.
+    The server reads it for a moment, since a caller who still sends would else see a broken connection and no answer.
 
     Args:
         lingering: the connections that are refused at the moment.

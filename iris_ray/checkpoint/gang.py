@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Gang:
+class JaxGang:
     """This process among those that keep a state together.
 
     Attributes:
@@ -109,7 +109,7 @@ class Talk:
         return [text for _, text in sorted(self._client.key_value_dir_get(path))]
 
 
-def this_gang(name: str, directory: Path | None) -> Gang:
+def this_gang(name: str, directory: Path | None) -> JaxGang:
     """Return this process's gang, or this process alone. Call it once JAX's processes have joined.
 
     Args:
@@ -139,10 +139,10 @@ def this_gang(name: str, directory: Path | None) -> Gang:
         return str(max((part.attempt for part in found if part is not None), default=0) + 1)
 
     attempt = int(talk.decide("attempt", next_attempt))
-    return Gang(index, count, attempt, [own], [0] * count, own, folder, [0] * count, False, talk)
+    return JaxGang(index, count, attempt, [own], [0] * count, own, folder, [0] * count, False, talk)
 
 
-def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> Gang:
+def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> JaxGang:
     a_slice = me.num_tasks // me.num_slices
     if count == me.num_tasks:
         tasks, folder = range(count), name
@@ -173,7 +173,7 @@ def _on_hosts(me: JobInfo, name: str, index: int, count: int, talk: Talk) -> Gan
     slices = [task // a_slice for task in tasks]
     sliced = len(set(slices)) > 1
     domains = slices if sliced else host_of
-    return Gang(index, count, me.attempt, hosts, host_of, own, f"memory/{folder}", domains, sliced, talk)
+    return JaxGang(index, count, me.attempt, hosts, host_of, own, f"memory/{folder}", domains, sliced, talk)
 
 
 def _peers(me: JobInfo) -> Sequence[Files]:

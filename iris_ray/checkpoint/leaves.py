@@ -11,7 +11,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from iris_ray.checkpoint.boxes import Box, box_of, shape_of, whole
 from iris_ray.checkpoint.parts import Leaf
-from iris_ray.checkpoint.shares import Held
+from iris_ray.checkpoint.shares import HeldArray
 from iris_ray.checkpoint.store import Bytes
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import shown
@@ -32,7 +32,7 @@ class StateLeaf:
     """
 
     leaf: Leaf
-    held: Held | None
+    held: HeldArray | None
     wanted: Sequence[Box]
     shards: Callable[[], Mapping[Box, Any]]
     build: Callable[[Any, Mapping[Box, Bytes]], Any]
@@ -117,7 +117,7 @@ def _jax_array(name: str, leaf: Any, processes: int) -> StateLeaf:
         return {box_of(shard.index, shape): shard.data for shard in leaf.addressable_shards}
 
     wanted = tuple(dict.fromkeys(box for _, box in here))
-    return StateLeaf(about, Held(dtype.itemsize, holders), wanted, shards, build, lasting=True)
+    return StateLeaf(about, HeldArray(dtype.itemsize, holders), wanted, shards, build, lasting=True)
 
 
 def _keys(name: str, leaf: Any, processes: int) -> StateLeaf:
@@ -146,8 +146,8 @@ def _of_keys_to_come(keys: Any) -> tuple[Any, Any]:
     return impls[0], jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=keys.sharding)  # type: ignore[no-untyped-call]
 
 
-def _everywhere(box: Box, dtype: np.dtype[Any], processes: int) -> Held:
-    return Held(dtype.itemsize, {box: tuple(range(processes))})
+def _everywhere(box: Box, dtype: np.dtype[Any], processes: int) -> HeldArray:
+    return HeldArray(dtype.itemsize, {box: tuple(range(processes))})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from iris_ray.checkpoint.gang import Gang, this_gang
+from iris_ray.checkpoint.gang import JaxGang, this_gang
 from iris_ray.checkpoint.leaves import state_leaves
 from iris_ray.checkpoint.steps import GangSteps
 from iris_ray.model.checks import is_int, is_whole, require
@@ -71,7 +71,7 @@ class MemoryCheckpointer:
         self._name = name
         self._limit = limit
         self._directory = None if directory is None else Path(directory).absolute()
-        self._known: tuple[Gang, GangSteps] | None = None
+        self._known: tuple[JaxGang, GangSteps] | None = None
         self._untold_s = 0.0
         """How long the latest save held the program up. The thread of the next one tells it, since files take ms."""
 
@@ -165,7 +165,7 @@ class MemoryCheckpointer:
         if error is None:
             self.wait()
 
-    def _here(self) -> tuple[Gang, GangSteps]:
+    def _here(self) -> tuple[JaxGang, GangSteps]:
         """Return the gang and its steps, which are known once JAX's processes have joined."""
         if self._known is None:
             gang = this_gang(self._name, self._directory)

@@ -38,7 +38,7 @@ class HostFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundStep:
     """A step that is whole.
 
     Attributes:
@@ -57,13 +57,13 @@ class Found:
         return json.dumps([self.attempt, self.step, Part(self.leaves, ()).to_bytes().hex(), parts])
 
     @staticmethod
-    def from_text(text: str) -> "Found":
+    def from_text(text: str) -> "FoundStep":
         attempt, step, leaves, parts = json.loads(text)
         named = tuple((host, name, size) for host, record, size in parts if (name := PartName.of(record)) is not None)
-        return Found(attempt, step, Part.from_bytes(bytes.fromhex(leaves)).leaves, named)
+        return FoundStep(attempt, step, Part.from_bytes(bytes.fromhex(leaves)).leaves, named)
 
 
-def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], pool: Executor) -> Found | None:
+def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], pool: Executor) -> FoundStep | None:
     """Return the newest step that is whole on the hosts; None if none is.
 
     Args:
@@ -98,14 +98,14 @@ def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], 
         if is_whole([part for _, part in known]):
             first = min(known, key=lambda each: each[0][1].task)[1]
             parts = tuple((host, name, files[host][name.record]) for (host, name), _ in known)
-            return Found(attempt, step, first.leaves, parts)
+            return FoundStep(attempt, step, first.leaves, parts)
         logger.info("step %d of attempt %d is not whole on the hosts of this gang", step, attempt)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A box of a wanted box, and the shard that has it."""
+    """A piece of a wanted box, and the shard that has this piece."""
 
     box: Box
     host: int
@@ -120,7 +120,7 @@ Arrays = dict[Box, np.ndarray[Any, np.dtype[np.uint8]]]
 
 
 def read_boxes(
-    found: Found, hosts: Sequence[Files], near: Sequence[int], folder: str, wanted: Wanted, pool: Executor
+    found: FoundStep, hosts: Sequence[Files], near: Sequence[int], folder: str, wanted: Wanted, pool: Executor
 ) -> Iterator[tuple[int, Arrays]]:
     """Yield the bytes of all wanted boxes, leaf by leaf.
 
@@ -143,9 +143,9 @@ def read_boxes(
 
 
 def _plan(
-    found: Found, hosts: Sequence[Files], near: Sequence[int], folder: str, wanted: Wanted, pool: Executor
+    found: FoundStep, hosts: Sequence[Files], near: Sequence[int], folder: str, wanted: Wanted, pool: Executor
 ) -> dict[tuple[int, Box], list[_Piece]]:
-    """Return for each wanted box where its pieces are."""
+    """Return the pieces of each wanted box."""
 
     def read(where: tuple[int, PartName, int]) -> Part:
         host, name, size = where

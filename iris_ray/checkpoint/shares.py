@@ -24,14 +24,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldArray:
     """An array as a gang holds it: bytes of an element, and the processes that hold each box, in ascending order."""
 
     item_size: int
     holders: Mapping[Box, Sequence[int]]
 
 
-def share_out(arrays: Sequence[Held], domains: Sequence[int], at_most: int) -> list[list[Kept]]:
+def share_out(arrays: Sequence[HeldArray], domains: Sequence[int], at_most: int) -> list[list[Kept]]:
     """Choose who keeps what: of each domain with a replica of a shard, one process, so that all keep about as much.
 
     All processes come to the same result.

@@ -14,11 +14,11 @@ import numpy as np
 
 from iris_ray.actors.protocol.local_files import room_in
 from iris_ray.checkpoint.boxes import Box
-from iris_ray.checkpoint.gang import Gang
+from iris_ray.checkpoint.gang import JaxGang
 from iris_ray.checkpoint.leaves import StateLeaf
 from iris_ray.checkpoint.parts import ALIGNMENT, Leaf, Part, PartName, Shard, checksum, difference
-from iris_ray.checkpoint.search import Found, HostFailedError, newest_whole, read_boxes
-from iris_ray.checkpoint.shares import Held, Kept, partner, share_out
+from iris_ray.checkpoint.search import FoundStep, HostFailedError, newest_whole, read_boxes
+from iris_ray.checkpoint.shares import HeldArray, Kept, partner, share_out
 from iris_ray.checkpoint.store import Bytes, StepFiles, bytes_of
 from iris_ray.errors import CheckpointMismatchError, CheckpointTooLargeError
 
@@ -40,7 +40,7 @@ class GangSteps:
         limit: bytes of each host's memory; None for what `room_in` gives.
     """
 
-    def __init__(self, gang: Gang, keep: int, copies: bool, limit: int | None) -> None:
+    def __init__(self, gang: JaxGang, keep: int, copies: bool, limit: int | None) -> None:
         self._gang = gang
         self._keep = keep
         self._copies = copies
@@ -221,7 +221,7 @@ class GangSteps:
 
     def _agreed(
         self, leaves: Sequence[StateLeaf], at_least: int, pool: ThreadPoolExecutor
-    ) -> tuple[Found | None, list[Any]]:
+    ) -> tuple[FoundStep | None, list[Any]]:
         """Restore the step that process 0 has found; without the hosts that fail, until all processes succeed."""
         gang, failed = self._gang, set[int]()
         for _ in range(TRIES):
@@ -248,7 +248,7 @@ class GangSteps:
                 return found, built
         return None, []
 
-    def _found(self, key: str, at_least: int, without: Collection[int], pool: ThreadPoolExecutor) -> Found | None:
+    def _found(self, key: str, at_least: int, without: Collection[int], pool: ThreadPoolExecutor) -> FoundStep | None:
         """Return the newest whole step if it is at least this one, as process 0 sees it."""
 
         def decision() -> str:
@@ -259,9 +259,9 @@ class GangSteps:
             return "" if found is None else found.to_text()
 
         text = self._gang.talk.decide(key, decision)
-        return Found.from_text(text) if text else None
+        return FoundStep.from_text(text) if text else None
 
-    def _built(self, leaves: Sequence[StateLeaf], found: Found, pool: ThreadPoolExecutor) -> list[Any]:
+    def _built(self, leaves: Sequence[StateLeaf], found: FoundStep, pool: ThreadPoolExecutor) -> list[Any]:
         if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):
             raise CheckpointMismatchError(
                 f"step {found.step} of attempt {found.attempt} in memory is of another state: {why}; give restore() a"
@@ -293,7 +293,7 @@ class _Plan:
         copies: bytes that processes give away, by process.
     """
 
-    held: list[Held | None]
+    held: list[HeldArray | None]
     kept: list[Kept]
     offsets: list[int]
     size: int
@@ -304,9 +304,9 @@ class _Plan:
     copies: dict[int, int]
 
     @staticmethod
-    def of(held: list[Held | None], gang: Gang, copies: bool) -> "_Plan":
+    def of(held: list[HeldArray | None], gang: JaxGang, copies: bool) -> "_Plan":
         shares = share_out(
-            [each or Held(0, {}) for each in held], gang.domains, len(gang.domains) if gang.sliced else 2
+            [each or HeldArray(0, {}) for each in held], gang.domains, len(gang.domains) if gang.sliced else 2
         )
         offsets, sizes, given = [], [], {}
         for process, share in enumerate(shares):

@@ -195,7 +195,7 @@ async def _run_everywhere(
                 say_error(f"{label}: {error}")
                 return NOT_FOUND if isinstance(error, CommandNotFoundError) else FAILED
             finally:
-                with contextlib.suppress(BrokenPipeError):  # another task's output has met it, too
+                with contextlib.suppress(BrokenPipeError):  # stdout is closed; another task's output has said so
                     lines.print_rest()
 
         return await asyncio.gather(*map(run, places, labels))

@@ -21,7 +21,7 @@ _OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 
 @dataclass(frozen=True, slots=True)
 class TravellingCode:
-    """What goes along with a job.
+    """The code that travels with a job.
 
     Attributes:
         directory: is sent as it is, by Ray.
@@ -33,7 +33,7 @@ class TravellingCode:
 
     @staticmethod
     def of(working_dir: str | None) -> "TravellingCode":
-        """Return what goes along, given the directory that the user has named."""
+        """Return the code that travels, given the directory that the user has named."""
         checkout = None
         if working_dir is not None or (CODE.read() is not False and _OF_A_RAY_JOB not in os.environ):
             try:
@@ -49,7 +49,7 @@ class TravellingCode:
 
     @contextlib.contextmanager
     def for_ray(self) -> Iterator[dict[str, Any]]:
-        """Yield the arguments of ``ray.init`` that send it to the hosts, and say what is sent."""
+        """Yield the arguments of ``ray.init`` that send the code to the hosts, and print its size."""
         with contextlib.ExitStack() as packed:
             directory = self.directory
             if directory is not None:

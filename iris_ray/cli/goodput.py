@@ -1,4 +1,4 @@
-"""``iris-ray job goodput``: what the time of jobs and the chips of the cluster went into, and what failures cost."""
+"""``iris-ray job goodput``: the use of jobs' time and of the cluster's chips, and the costs of failures."""
 
 import csv
 import re
@@ -184,7 +184,7 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
 
 
 def _print_time_lost(jobs: Sequence[JobGoodput]) -> None:
-    """Print what the failures of some jobs cost, by cause; nothing if there were none."""
+    """Print the costs of some jobs' failures by cause; nothing without failures."""
     lost = summed_up(job.time_lost for job in jobs)
     if not lost:
         return
@@ -210,7 +210,7 @@ def _lost_row(
 
 
 def _costs(jobs: Sequence[JobGoodput], causes: Sequence[FailureCause]) -> list[str]:
-    """Return what failures of some causes cost in money, in each currency."""
+    """Return the costs of failures of some causes in money, in each currency."""
     found: dict[str, float] = {}
     for job in jobs:
         held = sum(job.time_lost[cause].chip_seconds for cause in causes if cause in job.time_lost)

@@ -26,9 +26,9 @@ from iris_ray.model.options import EACH_SLICE
 from iris_ray.terminal import live_line
 
 POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
-"""All pools are asked at once and have so long together, so that many that hang don't add up; but each so long."""
+"""The time for all pools, which are asked at once, so that hanging ones don't add up; and the time for each."""
 _TO_SUMS = ("kind", "user", "team", "ended_at", "seconds", "chip_seconds")
-"""What the new Controller needs of a job that has ended."""
+"""The fields of an ended job that the new Controller needs."""
 _RECORDS = ("setting", "limits", "teams", "taint", "usage", "user_day", "fleet_day")
 _NAMES = {
     "setting": "setting",

@@ -69,7 +69,7 @@ def file_option(command: Command) -> Command:
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[Ask]:
-    """Give what answers questions: the Controller, or a file."""
+    """Yield the function that answers questions, by the Controller or from a file."""
     if path is not None:
         yield lambda question, most: read_history(path, question.sql, question.parameters, most)
         return
@@ -88,7 +88,7 @@ def _rows(ask: Ask, question: Question, most: int = MOST_ROWS_EVER) -> list[dict
 
 
 _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisation": ("since", "until", "type")}
-"""What may be asked for instead of the list of jobs, and the filters that it takes."""
+"""The other outputs than the list of jobs, and the filters that each takes."""
 
 
 @click.command()

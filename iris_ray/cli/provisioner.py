@@ -48,7 +48,7 @@ class Jobs:
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
-        """Keep others of this name from working for so long, if a Controller runs."""
+        """Keep other provisioners of this name from working for some seconds, if a Controller runs."""
         if find_controller() is not None:
             ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
 
@@ -208,7 +208,7 @@ class Provisioner:
             raise next(iter(unreachable.values()))
 
     def _end(self) -> None:
-        """Tell the Controller that this one ends in order: nobody is to miss it, and another one may have its name."""
+        """Give this provisioner's name back to the Controller: it is not overdue, and another one may have the name."""
         with suppress(ControllerUnavailableError, ProvisionerTakenError):
             self._jobs.lease(self._settings.owner, self._instance, 0.0)
 

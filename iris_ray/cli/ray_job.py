@@ -29,7 +29,7 @@ _JOB_ID = re.compile(r'"job_id": "([^"]+)"')
 
 
 def require_fitting_options(ray_job: bool) -> None:
-    """Refuse options that were given and say nothing to this kind of job.
+    """Refuse given options that have no effect on this kind of job.
 
     Args:
         ray_job: whether it runs the script itself.
@@ -52,7 +52,7 @@ def require_fitting_options(ray_job: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What is sent to a cluster by Ray's job API, beside the command; as the flags of ``submit`` say it.
+    """The flags of ``submit`` that say what travels with a command by Ray's job API.
 
     Attributes:
         directory: is sent, and the command runs in it.
@@ -126,7 +126,7 @@ def _print_id(name: str, value: str, as_json: bool) -> None:
 
 
 def words_for_the_cluster(words: Sequence[str]) -> list[str]:
-    """Return what was typed without what concerns only the way to the cluster."""
+    """Return the typed words without the options that only concern the way to the cluster."""
     kept: list[str] = []
     rest = iter(words)
     for word in rest:

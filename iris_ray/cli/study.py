@@ -162,7 +162,7 @@ TELL_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy led to.
+    """The result of one policy.
 
     Attributes:
         policy: its name.

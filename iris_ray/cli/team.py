@@ -209,7 +209,7 @@ def _quota(quota: Quota | None) -> str:
 
 
 def warnings(found: TeamsStatus, teams: Teams) -> Iterator[str]:
-    """Yield what is allowed, and may be a mistake."""
+    """Yield warnings about values that are allowed, and may be mistakes."""
     for kind in sorted(teams.types):
         quotas = sum(teams.chips(name, kind) for name in teams.parts(NO_TEAM))
         if quotas > (there := chips_of(kind, found.fleet)):

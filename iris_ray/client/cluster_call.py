@@ -1,4 +1,4 @@
-"""Calls a function on the head of a cluster of which only the dashboard can be reached: both ends of a call.
+"""Calls a function on the head of a cluster whose dashboard alone can be reached: both ends of such a call.
 
 A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in what
 the job prints, as lines that begin with a random word.
@@ -99,7 +99,7 @@ class ClusterCall:
     def print_output(self) -> None:
         """Print what the function prints, until its end. An interruption, such as Ctrl-C, ends the call.
 
-        If the connection breaks, this goes on where it was once there is one again.
+        After a broken connection, the output goes on where it stopped.
         """
         # A thread, as a notebook has an event loop in this one.
         with concurrent.futures.ThreadPoolExecutor(1, "iris-ray-output") as pool:
@@ -219,7 +219,7 @@ def _print(word: str, what: str) -> None:
 
 
 def _packed(answer: object, failed: bool = False) -> str:
-    """Return an answer or an error as text. What can't travel becomes an error that says so."""
+    """Return an answer or an error as text. An object that can't travel becomes an error that says so."""
     text = "".join(traceback.format_exception(answer)) if isinstance(answer, BaseException) else ""
     try:
         payload = cloudpickle.dumps(answer)

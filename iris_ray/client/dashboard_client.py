@@ -56,16 +56,6 @@ class DashboardClient(IrisClient):
         self._at_the_end = contextlib.ExitStack()
         atexit.register(self.close)
 
-    list_jobs = _on_the_head("list_jobs")
-    job_status = _on_the_head("job_status")
-    list_tasks = _on_the_head("list_tasks")
-    task_status = _on_the_head("task_status")
-    fetch_task_logs = _on_the_head("fetch_task_logs")
-    exec = _on_the_head("exec")
-    cancel = _on_the_head("cancel")
-    history = _on_the_head("history")
-    list_workers = _on_the_head("list_workers")
-
     def call(self, name: str, function: Any, *arguments: Any, workspace: Path | str | None = None) -> ClusterCall:
         """Have the head call a function; see `send_call`."""
         return send_call(self._jobs, name, function, *arguments, workspace=workspace)
@@ -92,6 +82,14 @@ class DashboardClient(IrisClient):
             self._at_the_end.callback(handle.end)
         handle.begin()
         return handle
+
+
+HERE = {"submit", "submit_group", "run", "explain", "close", "remote", "local"}
+"""The methods of `IrisClient` that use the others, or that need no cluster. Every other one is called on the head."""
+
+for _name in vars(IrisClient):
+    if not _name.startswith("_") and _name not in HERE:
+        setattr(DashboardClient, _name, _on_the_head(_name))
 
 
 class DashboardJobHandle(JobHandle):
@@ -134,8 +132,7 @@ class DashboardJobHandle(JobHandle):
         concurrent.futures.wait([self], timeout)
 
     def status(self) -> JobStatus:
-        status: JobStatus = self._client.job_status(self.job_id)
-        return status
+        return self._client.job_status(self.job_id)
 
     def cancel(self) -> bool:
         before: JobStatus = self._client.cancel(self.job_id)

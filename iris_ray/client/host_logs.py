@@ -33,9 +33,9 @@ PLACES_S = 1.0
 """Seconds for which the Controller's answer where a task runs is used."""
 
 ATTEMPTS_SEARCHED = 10
-"""Of each task so many attempts are searched, the latest ones."""
+"""The limit for the attempts of a task that a search looks at: the latest ones."""
 LAST_BYTES, MOST_LINES = 1 << 20, 1 << 20
-"""So much is searched of an attempt whose host is gone."""
+"""The limits for the search in an attempt whose host is gone: bytes and lines."""
 
 Host = tuple[str, str]
 """Node id and address."""

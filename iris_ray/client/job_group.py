@@ -162,7 +162,7 @@ class GroupHandle:
         return found
 
     def status(self) -> dict[str, JobStatus]:
-        """Return how its jobs stand, by name."""
+        """Return the status of each job, by name."""
         return {name: job.status() for name, job in self.jobs.items()}
 
     @property

@@ -40,7 +40,7 @@ class PortForward:
         self._say = say
         self._session: TaskSession | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._trouble: str | None = None  # the last one that was said
+        self._trouble: str | None = None  # the last message to the person
 
     async def run(self, local: int) -> None:
         """Forward until the job has ended.

@@ -1,4 +1,4 @@
-"""Sessions beside running tasks: where a task is, a command there, a connection to one of its ports.
+"""Sessions beside running tasks: find a task's host, run a command there, connect to one of its ports.
 
 The Controller only says where the task runs, and whether this user may. All bytes go directly between this process and
 an actor on the task's host.
@@ -39,7 +39,7 @@ from iris_ray.model.lifecycle import TaskState, job_of
 START_S = 60.0
 """A host may take so long to start the process of a session."""
 TRIES, AGAIN_S = 2, 1.0
-"""A question that may be repeated is asked so often, with a pause between."""
+"""How often a repeatable question is asked, and the pause between."""
 MAY = "run commands beside its tasks"
 
 T = TypeVar("T")
@@ -268,7 +268,7 @@ class RemoteChannel:
 # -- commands ----------------------------------------------------------------------------------------------------------
 
 Show = Callable[[bytes, bool], object]
-"""Takes output as it comes, and whether it is of stderr."""
+"""Takes a piece of output, and whether it comes from stderr."""
 Input = AsyncIterator[bytes]
 
 

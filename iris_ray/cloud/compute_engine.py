@@ -43,7 +43,7 @@ NEEDS = "--api compute-engine needs Google's client: pip install 'iris-ray[gce]'
 _GONE = {"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"}
 _MAKING = {"CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING", "VERIFYING"}
 VANISHED_S = 600.0
-"""The age of a group from which it has lost its VMs if it has none, and none is being made."""
+"""The age from which a group without VMs counts as one that has lost them, unless some are being made."""
 _NO_STOCK = "ZONE_RESOURCE_POOL_EXHAUSTED"
 
 
@@ -327,7 +327,7 @@ _OWNER = OWNER_LABEL
 
 
 def _description(wanted: NewSlice) -> str:
-    """Return the words by which a group is known again; see `_about`."""
+    """Return the description from which `_about` reads a group's facts."""
     about = {
         _OWNER: wanted.hosts.labels[_OWNER],
         "type": wanted.config.accelerator_type,
@@ -339,7 +339,7 @@ def _description(wanted: NewSlice) -> str:
 
 
 def _about(description: str) -> dict[str, str]:
-    """Return what a group's description says; nothing if no provisioner has made it."""
+    """Return the facts in a group's description; nothing if no provisioner has made the group."""
     if not description.startswith(f"{_OWNER}="):
         return {}
     about = dict(word.split("=", 1) for word in description.split(" "))

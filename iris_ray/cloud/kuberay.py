@@ -1,4 +1,4 @@
-"""What a RayCluster says about slices: which groups make them, how many there are to be, and why some don't come. Pure.
+"""The slices of a RayCluster: the groups that make them, their replicas, and the reasons why slices don't come. Pure.
 
 A replica of a worker group is a slice, of ``numOfHosts`` pods. iris_ray raises ``replicas``, as KubeRay lets users do;
 Ray's autoscaler takes the pods for its own and gives idle ones back. Placement groups would have it launch hosts one by
@@ -132,7 +132,7 @@ def _tpu_config(accelerator: str, topology: str | None) -> TPUConfig | None:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """More slices for one group: its ``replicas`` are to be ``to``."""
+    """A change of one group's ``replicas`` to ``to``."""
 
     group: WorkerGroup
     to: int
@@ -148,7 +148,8 @@ class Raise:
 
 
 def raises(groups: Iterable[WorkerGroup], there: int, gangs: Sequence[int], settled: int) -> list[Raise]:
-    """Return how to get what waiting gangs miss. Replicas that are no slice yet are on their way, and count.
+    """Return the changes that bring the missing slices of waiting gangs. Replicas without a slice are on their way, and
+    count.
 
     A gang that can't be completed within ``maxReplicas`` gets nothing, and smaller ones behind it are served.
 
@@ -182,7 +183,7 @@ def _served(gangs: Sequence[int], left: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
-    """Slices that have not come and that nobody needs any more: the names of their pods, by slice.
+    """Requested slices that no gang needs any more: the names of their pods, by slice.
 
     ``replicas`` are lowered together with the names of the pods that go, as Ray's autoscaler does it.
     """
@@ -202,9 +203,9 @@ class Withdrawal:
 
 
 def withdrawal(group: WorkerGroup, pods: Iterable[Mapping[str, Any]], count: int) -> Withdrawal | None:
-    """Return how to withdraw at most so many slices of a group, or None if there is none that can be.
+    """Return how to withdraw at most so many slices of a group, or None if none can be withdrawn.
 
-    Only a slice can be of which all pods are Pending. Those without nodes go first.
+    A slice can be withdrawn while all its pods are Pending. Slices without nodes go first.
 
     Args:
         group: the group.
@@ -227,7 +228,7 @@ def withdrawal(group: WorkerGroup, pods: Iterable[Mapping[str, Any]], count: int
 
 
 def obstacles(groups: Iterable[WorkerGroup], there: int, gangs: Sequence[int]) -> list[str]:
-    """Return what in a RayCluster keeps gangs of a type from their slices, in words. Arguments as for `raises`."""
+    """Return why a RayCluster can't have the slices for gangs of a type, in words. Arguments as for `raises`."""
     groups = list(groups)
     if not groups:
         return ["no worker group of the RayCluster makes slices of this type"]

@@ -152,7 +152,7 @@ def plan(
         if name in ours or is_late or settings.config_of(name) is None:
             del history.unconfirmed[name]
     history.forget_all_but([*ours, *history.unconfirmed])
-    ledger = Ledger.of(settings, filter(settings.holds, found), history.unconfirmed)
+    ledger = Holdings.of(settings, filter(settings.holds, found), history.unconfirmed)
     actions: list[Action] = []
     for config in settings.configs:
         mine = {name: one for name, one in ours.items() if settings.config_of(name) == config}
@@ -167,13 +167,14 @@ def plan(
 
 
 @dataclass(slots=True)
-class Ledger:
-    """How much is asked for and held, so that no limit is exceeded. Each chip counts once, whatever its slice's size.
+class Holdings:
+    """The requested and held chips and slices, by which limits are kept. Each chip counts once, whatever its slice's
+    size.
 
     Attributes:
-        chips: of all types and sources.
-        of_source: chips by the key of their source.
-        of_type: slices by the name of their type.
+        chips: all chips, of all types and sources.
+        of_source: the chips of each source, by its key.
+        of_type: the slices of each type, by its name.
     """
 
     settings: Settings
@@ -182,8 +183,8 @@ class Ledger:
     of_type: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
-    def of(settings: Settings, held: Iterable[QueuedSlice], unconfirmed: Mapping[str, Unconfirmed]) -> "Ledger":
-        ledger = Ledger(settings)
+    def of(settings: Settings, held: Iterable[QueuedSlice], unconfirmed: Mapping[str, Unconfirmed]) -> "Holdings":
+        ledger = Holdings(settings)
         for one in held:
             config = settings.config_of(one.name)
             ledger._add(one.chips, one.source, config.name if config else "")
@@ -238,7 +239,7 @@ class _Shop:
 
     settings: Settings
     config: TPUConfig
-    ledger: Ledger
+    ledger: Holdings
     history: ProvisioningHistory
     unlisted: Collection[str]
     now: float

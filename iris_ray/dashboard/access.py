@@ -45,7 +45,7 @@ def require_token(host: str, environment: Mapping[str, str] = os.environ) -> str
 
 
 MOST_WRONG, WRONG_S = 10, 60.0
-"""So many wrong tokens from one address within so many seconds are answered; then it has to wait."""
+"""The number of wrong tokens from one address within a period, in seconds, after which the address has to wait."""
 MOST_SESSIONS = 1000
 SESSION_S = 7 * 24 * 3600.0
 """How long a login lasts."""

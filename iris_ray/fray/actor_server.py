@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 """How long running calls may take when an actor ends itself."""
 LIMITS = [("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_concurrent_streams", 1000)]
-"""Of a connection: the time until it speaks HTTP/2, and its calls at a time. gRPC for Python limits no connections."""
+"""The limits of a connection: the seconds until it speaks HTTP/2, and its calls at a time. gRPC for Python has no limit
+for connections."""
 IDLE_MS = 120_000
 """How long a connection may have no call that runs, with a token or without. The next call opens another one."""
 

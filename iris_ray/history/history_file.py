@@ -1,4 +1,4 @@
-"""The file of the history: its schema, writing to it, and what keeps it small. All of it blocks; nothing knows Ray.
+"""The file of the history: its schema, its writer, and the deletion of old rows. Everything blocks, without Ray.
 
 The file is opened for each writing, so it may be moved away at any time. Writing the same records again changes
 nothing: a job is known by its id and the time of its submission, an attempt by its job, gang and number.
@@ -27,9 +27,9 @@ BUSY_S = 10.0
 """How long to wait for a reader who holds the file."""
 DAY_S, HOUR_S, MINUTE_S = 86400, 3600, 60
 MINUTES_KEPT_S = DAY_S
-"""Samples of each minute are kept for so long; after that only the means of hours are."""
+"""How long samples of minutes are kept. Older ones are replaced by the means of hours."""
 _AT_ONCE = 200
-"""So many jobs are deleted together if the file is too large."""
+"""The number of jobs that are deleted together if the file is too large."""
 
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PASSES = frozenset({
@@ -83,7 +83,7 @@ CREATE TABLE IF NOT EXISTS user_samples (
 
 _KEPT = ("started_at", "step", "says")
 _KEPT_OF_ATTEMPT = ("cause", "assigned_at", "started_at", "task", "host", "exit_code", "lost_s", "lost_chip_s")
-"""Columns that keep what was written before if the state has forgotten it."""
+"""Columns whose old values stay if the state has forgotten them."""
 
 
 def _insert(table: str, columns: Sequence[str], how: str = "INSERT") -> str:
@@ -91,7 +91,7 @@ def _insert(table: str, columns: Sequence[str], how: str = "INSERT") -> str:
 
 
 def _upsert(table: str, columns: Sequence[str], key: Sequence[str], kept: Sequence[str] = ()) -> str:
-    """Return the statement that inserts a row or replaces that of the same key."""
+    """Return the statement that inserts a row, or replaces the row with the same key."""
     changes = ", ".join(
         f"{name} = coalesce(excluded.{name}, {table}.{name})" if name in kept else f"{name} = excluded.{name}"
         for name in columns
@@ -114,10 +114,10 @@ _END_FORGOTTEN = """
     UPDATE attempts SET state = 'lost', ended_at = ? WHERE job = ? AND ended_at IS NULL AND number <
     (SELECT max(number) FROM attempts AS later WHERE later.job = attempts.job AND later.gang = attempts.gang)
 """
-"""The state remembers a few attempts only. One that it has forgotten has ended, though nobody has written how."""
+"""The state remembers few attempts. A forgotten attempt has ended, though no row says how."""
 _PUT_EVENT = _insert("events", _EVENT, "INSERT OR IGNORE")
 STEP = "step"
-"""The curve of a job's steps; the others have the names of numbers in its status."""
+"""The name of the curve of a job's steps. Other curves have the names of the numbers in the job's status."""
 _PUT_POINT = """
     INSERT OR REPLACE INTO curves (job, at, step, name, value)
     SELECT id, ?1, ?2, ?5, ?6 FROM jobs WHERE job_id = ?3 AND submitted_at = ?4
@@ -128,11 +128,11 @@ _PUT_USER = _insert("user_samples", ["at", "span_s", *_USER], "INSERT OR REPLACE
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How long, and how much, a history keeps.
+    """The limits of a history.
 
     Attributes:
-        days: what is older is deleted.
-        megabytes: if the file is larger, the oldest is deleted, too; of 2**20 bytes.
+        days: the age from which rows are deleted.
+        megabytes: the size of the file, in 2**20 bytes, from which the oldest rows are deleted.
     """
 
     days: float
@@ -140,7 +140,7 @@ class Bounds:
 
 
 def is_passing(error: Exception) -> bool:
-    """Return whether a writing that failed may work later: the file is locked, or its disk full or away."""
+    """Return whether a failed write may succeed later: the file is locked, or its disk is full or not mounted."""
     return isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and _code(error) in _PASSES)
 
 
@@ -157,7 +157,7 @@ class HistoryFile:
         clock: returns seconds since the epoch.
 
     Attributes:
-        begun: how often an empty file has begun, because there was none, or it was corrupt or moved away.
+        begun: how often an empty file was made, because there was no file, or it was corrupt or had been moved away.
     """
 
     def __init__(self, path: Path, bounds: Bounds, clock: Callable[[], float] = time.time) -> None:
@@ -173,13 +173,13 @@ class HistoryFile:
         """Write records, all or none. A file that can't be read is set aside, and a new one begun.
 
         Raises:
-            sqlite3.Error, OSError: it did not work; see `is_passing`.
+            sqlite3.Error, OSError: the write failed; see `is_passing`.
             HistoryUnavailableError: the file is not ours, or of a newer version. It is left as it is.
         """
         self._try_twice(lambda db: self._write(db, records))
 
     def close_lost(self, known: Sequence[str]) -> None:
-        """End the jobs that have not ended and that the Controller does not know: they were lost with their cluster.
+        """Mark unfinished jobs that the Controller does not know as ended: they were lost with their cluster.
 
         Args:
             known: ids of all jobs that the Controller has taken over.
@@ -248,7 +248,7 @@ class HistoryFile:
         db.execute("PRAGMA synchronous = NORMAL")
 
     def _set_aside(self, error: Exception) -> None:
-        """Rename the file, and what SQLite has left beside it."""
+        """Rename the file, and the journals that SQLite has left beside it."""
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self._clock()))
         aside = self.path.with_name(f"{self.path.name}.corrupt-{stamp}")
         self.path.rename(aside)
@@ -278,7 +278,7 @@ class HistoryFile:
     # -- keeping it small -------------------------------------------------------------------------------------------
 
     def tidy(self) -> None:
-        """Replace samples of minutes by those of hours, and delete what is beyond the bounds, the oldest first.
+        """Replace old samples of minutes by means of hours, and delete the oldest rows beyond the bounds.
 
         Raises:
             sqlite3.Error, OSError, HistoryUnavailableError: as `write`.
@@ -319,7 +319,7 @@ def _put_sums(
     day: str,
     sums: Mapping[str, Sequence[float]],
 ) -> None:
-    """Set the sums of a job on a day to what is missing until the sums over all days are these."""
+    """Set the sums of a job on a day so that its sums over all days are ``sums``."""
     totals = ", ".join(f"sum({name})" for name in columns)
     earlier = db.execute(f"SELECT {key}, {totals} FROM {table} WHERE job = ? AND day <> ? GROUP BY {key}", (job, day))
     missing = {name: list(amounts) for name, amounts in sums.items()}
@@ -362,7 +362,7 @@ def _delete_before(db: sqlite3.Connection, at: float) -> None:
 
 
 def _delete_oldest(db: sqlite3.Connection) -> bool:
-    """Delete the jobs that ended first, and what is as old; return whether there was anything to delete."""
+    """Delete the jobs that ended first, and all rows of the same age; return whether there were any."""
     (oldest,) = db.execute(
         "SELECT max(ended_at) FROM (SELECT ended_at FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at LIMIT ?)",
         (_AT_ONCE,),

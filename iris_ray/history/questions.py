@@ -6,9 +6,9 @@ from typing import NamedTuple
 from iris_ray.history.reading import Value
 
 GROUPS = ("user", "team", "type", "band", "name")
-"""By what reports and utilisation may be summed up: columns of ``jobs``; ``name`` in reports only."""
+"""The columns of ``jobs`` by which reports and utilisation are summed up; ``name`` in reports only."""
 SEEN_FOR_S = 3600
-"""A job that has not ended counts until so long after it was last seen, at most until now."""
+"""How long an unfinished job counts after it was last seen, at most until now."""
 
 
 class Question(NamedTuple):
@@ -19,7 +19,7 @@ class Question(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which jobs are asked for; None: all.
+    """The filters of a list of jobs; None: all.
 
     Attributes:
         user, state, type: of the job.
@@ -54,7 +54,7 @@ _ENDED = f"coalesce(attempts.ended_at, min(:now, seen_at + {SEEN_FOR_S}))"
 
 
 def jobs_question(wanted: Wanted, now: float, limit: int) -> Question:
-    """Ask for jobs, the newest first: those that run, then those that ended last; for one more than so many."""
+    """Ask for one more than so many jobs: first the running ones, then the latest that ended."""
     given = {name: value for name, value in wanted._asdict().items() if value is not None}
     conditions = " AND ".join(_CONDITIONS[name] for name in given) or "1"
     chip_hours = f"SELECT sum(chips * ({_ENDED} - {_BEGAN})) / 3600 FROM attempts WHERE job = jobs.id"
@@ -66,7 +66,7 @@ def jobs_question(wanted: Wanted, now: float, limit: int) -> Question:
 
 
 def job_questions(job_id: str) -> dict[str, Question]:
-    """Ask for all of one job; if there were several of that id, of the latest one."""
+    """Ask for all rows of one job; of several jobs with this id, the latest."""
     job = "(SELECT id FROM jobs WHERE job_id = :job_id ORDER BY submitted_at DESC LIMIT 1)"
     of_it = {"job_id": job_id}
     return {
@@ -102,7 +102,7 @@ def events_question(since: float | None, until: float | None) -> Question:
 
 
 def report_questions(since: float, until: float, first_day: str, end_day: str, by: str, now: float) -> list[Question]:
-    """Ask what jobs held and lost in some days: chips, kinds of time, and losses, each summed up by a column of jobs.
+    """Ask for chips, kinds of time and losses of jobs in some days, each summed up by a column of jobs.
 
     Args:
         since, until: the time; seconds since the epoch.
@@ -167,7 +167,7 @@ def fleet_question(since: float, until: float, step_s: int, tpu_type: str | None
 
 
 def users_question(since: float, until: float, step_s: int, by: str, tpu_type: str | None = None) -> Question:
-    """Ask what was used and what waited, on average in each step of a time, by user, team, type or band.
+    """Ask for the mean use and the mean queue in each step of a time, by user, team, type or band.
 
     Args: as of `fleet_question`; ``by`` is one of `GROUPS`, without the name.
     """

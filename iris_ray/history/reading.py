@@ -13,20 +13,20 @@ from urllib.parse import quote
 from iris_ray.errors import HistoryUnavailableError, InvalidQueryError
 
 Value = str | int | float | None
-"""What a column holds. Bytes, which no table has, become hexadecimal text."""
+"""A value of a column. Bytes, which no table has, become hexadecimal text."""
 
 MOST_ROWS = 1000
-"""So many rows are returned if nobody says otherwise."""
+"""The default limit for rows."""
 MOST_ROWS_EVER = 100_000
 MOST_BYTES = 16 << 20
-"""An answer has no more text than that."""
+"""The limit for the text of an answer."""
 MOST_BYTES_OF_A_VALUE = 128 << 10
 """SQLite can't be interrupted within a function: to search a text of this length takes 0.4 s, and minutes in 16 MB."""
 MOST_SECONDS = 10.0
 MOST_TEMPORARY_BYTES = 256 << 20
-"""What SQLite writes to the head's disk for a statement meanwhile, to sort rows, is no more than that."""
+"""The limit for temporary files of a statement on the head's disk, in which SQLite sorts rows."""
 LOOK_S = 0.1
-"""Seconds between two looks at that."""
+"""Seconds between two looks at the temporary files."""
 BUSY_S = 10.0
 _STEPS = 20_000
 """The time is looked at after so many steps of SQLite's machine, about every millisecond."""
@@ -34,7 +34,7 @@ _STEPS = 20_000
 _PASSES = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
 })  # fmt: skip
-"""The last one: its writer has died in the middle of a change, and only a writer may take that back."""
+"""SQLITE_READONLY: a writer has died in the middle of a change, which only another writer may roll back."""
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 _VERBS = {
     sqlite3.SQLITE_INSERT: "insert into",
@@ -140,7 +140,7 @@ class _Watch:
 
 
 def _temporary_bytes() -> int:
-    """Return how large the files are that SQLite has for the statements of this process. They have no name any more."""
+    """Return the size of SQLite's temporary files in this process, which have no names any more."""
     total = 0
     for descriptor in os.listdir("/proc/self/fd"):
         path = f"/proc/self/fd/{descriptor}"

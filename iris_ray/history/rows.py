@@ -30,7 +30,7 @@ from iris_ray.state.events import (
 from iris_ray.state.job_table import is_measured
 
 GANGS_KEPT = 1000
-"""Of a job with more gangs, the attempts of the first so many are kept."""
+"""The limit for the gangs of a job whose attempts are kept: the first ones."""
 TEXT_CHARACTERS = 1000
 """Length to which errors and reasons are cut."""
 
@@ -89,13 +89,13 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class JobStory:
-    """What is kept of a job, as of now.
+    """The rows of a job at one moment.
 
     Attributes:
         job: its row.
-        attempts: those that are remembered; the history may know earlier ones.
-        time: all its seconds and chip-seconds until now, by the value of `TimeKind`; empty if they are not measured.
-        losses: how many failures there were until now, and the seconds and chip-seconds that they cost, by cause.
+        attempts: the rows of the attempts that the state remembers; the history may have earlier ones.
+        time: its seconds and chip-seconds until now, by the value of `TimeKind`; empty if its time is not measured.
+        losses: the number of its failures until now, and the seconds and chip-seconds that these cost, by cause.
     """
 
     job: JobRow
@@ -145,7 +145,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What a running job has said of itself at one moment: its step, and the numbers in its status.
+    """The step of a running job and the numbers in its status at one moment.
 
     Attributes:
         job_id, submitted_at: the job, as in its row.
@@ -173,7 +173,7 @@ def is_kept(job: Job) -> bool:
 
 
 def stage(job: Job) -> tuple[object, ...]:
-    """Return what changes whenever a job's rows are to be written again: it starts, restarts or ends."""
+    """Return a value that changes when a job starts, restarts or ends, so that its rows are written again."""
     counts = job.counts
     there = counts[TaskState.ASSIGNED], counts[TaskState.RUNNING], counts[TaskState.SUCCEEDED]
     return job.over, job.attempt, job.requeues, *there
@@ -182,7 +182,7 @@ def stage(job: Job) -> tuple[object, ...]:
 def job_story(
     job: Job, times: JobTimes, now: float, wall: Wall, step: int | None = None, says: str | None = None
 ) -> JobStory:
-    """Return what is kept of a job.
+    """Return the rows of a job.
 
     Args:
         job: the job.
@@ -229,7 +229,7 @@ MOST_CURVES = 8
 
 
 def curve_point(job: Job, now: float, wall: Wall, step: int | None, says: str | None) -> CurvePoint | None:
-    """Return what a job says of itself now, with the numbers in its status, such as ``loss=2.31``; None if nothing."""
+    """Return a job's step now and the numbers in its status, such as ``loss=2.31``; None if it has neither."""
     told = {name: float(number) for name, number in _NUMBER.findall(says or "")[:MOST_CURVES]}
     numbers = {name: number for name, number in told.items() if math.isfinite(number)}
     if step is None and not numbers:
@@ -376,7 +376,7 @@ NOTABLE = frozenset({
     WorkerRegisteredEvent, WorkerFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent, WorkerBlamedEvent,
     MaintenanceCalledOffEvent, TaintedEvent, TaintLiftedEvent, LimitsSetEvent, SettingSetEvent,
 })  # fmt: skip
-"""Classes of events that may have a row; asked for each event, so that all others cost nothing."""
+"""The classes of events that may have a row. All other events cost only a look at their class."""
 
 
 def _of_host(at: float, kind: str, worker: Worker, what: str, job_id: str | None = None) -> EventRow:
@@ -393,7 +393,7 @@ def _name(worker: Worker) -> str:
 
 
 def sample(state: ControllerState, at: float) -> Sample:
-    """Return what the cluster's chips, and GPUs, are in now, and what waits."""
+    """Return the present use of the cluster's chips and GPUs, and the waiting jobs."""
     chips: dict[str, float] = {}
     held: dict[tuple[str, str, str, str], list[float]] = {}
     for worker in state.workers.values():

@@ -226,16 +226,16 @@ def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
 
 
 def failures(times: JobTimes, now: float) -> list[Failure]:
-    """Return what the ends of the kept attempts have cost until now, in their order.
+    """Return the costs of the kept attempts' ends until now, in their order.
 
-    A failure is the end of an attempt in which user code ran, if the job went on. All that they cost is, in Google's
-    kinds, wasted progress and infrastructure recovery, and what comes before the first step of each later attempt.
+    A failure is the end of an attempt in which user code ran, if the job went on. In Google's kinds, the costs are
+    wasted progress, infrastructure recovery, and the time before the first step of each later attempt.
     """
     return [_failure(times, index, now) for index in range(len(times.attempts)) if _has_failed(times, index)]
 
 
 def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
-    """Return what all failures of a job that are over have cost, by cause."""
+    """Return the costs of all finished failures of a job, by cause."""
     found = dict(times.settled_failures)
     for failure in failures(times, now):
         if failure.is_over:
@@ -244,7 +244,7 @@ def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
 
 
 def planned_move_s(times: JobTimes, now: float) -> float | None:
-    """Return what it costs a job to move to slices that are ready for it; None if it names no steps or never failed."""
+    """Return the cost of a job's move to slices that are ready; None if the job names no steps or never failed."""
     return move_s(time_lost(times, now)) if _says_steps(times) else None
 
 
@@ -265,7 +265,7 @@ def _failure(times: JobTimes, index: int, now: float) -> Failure:
     own = _parts(times, index, now)
     again_s, away_s = own.get(_K.WASTED_PROGRESS_FROM_DISRUPTION, 0.0), own.get(_RECOVERY, 0.0)
     start_s = waited_s = reinit_s = 0.0
-    if not attempt.marks.steps:  # all of its time, or what it may have done is not known
+    if not attempt.marks.steps:  # all its time is lost, or its progress is not known
         again_s, away_s, start_s = 0.0, 0.0, sum(own.values()) if _says_steps(times) else 0.0
     chip_seconds = (again_s + away_s + start_s) * attempt.chips
     since, is_over = _end(attempt, now), times.ended_at is not None
@@ -304,7 +304,7 @@ def _to_first_step(times: JobTimes, index: int, now: float) -> tuple[float, floa
 def settle(times: JobTimes, submitted_at: float) -> None:
     """Settle the earliest attempts: those without steps or whose steps a later one continued, and any beyond the limit.
 
-    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`: what its end costs is not known yet.
+    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`: the cost of its end is not known yet.
     """
     while len(times.attempts) > 1 and _can_settle(times):
         first = times.attempts[0]
@@ -341,7 +341,7 @@ def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: floa
 
 
 def _parts(times: JobTimes, index: int, now: float) -> dict[TimeKind, float]:
-    """Return what the time of an attempt with user code went into."""
+    """Return the time of an attempt with user code by its use."""
     attempt, run = times.attempts[index], _run(times, index, now)
     return _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
 

@@ -1,4 +1,4 @@
-"""Sums of time by user, team and day, and of what a cluster's chips did day by day. They outlive the jobs."""
+"""Sums of jobs' time by user, team and day, and of chips' time by state and day. They outlive the jobs."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class ForgottenJob:
     Attributes:
         user: its user.
         ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
-        totals: what its time went into.
+        totals: its time by use.
         team: its team; empty for none.
     """
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
 from iris_ray.model.checks import (
@@ -171,7 +171,7 @@ class JobSpec:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         who = f"job {shown(self.name or self.job_id)}"  # users have not seen the id of a new job yet
-        for name, (holds, wanted, _) in _FIELDS.items():
+        for name, (holds, wanted) in _FIELDS.items():
             require(holds(getattr(self, name)), f"{who}: {name}", getattr(self, name), wanted, InvalidJobError)
         for name in OPTIONS_OF_A_JOB:
             if (problem := OPTIONS[name].check.problem(getattr(self, name))) is not None:
@@ -244,6 +244,8 @@ class JobSpec:
 
 OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
 """The options of a run that travel to the Controller, as fields of a `JobSpec`."""
+FIELDS_OF_A_JOB = JobSpec.__slots__
+"""Processes compare these names before they exchange a `JobSpec`, and records have their checksum."""
 
 
 def _is_a(kind: Any) -> Callable[[object], bool]:
@@ -254,40 +256,32 @@ def _are_secrets(value: object) -> bool:
     return isinstance(value, tuple) and len(value) <= MOST_STORED_NAMES and all(map(is_secret_name, value))
 
 
-_FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
-    "job_id": (is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit", str),
-    "owner": (is_name, "the id of the pool that runs it", str),
-    "name": (_is_a(str), "a str", str),
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "job_id": (is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit"),
+    "owner": (is_name, "the id of the pool that runs it"),
+    "name": (_is_a(str), "a str"),
     "user": (
         lambda user: user == "" or is_user(user),
         "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)",
-        str,
     ),
-    "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
-    "replicas": (is_positive_int, "an int of 1 or more", int),
-    "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
-    "whole_groups": (_is_a(bool), "a bool", bool),
-    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
-    "group": (_is_a(GroupSpec | None), "a GroupSpec or None", GroupSpec | None),
-    "stored_secrets": (_are_secrets, "names of secrets in the cluster's store", tuple[str, ...]),
-    "may_evict": (_is_a(bool), "a bool", bool),
+    "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None'),
+    "replicas": (is_positive_int, "an int of 1 or more"),
+    "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None"),
+    "whole_groups": (_is_a(bool), "a bool"),
+    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}"),
+    "group": (_is_a(GroupSpec | None), "a GroupSpec or None"),
+    "stored_secrets": (_are_secrets, "names of secrets in the cluster's store"),
+    "may_evict": (_is_a(bool), "a bool"),
 }
-"""Fields that are no options: the check, what to give instead, and the type of the plain value."""
+"""Fields that are no options: the check, and what to give instead."""
 
+_ALREADY_PLAIN = {"priority", "coscheduling", "constraints", "preferences", "spare_for"}
+"""Fields with an enum, or with objects of ours, whose constructors have made their own fields plain."""
 _PLAIN: Mapping[str, Any] = {
-    **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
-    **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares", "processes_per_host"), int),
-    "max_task_failures": int | None,
-    **dict.fromkeys(("scheduling_timeout", "max_runtime"), float | None),
-    "stop_without_progress": int | None,
-    "after": Mapping[str, str],
-    "grow_after": float | str | None,
-    "tolerations": tuple[str, ...],
-    "team": str,
-    "failure_domain": str,
-    "task_placement": str,
+    **{name: kind for name, kind in get_type_hints(JobSpec).items() if name not in _ALREADY_PLAIN},
+    "grow_after": float | str | None,  # its check refuses any other str
 }
-"""Fields that a `JobSpec` rebuilds as plain values. The other fields are objects of ours, already plain."""
+"""The types of the fields that a `JobSpec` rebuilds as plain values."""
 
 
 def _plain(who: str, kind: Any, value: object, name: str) -> Any:

@@ -114,9 +114,9 @@ class Promise:
 
 
 LAST_SAVE_S = 30.0
-"""A gang that heeds no notices may run so long after the grace for a regular save that is about to end."""
+"""How long a gang that heeds no notices may run beyond the grace period to finish a regular save."""
 SAVES_LATE_S = 5.0
-"""A regular save may be so much later than the ones before."""
+"""How many seconds later than expected a regular save may end."""
 
 
 Layout = tuple[tuple[str, tuple[str, ...]], ...]
@@ -249,7 +249,7 @@ Allocation = tuple[tuple[str, str, dict[str, float]], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal kinds are the same object
 class Kind:
-    """What jobs ask for, and for whom. If one job finds too few groups, so do the others of its kind, as a rule."""
+    """The requirement and owner of jobs. If one job finds too few groups, so do the others of its kind, as a rule."""
 
     requirement: Requirement
     device: str | None
@@ -343,7 +343,7 @@ class Job:
 
     @property
     def is_plain(self) -> bool:
-        """Whether only its age tells it from other such jobs of its kind: it has had no hosts, nor has any for it."""
+        """Whether it differs from other plain jobs of its kind only by age: it never had hosts, and has no promise."""
         return self.kind.may_be_plain and not (self.attempt or self.avoided or self.promise or self.yields)
 
     @property

@@ -68,7 +68,7 @@ def is_same(known: Notice, notice: Notice) -> bool:
 
 
 def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether hosts that know one notice must hear another: it is more urgent, or only its deadline is to come.
+    """Return whether a notice is news for hosts that know another: it is more urgent, or the other's deadline is over.
 
     Args:
         known: the latest notice that a task or host was told, or None.

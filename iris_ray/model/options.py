@@ -29,11 +29,11 @@ class PriorityBand(IntEnum):
 
 
 SPREAD, PACK = "spread", "pack"
-"""On which hosts the tasks of a job go that are placed one by one: on as many, or on as few as will do."""
+"""The placement of tasks that are placed one by one: on as many hosts as possible, or on as few."""
 WHOLE_JOB, EACH_SLICE = "job", "slice"
-"""What may start again together after a fault: all tasks of a coscheduled job, or those of one slice."""
+"""The tasks that start again together after a fault: all of a coscheduled job, or those of one slice."""
 SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
-"""What another job must have done before a job starts: be over with success; be over; have had a task that ran."""
+"""The conditions on a predecessor: it has succeeded; it has ended; one of its tasks has run."""
 AUTO: Final = "auto"
 """A time that iris_ray works out itself."""
 MOST_STANDBYS = 8
@@ -212,7 +212,7 @@ class Secrets:
 
 
 class After:
-    """Ids of jobs, or handles with a ``job_id``; or a mapping of these to what each must have done."""
+    """Ids of jobs, or handles with a ``job_id``; or a mapping of these to the condition on each."""
 
     words = SUCCEEDED, ENDED, STARTED
     wanted = f"a list of job ids, or a mapping of them to {', '.join(map(repr, words[:2]))} or {words[2]!r}"
@@ -230,7 +230,7 @@ class After:
 
     @staticmethod
     def conditions(value: Mapping[Any, str] | Sequence[Any]) -> dict[str, str]:
-        """Return what each job must have done, by id."""
+        """Return the condition on each predecessor, by id."""
         if isinstance(value, Mapping):
             return {_id_of(one): word for one, word in value.items()}
         return {_id_of(one): SUCCEEDED for one in value}

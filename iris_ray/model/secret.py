@@ -10,13 +10,13 @@ from iris_ray.errors import InvalidRequestError, NotPermittedError
 from iris_ray.model.checks import is_job_id, is_user, shown
 
 MOST_CHARACTERS = 16_384
-"""Limit for each secret: Ray sends so much with a call, and stores more."""
+"""The limit for the characters of a secret: Ray sends so much with a call, and stores more."""
 MOST_BYTES = 4 * MOST_CHARACTERS
-"""The longest one in UTF-8."""
+"""The limit for the bytes of a secret in UTF-8."""
 MOST_STORED_NAMES = 100
-"""A job can use so many secrets of the store."""
+"""The limit for the stored secrets of a job."""
 MOST_NAMED = 100
-"""A secret can be restricted to so many users, and so many teams."""
+"""The limit for the users, and for the teams, to which a secret is restricted."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 NAME_FORM = "letters, digits, '_', '.' and '-', 100 at most, that begins with a letter or '_'"
@@ -136,7 +136,7 @@ class StoredSecret:
         )
 
     def next(self, before: "StoredSecret | None") -> "StoredSecret":
-        """Return this secret as the one that follows another of its name."""
+        """Return this secret with the revision after that of an earlier one of its name."""
         return self if before is None or before.problem else replace(self, revision=before.revision + 1)
 
 
@@ -145,7 +145,7 @@ def _within(team: str, whole: str) -> bool:
 
 
 def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:
-    """Refuse what are no names of users and teams.
+    """Refuse texts that are no names of users and teams.
 
     Raises:
         InvalidRequestError: one is none, or they are too many.

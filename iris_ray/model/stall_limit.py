@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 FLOOR_S = 600.0
-"""A learned limit is never shorter. So a gang may pause for ten minutes without telling anybody."""
+"""The shortest learned limit. So a gang may pause for ten minutes without declaring it."""
 FACTOR = 10.0
-"""A learned limit is so many times the longest step."""
+"""The ratio of a learned limit to the longest step."""
 ENOUGH_STEPS = 10
-"""A limit is learned after so many steps of one process."""
+"""The number of steps of one process after which a limit is learned."""
 FIRST_STEPS = 2
-"""So many steps of an attempt are not measured: they compile. Some programs compile again in the second step."""
+"""The number of steps at the start of an attempt that are not measured, because programs compile in them."""
 WORTH_TELLING = 1.1
-"""A longest step is told again if it has grown by this factor."""
+"""The factor by which the longest step must grow before it is reported again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class StallLimit:
         if not (self._has_learned and self._is_warm) or not pauses <= self._pauses.keys():
             return None
         longest = max(self._longest, *(self._pauses[what] for what in pauses), 0.0)
-        if self._alarm is not None and self._alarm[0] == step:  # what stopped it there may be meant
+        if self._alarm is not None and self._alarm[0] == step:  # the silence there may be intended
             longest = max(longest, self._alarm[1])
         return max(FLOOR_S, FACTOR * longest)
 

@@ -1,4 +1,4 @@
-"""Teams: a tree of quotas in chips. Who belongs to which team, what each may have, lends and borrows.
+"""Teams: a tree of quotas in chips, with the users of each team, and the chips that it may have, lend and borrow.
 
 A team's name is its path in the tree: ``research/vision`` is a part of ``research``. A quota is for a TPU type
 (``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). A team's quota includes those of its parts.
@@ -43,7 +43,7 @@ _BANDS = {band.name.lower(): band for band in PriorityBand}
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a team may have of one type, in chips.
+    """The quota of a team for one type, in chips.
 
     Attributes:
         chips: what it gets whenever it needs it.
@@ -330,7 +330,7 @@ class Teams:
 
 
 def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
-    """Return how many chips a fleet has of what a quota is for: of a TPU type, a generation, or GPUs.
+    """Return how many chips of a quota's kind a fleet has: of a TPU type, a generation, or GPUs.
 
     Args:
         kind: what the quota is for.
@@ -404,7 +404,7 @@ def _require_known(what: str, table: Mapping[str, object], known: tuple[str, ...
 
 
 def _table(team: Team) -> dict[str, Any]:
-    """Return the table of a team, without what has its default."""
+    """Return the table of a team, without default values."""
     found: dict[str, Any] = {}
     if team.users:
         found["users"] = list(team.users)

@@ -1,4 +1,4 @@
-"""Time lost per failure: what the ends of a job's attempts cost it, by cause, and sums that stay small."""
+"""Time lost per failure: the cost of each end of a job's attempts, by cause, and sums that stay small."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from statistics import median
 
 
 class FailureCause(StrEnum):
-    """Why an attempt ended from which the job went on.
+    """The cause of the end of an attempt after which the job went on.
 
     PREEMPTED: a host was taken after a notice, or the gang moved because of that notice.
     LOST: a host, or a process of iris_ray, was gone without notice.
@@ -26,12 +26,12 @@ class FailureCause(StrEnum):
 
 
 PLANNED = frozenset({FailureCause.PREEMPTED, FailureCause.EVICTED, FailureCause.GROWN})
-"""Causes of which a gang is told before, so that it can save its state."""
+"""Causes that are announced to a gang, so that it can save its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What the end of one attempt cost, until the first step of the next attempt; or, if that makes none, its start.
+    """The cost of one attempt's end, until the first step of the next attempt, or the start of one without steps.
 
     An attempt that ended before its first step has lost all its time, and that time counts here, as ``start_s``. So
     each failure counts by itself, and no second counts twice.
@@ -65,7 +65,7 @@ class Failure:
 
 
 LATEST_KEPT = 32
-"""Of so many failures of a cause each one's time is kept, for the median. The sums hold all."""
+"""The limit for failures of a cause whose single times are kept, for the median. The sums have all failures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.client.slot_client import SlotClient
 
 if TYPE_CHECKING:
-    from iris_ray.slots.serving import ServedModel
+    from iris_ray.slots.serving import FileModel
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
@@ -79,8 +79,8 @@ def models(name: str, as_json: bool) -> None:
 def runners(name: str, as_json: bool) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
 
-    FREE is what slots have not booked. IN USE is what programs have, others than slots included, as NVIDIA's driver
-    said in the last minute; of hosts for CPUs it is what slots have.
+    FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver reported it
+    in the last minute; on hosts for CPUs, that of slots.
     """
     with cluster():
         found = SlotClient.connect(name).status()
@@ -149,8 +149,8 @@ def serve(file: Path, dry_run: bool) -> None:
       iris-ray serve models.toml
       kill -HUP PID                               # reads the file again
 
-    docs/serving.md says what the file has. A file that makes no sense is refused as a whole, also when it is read
-    again: what was served before goes on.
+    docs/serving.md describes the file. A file that makes no sense is refused as a whole, also when it is read again:
+    then the models are served as before.
     """
     from iris_ray.slots import serving
     from iris_ray.slots.front.http_front import CLOSE_S
@@ -194,7 +194,7 @@ def serve(file: Path, dry_run: bool) -> None:
                     click.echo(f"not all changes are made; SIGHUP tries again: {why}", err=True)
 
 
-def _what(model: "ServedModel") -> str:
+def _what(model: "FileModel") -> str:
     return model.model if isinstance(model.model, str) else model.model.words(**_SHOWN)[0]
 
 

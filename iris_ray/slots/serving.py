@@ -1,4 +1,4 @@
-"""Serves the models of a file: hosts, models, keys and the HTTP server from one TOML file, which may be read anew."""
+"""Serves the models of a TOML file, which has the hosts, models, keys and HTTP server, and may be read again."""
 
 import importlib
 import os
@@ -34,7 +34,7 @@ SIMPLE_POLICY: Final = {each.name for each in fields(ServingPolicy)} - {"placeme
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class FileModel:
     """A model of the file.
 
     Attributes:
@@ -55,7 +55,7 @@ class ServedModel:
     aliases: Sequence[str]
 
     def order(self, kind: DeviceKind) -> ModelOrder:
-        """Return what a SlotManager is told to serve.
+        """Return the order of this model for a SlotManager.
 
         Args:
             kind: the kind of devices that it runs on if it does not say one.
@@ -76,19 +76,19 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """What a file says.
+    """The contents of a file of models.
 
     Attributes:
         name: the name under which other processes find the models.
         host, port, timeout_s: see `HttpFront`.
-        orders: what a SlotManager is told, by model. The classes of the models have been imported for it.
+        orders: the order of each model for a SlotManager. The classes of the models are imported to make them.
 
     Raises:
         InvalidSlotError: a model could not be served as written.
     """
 
     hosts: Sequence[SlotHosts]
-    models: Mapping[str, ServedModel]
+    models: Mapping[str, FileModel]
     keys: Sequence[ApiKey] = ()
     name: str = "slots"
     host: str = "127.0.0.1"
@@ -108,7 +108,7 @@ class ModelsFile:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The models by their further names."""
+        """The models by their aliases."""
         return {alias: model.name for model in self.models.values() for alias in model.aliases}
 
     def place(self, name: str) -> str:
@@ -122,16 +122,16 @@ class ModelsFile:
 
     @property
     def fixed(self) -> tuple[object, ...]:
-        """What can't change while it is served."""
+        """The settings that can't change while the file is served."""
         return self.hosts, self.name, self.host, self.port, self.timeout_s, self.policy
 
 
 class ServedFile:
-    """Serves what a file says, until it is closed.
+    """Serves the contents of a file, until it is closed.
 
     Args:
         client: has the file's hosts.
-        said: what the file says.
+        said: the contents of the file.
     """
 
     def __init__(self, client: SlotClient, said: ModelsFile) -> None:
@@ -142,7 +142,7 @@ class ServedFile:
         self.front = HttpFront(client, **where, keys=said.keys, aliases=said.aliases)
 
     def change(self, said: ModelsFile) -> list[str]:
-        """Serve what the file says now. Requests that run go on. Return what has changed, in words.
+        """Serve the new contents of the file. Running requests go on. Return the changes in words.
 
         After an error other than `InvalidSlotError` it may be called again.
 
@@ -185,11 +185,11 @@ def class_at(place: str) -> type:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 OF_A_HOST: Final = {TPU_NAME, TPU_WORKER_ID, "node-id"}
-"""Attributes that hosts have, and that are not known before they are there."""
+"""Attributes whose values nobody knows before the hosts are there."""
 
 
 def check(found: ModelsFile) -> None:
-    """Refuse what could not be served, before anything is acquired.
+    """Refuse contents that could not be served, before anything is acquired.
 
     Raises:
         InvalidSlotError: what makes no sense, and how to mend it.
@@ -212,7 +212,7 @@ def check(found: ModelsFile) -> None:
 
 
 def _check_places(found: ModelsFile) -> None:
-    """Refuse models that fit on no host, and more replicas than fit on all together."""
+    """Refuse models that fit on no host, and more replicas than fit on all hosts."""
     for name, order in found.orders.items():
         spec = order.spec
         with _at(f"[models.{name}]"):
@@ -237,7 +237,7 @@ def _check_places(found: ModelsFile) -> None:
 
 
 def suitable_hosts(hosts: Sequence[SlotHosts], spec: ModelSpec) -> list[SlotHosts]:
-    """Return the hosts of a model's kind that can meet its constraints, as far as the file says what they will be."""
+    """Return the hosts of a model's kind whose attributes, as far as the file tells them, can meet its constraints."""
     of_kind = [each for each in hosts if each.kind is spec.kind]
     return [each for each in of_kind if all(_can_meet(each, asked) for asked in spec.constraints)]
 
@@ -261,7 +261,7 @@ def _can_meet(hosts: SlotHosts, asked: Constraint) -> bool:
 
 
 def _most_slots(runner: Runner, spec: ModelSpec) -> int:
-    """Return a number of slots of a model that an empty runner, whose devices are alike, can't exceed."""
+    """Return an upper bound for the slots of a model on an empty runner, whose devices are alike."""
     memory, fits = runner.devices[0].memory, dict[int, int]()
     for count, needed in spec.memory.items():
         if fits_when_empty(runner, replace(spec, memory={count: needed})):
@@ -294,7 +294,7 @@ def _check_groups(found: ModelsFile) -> None:
 
 
 def _runners(hosts: SlotHosts) -> int:
-    """Return how many hosts that hold slots these are. A whole slice counts as one."""
+    """Return the number of runners of these hosts. A whole slice is one runner."""
     is_slice = hosts.tpu_type is not None and not hosts.whole_slices
     return hosts.count * (get_tpu_config(hosts.tpu_type).vm_count if is_slice and hosts.tpu_type else 1)
 
@@ -347,7 +347,7 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
     return SlotHosts(**found, tolerations=_texts(table.get("tolerations", []), "tolerations"))
 
 
-def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
+def _model(name: str, table: Mapping[str, Any]) -> FileModel:
     of_command, of_spec = (
         {"health", "load_s", "environment"},
         {"concurrency", "runtime", "lora", "idle_s", "group", "alone"},
@@ -374,7 +374,7 @@ def _model(name: str, table: Mapping[str, Any]) -> ServedModel:
             model = str(table["class"])
             spec |= {"load_s": table["load_s"]} if "load_s" in table else {}
         extra = table.get("arguments", {}), table.get("replicas", 0), table.get("prewarm", False)
-        return ServedModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
+        return FileModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
 
 
 def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> ApiKey:

@@ -30,7 +30,7 @@ from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
 BUDGET_S = 3600.0
-"""The budgets of evictions count those of so many past seconds; the state remembers their times for that long."""
+"""The period of the budgets of evictions: the state remembers the times of evictions for so long."""
 
 
 class Owner(NamedTuple):
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
 
 def owners(spec: JobSpec) -> tuple[Owner, ...]:
-    """Return whose budgets count the evictions of a job: its user's, and those of its team and of the teams above."""
+    """Return the owners of the budgets that count evictions of a job: its user, its team and the teams above."""
     return _owners(spec.user, spec.team)
 
 
@@ -102,7 +102,7 @@ class AttemptEnds:
             self._give_up(job, gang, event.reason, change)
 
     def never_runs(self, job: Job, reason: str, change: Change) -> None:
-        """Give up a job that never ran, because something has not happened that it awaits."""
+        """Give up a job that never ran, because a condition that it awaits can't be met any more."""
         self._give_up(job, job.gangs[0], reason, change)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
@@ -366,7 +366,7 @@ class AttemptEnds:
     ) -> None:
         """Put a gang into the queue again, and remember its attempt: how it was charged, and which task ended first.
 
-        Where it ran is remembered, too, if it ran: if a task has said so, or ``started``.
+        The gang's layout is remembered, too, if the attempt ran: a task has reported it, or ``started`` is set.
         """
         if started or gang.running_since < math.inf:
             gang.last_ran = gang.layout
@@ -387,11 +387,12 @@ QUICK_S = 10.0
 QUICK_ENDS_ARE_FAILURES = 5
 """After more than this number of quick ends in a row, a task that is lost on a sound host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
-"""After so many failed launches of a gang in a row a job ends that never ran; one that has run loses a preemption."""
+"""After so many failed launches in a row of a gang, a job that never ran ends, and another one is charged a
+preemption."""
 YIELDED_S = 5.0
 """How long a job that yields waits after it has given its hosts to others."""
 REPORTED_CHARACTERS = 100
-"""So much of the error of each earlier attempt is reported of a job that makes no progress."""
+"""The limit for the error of each earlier attempt in the report on a job that makes no progress."""
 RETURNING_S = 30.0
 """How long a gang that has just lost its hosts goes before the other gangs of its band."""
 

@@ -364,7 +364,7 @@ class ControllerState:
 
     @property
     def heeding(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """Those attempts among them that save their state when they are told to leave."""
+        """The attempts in `attempts` that save their state when they are told to leave."""
         return self._allocations.heeding
 
     @property
@@ -398,7 +398,7 @@ class ControllerState:
         return self._table.unrecorded
 
     def show_anew(self, job_id: str) -> None:
-        """Add a job to `job_changes`: something outside this state, which is shown with the job, has changed."""
+        """Add a job to `job_changes`: data outside this state that is shown with the job has changed."""
         self._table.show_anew(job_id)
 
     @property

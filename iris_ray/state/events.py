@@ -237,7 +237,7 @@ AssignedEvent = JobAssignedEvent | GroupAssignedEvent
 
 @dataclass(frozen=True, slots=True)
 class PromiseEvent:
-    """From now on these hosts, and no others, are kept for a job until it runs. Without hosts: nothing is any more.
+    """These hosts, and no others, are kept for a job until it runs. Without hosts, its promise ends.
 
     Args:
         job_id: the job.
@@ -316,7 +316,7 @@ class TaskStateChangedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptMarkedEvent:
-    """A task has reported what the time of its attempt has gone into: soon after its second step, and at its end."""
+    """A task has reported how the time of its attempt was used: soon after its second step, and at its end."""
 
     attempt: AttemptId
     marks: Marks
@@ -324,7 +324,7 @@ class AttemptMarkedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSavesEvent:
-    """A task has told which state it could go on from if its attempt ended: it has saved again, or asks for notices.
+    """A task has told that it has saved its state again, or that it asks for notices.
 
     Args:
         attempt: the task's.

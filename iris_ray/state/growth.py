@@ -1,9 +1,9 @@
 """When a gang on fewer slices than it can use moves to more: once these have been free for as long as the move costs.
 
-Nobody knows how long the slices will stay. Who moves once the wait has cost as much as the move loses at most twice
-what somebody would who knew (ski rental: Karlin et al., "Competitive snoopy caching", 1988). The price is what the
-job's own planned moves have cost. A gang whose moves in a row were undone before they had paid waits twice as long
-after each of them.
+Nobody knows how long the slices will stay. A gang that moves once the wait has cost as much as the move loses at most
+twice as much as one that knew the future (ski rental: Karlin et al., "Competitive snoopy caching", 1988). The price is
+what the job's own planned moves have cost. A gang whose moves in a row were undone before they had paid waits twice as
+long after each of them.
 """
 
 from iris_ray.model.goodput import planned_move_s
@@ -11,13 +11,13 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.time_lost import FailureCause
 
 LEAST_S = 300.0
-"""Slices must have been free for so long in any case: who comes next finds some free."""
+"""Slices must have been free for at least so long, so that the next job finds some free."""
 LEAST_TO_RETURN_S = 10.0
 """The same for a gang that goes back to as many slices as it had before it lost some."""
 MOST_S = 12 * 3600.0
 """No gang waits longer, however often its moves were undone."""
 UNKNOWN_S = 600.0
-"""What a move costs a job of which no failure has been measured. It may have no recent checkpoint."""
+"""The assumed cost of a move for a job without measured failures, which may have no recent checkpoint."""
 MOST_DOUBLINGS = 20
 
 
@@ -40,7 +40,7 @@ def patience_s(job: Job, have: int, gained: int, now: float) -> float:
 
 
 def note_size(job: Job, now: float) -> None:
-    """Note on how many slices a gang runs now, all of whose tasks have started: whether its moves to more pay."""
+    """Note the number of slices of a gang whose tasks have all started, and so whether its moves to more pay."""
     gang = job.gang
     have, before = len(gang.groups), len(gang.last_ran)
     if not before:

@@ -20,7 +20,7 @@ from iris_ray.state.job_table import JobTable
 COMPLETE_S = 300.0
 """Seconds after the submission of its first job by which all jobs of a group must be there, or it ends."""
 MOST_OF_AN_ERROR = 300
-"""So much of the error of a job is quoted to the others, in characters."""
+"""The limit for the quoted error of another job, in characters."""
 
 
 class JobGroups:
@@ -29,7 +29,7 @@ class JobGroups:
     def __init__(self, table: JobTable, ends: AttemptEnds) -> None:
         self._table = table
         self._ends = ends
-        self._due: list[tuple[float, str]] = []  # a heap: by when the group of which job must be complete
+        self._due: list[tuple[float, str]] = []  # a heap: deadlines of incomplete groups, with a job of each
 
     # -- before the start ------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ class JobGroups:
         return None
 
     def settle(self, job: Job, change: Change) -> None:
-        """Hold a job back whose group has not started, or have the group enter the queue: nothing is missing any more.
+        """Hold a job back whose group is incomplete, or let the complete group enter the queue.
 
         A job whose group has ended meanwhile ends.
         """

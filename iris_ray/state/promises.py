@@ -41,7 +41,7 @@ class Promises:
         Args:
             job_id: the job, which is returned.
             node_ids: the hosts.
-            given_up: what is given up for it from now on, in words.
+            given_up: the attempts that are given up for the job from now on, in words.
             workers: node ids of all live hosts.
 
         Raises:
@@ -62,11 +62,11 @@ class Promises:
         return job
 
     def kept_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Note that a job gets hosts: its promise is kept, and other jobs lose theirs of these hosts.
+        """Note that a job gets hosts: its promise is kept, and promises of these hosts to other jobs end.
 
-        Only a gang that returns leaves a job of its band a promise for which nobody leaves: that waits for its end.
-        A job whose tasks are placed one by one is still promised hosts for its other tasks. Only if the job leaves some
-        of its hosts to others does the queue count as changed, so that a plan is made at once.
+        Only a returning gang leaves a promise alone: that of a job of its band, if no attempt was asked to leave for
+        it. A job whose tasks are placed one by one is still promised hosts for its other tasks. Only if the job leaves
+        some of its hosts to others does the queue count as changed, so that a plan is made at once.
         """
         if (promise := job.promise) is not None:
             left = () if job.spec.coscheduling else tuple(i for i in promise.node_ids if i not in node_ids)
@@ -94,7 +94,7 @@ class Promises:
             self.release(self._table.jobs[job_id])
 
     def restored(self, job: Job, workers: Collection[str]) -> None:
-        """Keep what an earlier Controller has promised to a job, if all these hosts are still there."""
+        """Keep an earlier Controller's promise to a job, if all its hosts are still there."""
         promise, job.promise = job.promise, None
         if promise is None or not job.pending or job.state.finished:
             return
@@ -125,7 +125,7 @@ class Promises:
 
 
 class Evictions:
-    """Knows which attempts are to leave their hosts to the job that these are promised to, and until when."""
+    """Knows which attempts are to leave promised hosts to other jobs, and their deadlines."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Evictions:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def promise(self, event: PromiseEvent, workers: Collection[str], change: Change) -> None:
-        """Promise hosts to a job. Ask the attempts to leave that are in its way, unless they have ended meanwhile.
+        """Promise hosts to a job. Ask the attempts on these hosts to leave, unless they have ended meanwhile.
 
         Raises:
             IllegalTransitionError: the job or a host can't have the promise, or an attempt holds none of the hosts or
@@ -191,9 +191,9 @@ class Evictions:
                 self._settled_for = -1  # records may be of different moments
 
     def settle(self, change: Change) -> None:
-        """Call off the evictions of attempts that do not leave for what is promised to any job now.
+        """Call off the evictions of attempts whose hosts are not promised to any job now.
 
-        An attempt that leaves for several jobs leaves for the others when one of them has lost its promise.
+        If an attempt leaves for several jobs and one of them has lost its promise, it leaves for the others.
         """
         if self._victims and self._settled_for != self._promises.version:
             self._settled_for = self._promises.version
@@ -285,6 +285,6 @@ class Evictions:
 
 
 def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
-    """Return a promise in place of an earlier one. What was given up counts on unless other hosts come for nothing."""
+    """Return the new promise. It keeps the victims of the earlier one, unless it has other hosts without victims."""
     goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
     return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)

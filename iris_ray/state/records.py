@@ -19,16 +19,19 @@ from operator import attrgetter
 from typing import Any
 
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
+from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
 RECORD_VERSION = 15
-"""Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists."""
+"""Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists. The
+fields of a `JobSpec` are in the header themselves, as a checksum."""
 
 GANGS_PER_CHUNK = 256
 
 _ANY_HEADER = b"iris_ray job record "
-_HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
+HEADER = _ANY_HEADER + b"%d, specs %08x" % (RECORD_VERSION, zlib.crc32(" ".join(FIELDS_OF_A_JOB).encode()))
+"""The first line of every value."""
 
 # Values go into records without their names and classes: that is faster, and shorter.
 _FROM_GANGS = {
@@ -113,16 +116,16 @@ class JobRecord:
 
 
 def _packed(values: object) -> bytes:
-    return _HEADER + b"\n" + zlib.compress(pickle.dumps(values), 1)
+    return HEADER + b"\n" + zlib.compress(pickle.dumps(values), 1)
 
 
 def _unpacked(data: bytes) -> Any:
     header, _, body = data.partition(b"\n")
     if not header.startswith(_ANY_HEADER):
         raise CorruptRecordError(f"a job record begins with {header[:40]!r}: it is damaged")
-    if header != _HEADER:
+    if header != HEADER:
         raise UnknownRecordError(
-            f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {_HEADER!r}:"
+            f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {HEADER!r}:"
             " use the version that wrote them until its jobs have ended; or, with that version, `iris-ray cluster"
             " controller export FILE`, and import the file on a new head with this one"
         )

@@ -22,7 +22,7 @@ class RuntimeLimits:
         self._table = table
         self._notices = notices
         self._ends = ends
-        self._due: list[tuple[float, str]] = []  # a heap: when which job is looked at
+        self._due: list[tuple[float, str]] = []  # a heap: the time of the next look, and the job
 
     def began(self, job: Job) -> None:
         """Note that a task of a job has run for the first time, or that such a job was restored."""

@@ -369,7 +369,7 @@ class GangNotices:
 
 
 class SpareJobs:
-    """Makes and drops spare jobs as `Spares` decides. What was promised to a dropped one is released: ``release``."""
+    """Makes and drops spare jobs as `Spares` decides. It calls ``release`` to end the promise of a dropped spare."""
 
     def __init__(
         self,
@@ -423,7 +423,7 @@ class SpareJobs:
                 self._settle_growth(job, change)
 
     def _settle_growth(self, job: Job, change: Change) -> None:
-        """Tell a gang to move to more slices once it is worth it. Take that back if they are gone."""
+        """Tell a gang to move to more slices once that pays. Call the move off if the slices are gone."""
         gang, room = job.gang, self._spares.ready_room(job, self._table.jobs)
         if room is None and gang.is_to_grow:
             gang.notice = None  # its pool asks before it moves

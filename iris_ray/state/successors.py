@@ -1,7 +1,8 @@
 """Jobs that enter the queue only after other jobs: ``after=``.
 
-Such a job is in no plan. What it still awaits stands in `Job.awaits`; what has happened is never asked again, so a
-predecessor may be forgotten. A job that can't get what it awaits ends, and so do the jobs that await its success.
+Such a job is in no plan. `Job.awaits` has the conditions that it still awaits. A met condition is never checked again,
+so a predecessor may be forgotten. A job with a condition that can't be met any more ends, and so do the jobs that await
+its success.
 """
 
 from iris_ray.errors import IllegalTransitionError
@@ -15,7 +16,7 @@ from iris_ray.state.job_groups import JobGroups
 from iris_ray.state.job_table import JobTable
 
 MOST_OF_AN_ERROR = 300
-"""So much of the error of a predecessor is quoted, in characters."""
+"""The limit for the quoted error of a predecessor, in characters."""
 
 
 class Successors:
@@ -39,7 +40,7 @@ class Successors:
                 raise IllegalTransitionError(f"job {spec.job_id} comes after {before}, and there is no such job")
 
     def submitted(self, job: Job, change: Change) -> None:
-        """Hold a new job back until what it comes after has happened."""
+        """Hold a new job back until its predecessors meet its conditions."""
         if job.spec.after:
             job.awaits = dict(job.spec.after)
             self._await(job, change)
@@ -50,13 +51,13 @@ class Successors:
             self._await(job, change)
 
     def started(self, job: Job, change: Change) -> None:
-        """Have those enter the queue that await the start of a job, which has started now or long ago."""
+        """Let the jobs enter the queue that await the start of this job, which has started now or before."""
         self._settle(self._of_start, job, change)
 
     def ended(self, job: Job, change: Change) -> None:
-        """Have those enter the queue, or end, that await the end of a job. It awaits nothing any more itself.
+        """Let the jobs that await the end of this job enter the queue, or end them. It awaits nothing any more itself.
 
-        Those that end are among the change's finished jobs: their own successors are settled with them.
+        Jobs that end here are added to the change's finished jobs, so that their own successors are settled, too.
         """
         for before in job.awaits:
             self._awaits_no_more(before, job.spec.job_id)
@@ -77,7 +78,7 @@ class Successors:
             self._look(job, before, change)
 
     def _look(self, job: Job, before: str, change: Change) -> None:
-        """Look at what a job awaits of another one."""
+        """Check the condition of a job on one predecessor."""
         if job.state.finished or before not in job.awaits:
             return
         wanted, other = job.awaits[before], self._table.jobs.get(before)

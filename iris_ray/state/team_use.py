@@ -18,12 +18,12 @@ Demands = Iterable[Mapping[str, float]]
 
 
 def own_part(team: str) -> str:
-    """Return the name under which jobs count that belong to a team itself and not to one of its parts."""
+    """Return the key for the use of a team's own jobs, without those of its parts."""
     return f"{team}/"
 
 
 def in_band(kind: str, band: PriorityBand) -> str:
-    """Return the name under which the chips of one type count that jobs of a band hold."""
+    """Return the key for the chips of one type that jobs of a band hold."""
     return f"{kind}/{band.name}"
 
 

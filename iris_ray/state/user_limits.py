@@ -20,7 +20,7 @@ Account = tuple[str, PriorityBand]
 
 
 @dataclass(slots=True)
-class Held:
+class BandUse:
     """What the jobs of a user in one band have.
 
     Attributes:
@@ -48,7 +48,7 @@ class UserLimits:
         self.version = 0
         self.table: dict[Account, Limits] = {}
         self._of_everybody: dict[PriorityBand, Limits] = {}  # worked out when first read
-        self._held: dict[Account, Held] = {}
+        self._held: dict[Account, BandUse] = {}
 
     # -- the limits ------------------------------------------------------------------------------------------------
 
@@ -68,9 +68,9 @@ class UserLimits:
         own = self.table.get((user, band))
         return everybody if own is None else own.over(everybody)
 
-    def held(self, user: str, band: PriorityBand) -> Held:
+    def held(self, user: str, band: PriorityBand) -> BandUse:
         """Return what a user holds in a band."""
-        return self._held.get((user, band)) or Held()
+        return self._held.get((user, band)) or BandUse()
 
     @property
     def accounts(self) -> Collection[Account]:
@@ -133,11 +133,11 @@ class UserLimits:
             held.queued.add(spec.job_id)
         self._forget_if_empty(spec)
 
-    def _account(self, spec: JobSpec) -> Held:
+    def _account(self, spec: JobSpec) -> BandUse:
         key = spec.user, spec.priority
         held = self._held.get(key)
         if held is None:
-            held = self._held[key] = Held()
+            held = self._held[key] = BandUse()
         return held
 
     def _forget_if_empty(self, spec: JobSpec) -> None:

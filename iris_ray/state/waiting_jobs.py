@@ -7,7 +7,7 @@ from operator import attrgetter
 from iris_ray.model.jobs import Job, Kind
 
 Run = deque[Job]
-"""Plain jobs of one kind by age, of which as many get a turn as may make a difference; or one other job."""
+"""The plain jobs of one kind by age, of which the scheduler tries as many as may fare differently; or one other job."""
 
 _number = attrgetter("number")
 
@@ -32,7 +32,7 @@ class WaitingJobs(Collection[Job]):
             self.sort_in(job)
 
     def sort_in(self, job: Job) -> None:
-        """Add a job, or put it where it belongs now."""
+        """Add a job, or move it between `by_kind` and `others`."""
         job_id = job.spec.job_id
         if not job.is_plain:
             self.discard(job_id)

@@ -16,7 +16,7 @@ from iris_ray.task.job_info import get_job_info
 from iris_ray.task.peer_files import PeerFiles, peers, room
 
 AT_ONCE = 16
-"""A task asks so many hosts, or fetches so many files, at a time."""
+"""The number of hosts that a task asks at a time, and of files that it fetches at a time."""
 CHUNK_BYTES = 16 << 20
 UNFINISHED = ".mirror"
 """The name under which a step directory is fetched, and under which others are removed. It is no step."""
@@ -67,7 +67,7 @@ def mirror(directory: Path | str) -> int | None:
     shutil.rmtree(own / UNFINISHED, ignore_errors=True)
     hosts = peers()
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        held = list(threads.map(Held.of, hosts, folders))
+        held = list(threads.map(HostSteps.of, hosts, folders))
         counting = steps_that_count(held)
         step = newest_at_all_places(me, counting)
         name = next((name for steps in counting for name in steps if _number(name) == step), None)
@@ -98,7 +98,7 @@ that attempt's are of a timeline that was given up.
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HostSteps:
     """The steps on one host.
 
     Attributes:
@@ -110,7 +110,7 @@ class Held:
     steps: Steps
 
     @staticmethod
-    def of(host: PeerFiles, folder: str) -> "Held":
+    def of(host: PeerFiles, folder: str) -> "HostSteps":
         """Return the steps in a folder of a host."""
         marks, steps = list[Mark](), defaultdict[str, dict[str, int]](dict)
         for path, size in host.list(folder).items():
@@ -120,10 +120,10 @@ class Held:
             elif name.startswith(MARK):
                 pairs = (pair.split(":") for pair in name.removeprefix(MARK).split(" "))
                 marks.append(tuple((int(attempt), int(step)) for attempt, step in pairs))
-        return Held(max(marks, default=()), steps)
+        return HostSteps(max(marks, default=()), steps)
 
 
-def steps_that_count(held: Sequence[Held]) -> list[Steps]:
+def steps_that_count(held: Sequence[HostSteps]) -> list[Steps]:
     """Return the step directories on each host that are not of a timeline that was given up.
 
     Of a host that has missed attempts only what all of these may have begun with counts, and nothing if it has been
@@ -157,7 +157,7 @@ def newest_at_all_places(me: JobInfo, counting: Sequence[Steps]) -> int | None:
     return max(everywhere, default=None)
 
 
-def _history(me: JobInfo, held: Sequence[Held]) -> Mark:
+def _history(me: JobInfo, held: Sequence[HostSteps]) -> Mark:
     """Return the attempts before this one, of those that have mirrored. Tasks that were faster have marked this one."""
     latest = max((host.mark for host in held), default=())
     return tuple(pair for pair in latest if pair[0] != me.attempt)[: MARKED_ATTEMPTS - 1]

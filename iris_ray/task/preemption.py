@@ -80,7 +80,7 @@ def known_notice() -> PreemptionNotice | None:
 
 
 _asking: set[str] = set()
-"""The prefixes of the files of the tasks that have told of themselves that they ask for notices."""
+"""The prefixes of the files of the tasks of this process that have told that they ask for notices."""
 
 
 def note_asking() -> None:

@@ -133,7 +133,7 @@ def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
 
 
 SHORTEST_SAVE_S = 0.01
-"""Programs may mark a call at each step that only now and then saves something. Nothing is saved in less time."""
+"""The shortest save: programs may mark a call at each step that saves only now and then."""
 
 
 def note_save() -> None:

@@ -15,7 +15,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.task.job_info import get_job_info
 
 RUNS = 2
-"""Each device runs the step so often. A device that contradicts itself is at fault; this needs no majority."""
+"""The number of runs on each device. A device with two results is at fault; this needs no majority."""
 DIGEST_BYTES = 16
 NAME_BYTES = 128
 NAMED = 4
@@ -104,7 +104,7 @@ def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> Replay
 
 
 def compared(digests: np.ndarray, names: list[str], hosts: list[str]) -> ReplayReport:
-    """Return what digests say.
+    """Return the report that follows from digests.
 
     Args:
         digests: by device, run, leaf and byte; the devices of each process follow one another.

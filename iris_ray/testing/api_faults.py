@@ -8,7 +8,7 @@ Code = TypeVar("Code")
 
 
 @dataclass(slots=True)
-class Fault(Generic[Code]):
+class ApiFault(Generic[Code]):
     """A failure or delay of the next calls of a method (``*``: of all methods)."""
 
     method: str
@@ -18,22 +18,22 @@ class Fault(Generic[Code]):
 
 
 class FaultyApi(Generic[Code]):
-    """What the servers of emulated APIs have in common. A ``Code`` is how their API calls an error."""
+    """The base of the servers of emulated APIs. A ``Code`` is how their API calls an error."""
 
     __slots__ = ()
     lock: threading.RLock
     calls: list[tuple[str, Any]]
-    _faults: list[Fault[Code]]
+    _faults: list[ApiFault[Code]]
 
     def fail(self, code: Code, method: str = "*", times: int = 1) -> None:
         """Answer the next calls of a method, such as ``"GetNode"`` or ``"instances.delete"``, with an error."""
         with self.lock:
-            self._faults.append(Fault(method, times, code=code))
+            self._faults.append(ApiFault(method, times, code=code))
 
     def delay(self, seconds: float, method: str = "*", times: int = 1) -> None:
         """Delay the next calls of a method by so many seconds."""
         with self.lock:
-            self._faults.append(Fault(method, times, delay_s=seconds))
+            self._faults.append(ApiFault(method, times, delay_s=seconds))
 
     def heal(self) -> None:
         """Cancel the failures and delays that have not happened yet."""
@@ -45,7 +45,7 @@ class FaultyApi(Generic[Code]):
         with self.lock:
             return sum(called == method for called, _ in self.calls)
 
-    def take_fault(self, method: str, request: Any) -> Fault[Code] | None:
+    def take_fault(self, method: str, request: Any) -> ApiFault[Code] | None:
         """Note a call. Return the fault that it meets, or None, and count it down."""
         with self.lock:
             self.calls.append((method, request))

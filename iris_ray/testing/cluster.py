@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a cluster stands on before it has a head: it ends with the cluster.
+    """The basis of a cluster before it has a head. It ends with the cluster.
 
     Attributes:
         head_address: IP address of the head.

@@ -219,9 +219,7 @@ def answer_to(port: int, attack: str) -> bytes:
 
 
 @pytest.mark.way_in
-def test_everybody_is_answered_while_server_is_attacked_and_slot_and_host_die(
-    cluster: SimulatedCluster, tmp_path: Path
-) -> None:
+def test_callers_are_answered_through_attack_and_lost_hosts(cluster: SimulatedCluster, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(ON_TWO_HOSTS)
     with serving(cluster, path) as (process, url), ThreadPoolExecutor(len(attacks.ATTACKS)) as pool:

@@ -25,9 +25,7 @@ TEAMS = """
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_one_borrower_hears_that_its_slice_goes_back_and_runs_again_later(
-    cluster: SimulatedCluster, tmp_path: Path
-) -> None:
+def test_borrower_hears_of_reclaimed_slice_and_runs_later(cluster: SimulatedCluster, tmp_path: Path) -> None:
     directory = tmp_path
 
     def work() -> int:

@@ -149,7 +149,7 @@ def test_wrong_name_in_a_cluster_for_gke_would_be_seen(schema: Any) -> None:
         jsonschema.validate(cluster, schema)
 
 
-def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> None:
+def test_groups_with_chips_give_notice_before_pods_end() -> None:
     groups = raycluster()["spec"]["workerGroupSpecs"]
     assert groups
     for group in groups:
@@ -164,7 +164,7 @@ def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> No
         assert context.params["seconds"] < SPOT_NODES_GIVE_S < pod["terminationGracePeriodSeconds"]
 
 
-def test_groups_for_gke_are_slices_of_the_type_that_they_are_called_by() -> None:
+def test_groups_for_gke_are_slices_of_named_type() -> None:
     for group in raycluster()["spec"]["workerGroupSpecs"]:
         config = get_tpu_config(group["groupName"])
         pod = group["template"]["spec"]

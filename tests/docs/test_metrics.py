@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from iris_ray.actors.controller.metrics import METRICS, Kind
+from iris_ray.actors.controller.metrics import METRICS, MetricKind
 from tests.docs.pages import REPOSITORY
 
 GRAFANA = REPOSITORY / "examples" / "grafana" / "iris_ray.json"
@@ -32,7 +32,7 @@ def test_every_panel_asks_for_metrics_and_labels_that_exist() -> None:
 
 def asked_for(expressions: Iterable[str]) -> set[str]:
     """Return the metrics for which expressions of PromQL ask; their names and labels must exist."""
-    suffixes = {Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    suffixes = {MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count")}
     others = {"le", "SessionName"}  # Prometheus's, and Ray's
     labels_of = {
         f"ray_{m.name}{suffix}": {*m.labels, *others} for m in METRICS for suffix in suffixes.get(m.kind, ("",))

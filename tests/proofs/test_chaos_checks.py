@@ -45,9 +45,7 @@ def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> i
     ],
     ids=["in one go", "goes on", "goes back", "before its first step", "twice back", "saved", "was behind", "was late"],
 )
-def test_lines_that_are_in_order_pass_and_steps_that_were_done_again_are_counted(
-    tmp_path: Path, lines: list[Line], redone: int
-) -> None:
+def test_ordered_lines_pass_and_repeated_steps_are_counted(tmp_path: Path, lines: list[Line], redone: int) -> None:
     assert check(tmp_path, lines) == redone
 
 
@@ -99,7 +97,7 @@ def test_lines_that_are_not_in_order_fail_with_the_place(tmp_path: Path, lines: 
         check(tmp_path, lines)
 
 
-def test_task_that_took_no_part_in_the_end_need_not_have_got_there(tmp_path: Path) -> None:
+def test_task_absent_at_the_end_may_lack_last_step(tmp_path: Path) -> None:
     """The gang went on on fewer slices."""
     check(tmp_path, attempt(1, 0, 3, index=3), took_part_in_the_end=False)
     with pytest.raises(AssertionError, match="step 2 after 0"):
@@ -112,7 +110,7 @@ def timed(lines: list[Line], begins: float, slice_name: str = "s") -> list[Line]
     return [{**first, "slice": slice_name}, *more]
 
 
-def test_task_that_goes_on_beside_the_next_attempt_is_named_unless_its_slice_was_disturbed() -> None:
+def test_task_beside_next_attempt_is_named_unless_slice_was_disturbed() -> None:
     begins = time.monotonic()
     lines = timed(attempt(1, 0, 6), begins) + timed(attempt(2, 2, 6), begins + 3.0)
     (found,) = overlaps(lines, Disturbances())
@@ -125,7 +123,7 @@ def test_task_that_goes_on_beside_the_next_attempt_is_named_unless_its_slice_was
     assert not list(overlaps(lines, disturbed))
 
 
-def test_an_attempt_is_explained_by_a_slice_that_is_disturbed_as_it_begins_even_if_no_task_begins_there() -> None:
+def test_disturbed_slice_explains_attempt_though_no_task_begins() -> None:
     disturbances = Disturbances()
     disturbances.add("a", 60.0)
     began = [{"attempt": number, "index": 2, "at": time.monotonic(), "start": 0, "slice": "b"} for number in (1, 2, 3)]

@@ -23,7 +23,7 @@ from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.controller.metrics import Kind, Metric
+from iris_ray.actors.controller.metrics import Metric, MetricKind
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.output.log_reader import LogReader
@@ -57,21 +57,21 @@ class RecordedMeter:
         self.seen: defaultdict[Series, list[float]] = defaultdict(list)
 
     def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        self.now[_series(metric, Kind.GAUGE, labels)] = value
+        self.now[_series(metric, MetricKind.GAUGE, labels)] = value
 
     def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
         assert amount >= 0
-        self.total[_series(metric, Kind.COUNTER, labels)] += amount
+        self.total[_series(metric, MetricKind.COUNTER, labels)] += amount
 
     def observe(self, metric: Metric, seconds: float, labels: Mapping[str, str]) -> None:
-        self.seen[_series(metric, Kind.HISTOGRAM, labels)].append(round(seconds, 6))
+        self.seen[_series(metric, MetricKind.HISTOGRAM, labels)].append(round(seconds, 6))
 
     def shown(self, name: str) -> dict[str, float]:
         """Return the values of a gauge that are not 0, by labels."""
         return {labels: value for (known, labels), value in self.now.items() if known == name and value}
 
 
-def _series(metric: Metric, kind: Kind, labels: Mapping[str, str]) -> Series:
+def _series(metric: Metric, kind: MetricKind, labels: Mapping[str, str]) -> Series:
     assert metric.kind is kind
     assert set(labels) == set(metric.labels)
     return metric.name, ",".join(f"{name}={labels[name]}" for name in metric.labels)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from iris_ray.checkpoint.boxes import Box, shape_of, whole, within
-from iris_ray.checkpoint.gang import Gang, Talk
+from iris_ray.checkpoint.gang import JaxGang, Talk
 from iris_ray.checkpoint.leaves import StateLeaf
 from iris_ray.checkpoint.parts import Leaf, Part, PartName
-from iris_ray.checkpoint.shares import Held
+from iris_ray.checkpoint.shares import HeldArray
 from iris_ray.checkpoint.steps import GangSteps
 from iris_ray.checkpoint.store import DirectoryFiles
 
@@ -124,7 +124,7 @@ class Layout:
     over_slices: int | None
     over_hosts: int | None
 
-    def held(self, slices: int, hosts: int) -> Held:
+    def held(self, slices: int, hosts: int) -> HeldArray:
         holders: dict[Box, list[int]] = {}
         for process in range(slices * hosts):
             box = whole(self.shape)
@@ -135,7 +135,7 @@ class Layout:
                 if axis is not None and axis < len(self.shape):
                     box = _cut(box, axis, number, count)
             holders.setdefault(box, []).append(process)
-        return Held(8, {box: tuple(each) for box, each in holders.items()})
+        return HeldArray(8, {box: tuple(each) for box, each in holders.items()})
 
 
 def _cut(box: Box, axis: int, number: int, count: int) -> Box:
@@ -162,7 +162,7 @@ def leaves_of(
     return leaves
 
 
-def _leaf(name: str, array: np.ndarray, held: Held, boxes: tuple[Box, ...]) -> StateLeaf:
+def _leaf(name: str, array: np.ndarray, held: HeldArray, boxes: tuple[Box, ...]) -> StateLeaf:
     def build(_: Any, found: Mapping[Box, Any]) -> Any:
         return {box: content.view(np.int64).reshape(shape_of(box)) for box, content in found.items()}
 
@@ -229,7 +229,7 @@ class Program:
             a_slice = count // slices
             domains = [each // a_slice if slices > 1 else each for each in range(count)]
             talk = Talk(service, index, "state")
-            gang = Gang(index, count, attempt, files, range(count), own, FOLDER, domains, slices > 1, talk)
+            gang = JaxGang(index, count, attempt, files, range(count), own, FOLDER, domains, slices > 1, talk)
             states = GangSteps(gang, keep=2, copies=True, limit=None)
             try:
                 blank = [np.zeros(layout.shape, np.int64) for layout in self.layouts]

@@ -51,9 +51,9 @@ class Demand(ABC):
         has_autoscaler: whether an autoscaler serves this cluster.
 
     Attributes:
-        asked: how many slices of each type are asked for and not there.
-        way: how they are asked for, for people.
-        problem: why that is not the way that it should be, for people; None if it is.
+        asked: how many requested slices of each type have not come yet.
+        way: the means by which slices are requested, in words.
+        problem: why slices can't be requested by the proper means, in words; None if they are.
     """
 
     way: str
@@ -64,21 +64,21 @@ class Demand(ABC):
         self.asked: Mapping[str, int] = {}
 
     def is_shown(self, setting: bool | None) -> bool:
-        """Return whether to ask for missing slices, as the cluster's setting says; None: only if an autoscaler runs."""
+        """Return whether to request missing slices, given the cluster's setting; None: only if an autoscaler runs."""
         return self._has_autoscaler if setting is None else setting
 
     @property
     @abstractmethod
     def is_gone(self) -> bool:
-        """Whether certainly nothing is asked for, not even by an earlier process."""
+        """Whether no request is open, not even one of an earlier process."""
 
     @abstractmethod
     def words(self, device: str) -> tuple[str, ...]:
-        """Return what is known of the slices of a type that are asked for: how many, since when, why none come."""
+        """Return the open requests of a type, in words: how many slices, since when, and why none come."""
 
     @abstractmethod
     def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
-        """Ask for what is missing now, and no more for what is not.
+        """Request the slices that are missing now, and withdraw all other requests.
 
         Args:
             missing: how many slices of each type each waiting gang could use; the result of `missing_slices`.
@@ -120,7 +120,7 @@ class AutoscalerDemand(Demand):
         return (f"Ray's autoscaler is asked for {asked} more{since}", *self._launches)
 
     def update(self, missing: Mapping[str, Sequence[int]], slices: Slices) -> None:
-        """Make the groups that are lacking, and remove those that are too many or have got their slice."""
+        """Make the missing placement groups, and remove those that are superfluous or have got their slice."""
         if not self._knows_all:
             self._remove_leftovers()
         self._knows_all = False  # a call of Ray that fails may have taken effect
@@ -143,7 +143,7 @@ class AutoscalerDemand(Demand):
             self._looked_at = now
             try:
                 self._launches = autoscaler_launches()
-            except Exception as error:  # the demand counts, not what is said of it
+            except Exception as error:  # only what people read is lost; the demand stays
                 logger.info("what Ray's autoscaler launches stays unknown: %s", error)
 
     def _update(self, tpu_type: str, count: int, there: frozenset[str]) -> None:
@@ -181,7 +181,7 @@ def _waits(group: PlacementGroup) -> bool:
 
 
 def since_words(seconds: float) -> str:
-    """Return for how long something has been so, to follow it in a sentence; nothing if not for a minute."""
+    """Return a duration as the end of a sentence, such as ``, for 5 min``; "" for less than a minute."""
     minutes = int(seconds // 60)
     hours = f"{minutes // 60} h " if minutes >= 60 else ""
     return f", for {hours}{minutes % 60} min" if minutes else ""

@@ -10,10 +10,10 @@ from iris_ray.model.capacity import CapacityReport, Lot, chip_hour
 from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
-"""How long the report of a provisioner that is silent is shown."""
+"""How long the last report of a silent provisioner is shown."""
 MOST_OWNERS, MOST_LOTS = 100, 100
 MISSED_S = 86_400.0
-"""How long a provisioner that is overdue is missed."""
+"""How long a provisioner that sends no reports counts as overdue."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Lease:
 
     Attributes:
         until: when another process may have the name.
-        due: when the next report of the provisioner should be there.
+        due: when the next report of the provisioner should have come.
     """
 
     instance: str
@@ -40,7 +40,7 @@ class CapacityBoard:
         self._leases: dict[str, _Lease] = {}
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
-        """Let one process work under a provisioner's name for so long; 0: it ends, and nobody misses its reports.
+        """Let one process use a provisioner's name for some seconds. 0: the process ends, and is not overdue.
 
         Raises:
             ProvisionerTakenError: another process has the name.
@@ -61,7 +61,7 @@ class CapacityBoard:
             del self._leases[next(iter(self._leases))]
 
     def take(self, report: CapacityReport) -> None:
-        """Replace the report of a provisioner; what is shown of it has a limit."""
+        """Replace the report of a provisioner; keep at most `MOST_LOTS` of its lots."""
         self._reports.pop(report.owner, None)
         self._reports[report.owner] = self._clock.now(), replace(report, lots=report.lots[:MOST_LOTS])
         if len(self._reports) > MOST_OWNERS:
@@ -70,7 +70,7 @@ class CapacityBoard:
             lease.due = self._clock.now() + lease.seconds
 
     def overdue(self) -> dict[str, float]:
-        """Return by how many seconds the report of each provisioner that has not ended in order is late."""
+        """Return by how many seconds the report of each provisioner is late, unless the provisioner has ended."""
         now = self._clock.now()
         self._leases = {owner: one for owner, one in self._leases.items() if now - one.due < MISSED_S}
         return {owner: max(0.0, now - one.due) for owner, one in self._leases.items()}
@@ -89,7 +89,7 @@ class CapacityBoard:
         return chip_hour(self.reports(), get_tpu_config(device).name) if self._reports else None
 
     def words(self, device: str) -> tuple[str, ...]:
-        """Return what is asked for of a type: how many slices, where, since when, at what price, and why no more."""
+        """Return the open requests of a type in words: slices, source, time, price, and why there are no more."""
         if not self._reports:
             return ()
         tpu_type = get_tpu_config(device).name

@@ -41,10 +41,10 @@ _NODE_ID = re.compile(r"[0-9a-f]{56}")
 
 @dataclass(slots=True)
 class HandedOver:
-    """What a Controller left.
+    """The records of a Controller, for a file.
 
     Attributes:
-        lines: of all kinds but packages; jobs without what their pools know.
+        lines: of all kinds but packages; those of jobs lack the functions and variables, which their pools have.
         left_out: what can't be carried over, in words.
     """
 
@@ -53,7 +53,7 @@ class HandedOver:
 
 
 def hand_over(journal: Journal) -> HandedOver:
-    """Return what the last Controller has recorded, whether it still runs or not. Nothing is written.
+    """Return the records of the last Controller, which may still run. Write nothing.
 
     Raises:
         UnknownRecordError: another version of iris_ray wrote the records.
@@ -113,7 +113,7 @@ def user_days(times: UserTimes) -> list[Line]:
 
 
 def fleet_days(times: FleetTimes) -> list[Line]:
-    """Return the lines of what the chips were in."""
+    """Return the lines with the time of the chips by day and state."""
     return [{"kind": "fleet_day", "day": day, "chip_seconds": dict(of)} for day, of in times.since("").items()]
 
 
@@ -143,7 +143,7 @@ def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str
 
 
 def with_remaining_budgets(job: Job) -> JobSpec:
-    """Return what a job asks for, with what is left of its budgets, and of what it awaits.
+    """Return a job's spec with the rest of its retry budgets, and only the predecessors that it still awaits.
 
     The gangs of a job with several begin anew.
     """
@@ -269,7 +269,7 @@ def _amounts(line: Any) -> dict[str, float]:
 
 
 def what_is_there(state: ControllerState, user_times: UserTimes) -> Iterator[str]:
-    """Yield what an import would mix with, in words; nothing for an empty Controller."""
+    """Yield the data of this Controller that an import would mix with, in words; nothing if it is empty."""
     if state.jobs:
         yield f"{len(state.jobs)} jobs"
     if state.limits.table:

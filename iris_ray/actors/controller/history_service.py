@@ -45,19 +45,19 @@ logger = logging.getLogger(__name__)
 LOOK_S = 2.0
 SAMPLE_S = 60.0
 POINTS = 500
-"""A job's curves get a point a minute, and later one whenever the job is older by one part in so many."""
+"""A job's curves get a point a minute; later, one whenever the job's age has grown by 1 / `POINTS`."""
 REFRESH_S = 3600.0
 """The rows of jobs that run are written anew at this interval, and what is old is deleted."""
 TURN_S = 0.02
-"""Rows are made for so long without a pause."""
+"""The event loop makes rows for so many seconds at a time."""
 MOST_WAITING = 20_000
-"""So many jobs, attempts and events wait at most until they can be written; then the oldest are lost."""
+"""The limit for jobs, attempts and events that wait to be written. Beyond it the oldest are lost."""
 AT_ONCE = 2000
-"""So many records are one transaction at most."""
+"""The limit for the records of one transaction."""
 SAY_S = 60.0
 """The same trouble is said again after so long."""
 FRESH_S = 2.0
-"""A question waits at most so long until what has just happened is written."""
+"""How long a statement waits until recent changes are written."""
 
 
 def history_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -90,10 +90,10 @@ class HistoryService:
         self._directory = directory
         self._file: HistoryFile | None = None
         self._chosen: tuple[object, ...] = ()
-        self._is_open = False  # whether this Controller has said in the file which jobs were lost
-        self._begun = 0  # how often the file had begun anew then
-        self._read: int | None = None  # how many changes of jobs are in rows
-        self._stages: dict[str, tuple[object, ...]] = {}  # job id → what of it is in rows
+        self._is_open = False  # whether the jobs that were lost before this Controller are marked in the file
+        self._begun = 0  # `HistoryFile.begun` at that time
+        self._read: int | None = None  # the version of the jobs that the rows show
+        self._stages: dict[str, tuple[object, ...]] = {}  # job id → the stage that its rows show
         self._curves: dict[str, float] = {}  # job id → when the next point of its curves is due
         self._waiting: deque[Record] = deque()
         self._weight = 0
@@ -103,7 +103,7 @@ class HistoryService:
         self._sampled_at = self._refreshed_at = self._tidied_at = -math.inf
         self._looking = asyncio.Lock()
         self._background = BackgroundTasks()
-        self._next: asyncio.Task[None] | None = None  # the look for which questions wait, until it begins
+        self._next: asyncio.Task[None] | None = None  # the next look, for which statements wait
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
 
@@ -131,7 +131,7 @@ class HistoryService:
     # -- rows --------------------------------------------------------------------------------------------------------
 
     def note(self, events: Iterable[Event]) -> None:
-        """Keep those of these events that people may want to find later. They are about to be applied."""
+        """Add rows for the events that people may search for. Call this before the events are applied."""
         if self._file is None:
             return
         now = self._clock.now()
@@ -142,18 +142,18 @@ class HistoryService:
                         self._add(row)
 
     def note_start(self, epoch: int, version: str) -> None:
-        """Keep that this Controller has begun."""
+        """Add a row for the start of this Controller."""
         now = self._clock.wall(self._clock.now())
         self._add(EventRow(now, "controller", str(epoch), None, f"Controller {epoch} of iris_ray {version} has begun"))
 
     async def run(self, is_over: Callable[[], object]) -> None:
-        """Look for changes again and again until something is true."""
+        """Look for changes every `LOOK_S` until a condition is true."""
         while not is_over():
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Write what has changed."""
+        """Write the changes since the last look."""
         async with self._looking:
             self._next = None
             if (file := self._file) is None:  # a setting may name another one meanwhile
@@ -175,7 +175,7 @@ class HistoryService:
                 self._failed(error, 0)
 
     async def _collect(self, now: float, refreshes: bool) -> None:
-        """Make rows of the jobs that have changed, in turns."""
+        """Make rows of the changed jobs, and pause every `TURN_S`."""
         changes, jobs = self._state.job_changes, self._state.jobs
         changed = None if self._read is None else changes.since(self._read)
         self._read = changes.version
@@ -202,7 +202,7 @@ class HistoryService:
                 turn_ends = time.monotonic() + TURN_S
 
     def _add_curves(self, now: float) -> None:
-        """Keep what running jobs say of themselves, the seldomer the longer they have run."""
+        """Add points to the curves of running jobs, less often the older a job is."""
         for job_id in [job_id for job_id, due in self._curves.items() if job_id not in self._stages or due <= now]:
             del self._curves[job_id]
         for job_id in self._stages.keys() - self._curves.keys():
@@ -230,7 +230,7 @@ class HistoryService:
     # -- the file ----------------------------------------------------------------------------------------------------
 
     async def _write(self, file: HistoryFile) -> None:
-        """Write what waits; keep it if the trouble may pass."""
+        """Write the waiting records; keep them if the error may pass."""
         if not self._is_open:
             await self._in_thread(file.close_lost, list(self._state.jobs))
             self._is_open, self._begun = file is self._file, file.begun
@@ -265,7 +265,7 @@ class HistoryService:
         self._say(f"the history can't be written ({self._trouble})")
 
     def _say(self, what: str) -> None:
-        """Log a trouble, with how much waits and how much was lost so far, but not all the time."""
+        """Log a problem with the numbers of waiting and lost records, at most once in `SAY_S`."""
         now = time.monotonic()
         if now >= self._said_at + SAY_S:
             self._said_at = now

@@ -79,7 +79,7 @@ class Journal:
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
         contained: jobs that were ended because of a failure, and records that can't be read.
-        clock: the Controller's. Like the next three it goes on from that of the Controller before.
+        clock: the Controller's. This and the next three attributes continue those of the previous Controller.
         fleet_times: the time of the cluster's chips by state.
         user_times: the time of forgotten jobs by its use.
         own_slices: the names of single hosts' slices.

@@ -1,10 +1,10 @@
 """Asks KubeRay for missing slices: raises the ``replicas`` of worker groups, and says why slices don't come.
 
-Slices that were asked for, have not come and are missed no more are withdrawn: else Google would bring them hours after
-their job was cancelled. Only what this process has asked for is: others raise ``replicas``, too. After a restart of the
-Controller such slices come, and go when they have been idle.
+A requested slice that has not come is withdrawn once no job misses it, else Google would bring it hours after its job
+was cancelled. A process withdraws only its own requests, because others raise ``replicas``, too. After a restart of the
+Controller the requested slices come, and go when they have been idle.
 
-`cloud/kuberay.py` says why this is no demand for Ray's autoscaler. `find_demand` knows who is to be asked.
+`cloud/kuberay.py` says why this is no demand for Ray's autoscaler. `find_demand` chooses the autoscaler or KubeRay.
 """
 
 import logging
@@ -33,15 +33,15 @@ from iris_ray.model.topology import get_tpu_config
 logger = logging.getLogger(__name__)
 
 SETTLING_S = 3.0
-"""A demand counts once it has lasted so long: when a slice has just come, the job that it came for still waits."""
+"""A demand counts once it has lasted so long: a job still waits for a moment when its slice has just come."""
 LOOK_S = 5.0
 """The interval between two looks at the RayCluster while slices are missing. Ray's autoscaler looks as often."""
 REASONS_S = 15.0
 """The interval between two looks at pods that wait."""
 CRASHES_S = 60.0
-"""The interval between two looks at pods that run: those that crash again and again are among them, and all others."""
+"""The interval between two looks at running pods, some of which may crash again and again."""
 SPARE_S = 60.0
-"""A slice that has not come is withdrawn once nobody has missed it for so long: a job may be submitted again."""
+"""A requested slice is withdrawn once no job has missed it for so long: a user may submit a job again."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
 """The pauses between looks whether Kubernetes still denies the RayCluster; each is twice as long as the last."""
 
@@ -105,12 +105,12 @@ class KubeRayDemand(Demand):
             raise
 
     def _there(self, slices: Slices, now: float) -> Counter[str]:
-        """Count the slices of each type that are whole, or that have been broken for too long to be on their way."""
+        """Count the slices of each type that are whole, or have lacked hosts for too long to be starting."""
         self._broken = {name: self._broken.get(name, now) for name, (_, whole) in slices.items() if not whole}
         return Counter(t for name, (t, whole) in slices.items() if whole or now - self._broken[name] >= ARRIVAL_S)
 
     def _settled(self, totals: dict[str, int], now: float) -> dict[str, int]:
-        """Return for each type the least number of slices that there should have been in the past seconds."""
+        """Return for each type the smallest number of slices that was wanted in the past `SETTLING_S`."""
         while len(self._totals) > 1 and self._totals[1][0] <= now - SETTLING_S:
             self._totals.popleft()
         self._totals.append((now, totals))
@@ -151,7 +151,7 @@ class KubeRayDemand(Demand):
             )
 
     def _note_arrivals(self, there: Counter[str]) -> None:
-        """Take slices that have come for those that were asked for here: then none of others' is ever withdrawn."""
+        """Match new slices with this process's requests, so that it never withdraws a request of somebody else."""
         for tpu_type, count in (there - self._there_before).items():
             for group in [name for name in self._raised if self._types[name] == tpu_type]:
                 come = min(count, self._raised[group])
@@ -168,7 +168,7 @@ class KubeRayDemand(Demand):
         there: Counter[str],
         now: float,
     ) -> list[WorkerGroup]:
-        """Withdraw slices that nobody has missed for a while. Return the groups as they are then."""
+        """Withdraw requested slices that no job has missed for `SPARE_S`. Return the groups after that."""
         coming = {t: _wanted(groups, t) - there[t] for t in {*self._types.values()}}
         self._raised &= Counter({g.name: max(0, coming.get(g.tpu_type, 0)) for g in groups})
         spares = {t: n - sum(missing.get(t, ())) for t, n in coming.items()}
@@ -221,7 +221,7 @@ def _of(groups: Sequence[WorkerGroup], tpu_type: str) -> list[WorkerGroup]:
 
 
 def _wanted(groups: Sequence[WorkerGroup], tpu_type: str) -> int:
-    """Return how many slices of a type there are to be, without groups that make none."""
+    """Return how many slices of a type the worker groups are to have, without broken groups."""
     return sum(group.wanted for group in _of(groups, tpu_type) if group.problem is None)
 
 
@@ -282,7 +282,7 @@ class DeniedDemand(Demand):
 
 
 def find_demand() -> Demand:
-    """Return who is asked for missing slices of this cluster. It looks at the head's pod or processes, and blocks."""
+    """Return the object that requests missing slices in this cluster. Look at the head's pod or processes; block."""
     has_autoscaler = runs_autoscaler(os.environ)
     api = KubernetesApi.of_this_pod()
     if api is None:

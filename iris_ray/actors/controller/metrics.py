@@ -32,7 +32,7 @@ STORE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
 """Bucket limits for writings into the cluster's store, in seconds."""
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """A gauge shows a present number, a counter a total, a histogram durations."""
 
     GAUGE = "gauge"
@@ -52,13 +52,13 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     meaning: str
     buckets: tuple[float, ...] = ()
 
 
-_G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
+_G, _C, _H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
 
 PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, whole or in part")
 RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
@@ -200,12 +200,12 @@ class RayMeter:
     """Gives measurements to Ray. The node's agent exports them every ten seconds; without an agent they are lost."""
 
     def __init__(self) -> None:
-        of = {kind: [metric for metric in METRICS if metric.kind is kind] for kind in Kind}
-        self._gauges = {m: metrics.Gauge(m.name, m.meaning, tag_keys=m.labels) for m in of[Kind.GAUGE]}
-        self._counters = {m: metrics.Counter(m.name, m.meaning, tag_keys=m.labels) for m in of[Kind.COUNTER]}
+        of = {kind: [metric for metric in METRICS if metric.kind is kind] for kind in MetricKind}
+        self._gauges = {m: metrics.Gauge(m.name, m.meaning, tag_keys=m.labels) for m in of[MetricKind.GAUGE]}
+        self._counters = {m: metrics.Counter(m.name, m.meaning, tag_keys=m.labels) for m in of[MetricKind.COUNTER]}
         self._histograms = {
             m: metrics.Histogram(m.name, m.meaning, boundaries=list(m.buckets), tag_keys=m.labels)
-            for m in of[Kind.HISTOGRAM]
+            for m in of[MetricKind.HISTOGRAM]
         }
 
     def set(self, metric: Metric, value: float, labels: Labels) -> None:

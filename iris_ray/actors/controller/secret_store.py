@@ -29,9 +29,9 @@ from iris_ray.model.secret import (
 
 DIRECTORY = "secrets"
 MOST_SECRETS = 1000
-"""The store holds so many."""
+"""The limit for secrets in the store."""
 MOST_FILE_BYTES = MOST_BYTES + (256 << 10)
-"""A file is no larger: the value in UTF-8, and the line before it."""
+"""The limit for a file: a value in UTF-8, and the line before it."""
 UNFINISHED_S = 60.0
 """A file that has been unfinished for so long was left by a process that is gone."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -193,7 +193,7 @@ class SecretStore:
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Raise SecretStoreError if the disk refuses; ``what`` says what is not done then."""
+        """Raise SecretStoreError for an error of the disk; ``what`` names the action that failed."""
         try:
             yield
         except OSError as error:
@@ -220,7 +220,7 @@ def _require_private(path: Path, found: os.stat_result, is_kind: Callable[[int],
 
 
 def _write_whole(directory: Path, name: str, data: bytes) -> None:
-    """Write a private file, or leave what was there."""
+    """Replace a private file as a whole, or leave the old one."""
     unfinished = directory / f".{secrets.token_hex(8)}"
     file = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -237,7 +237,7 @@ def _write_whole(directory: Path, name: str, data: bytes) -> None:
 
 
 def _remove_unfinished(directory: Path) -> None:
-    """Remove what a process has left that was killed while it wrote."""
+    """Remove unfinished files of processes that were killed."""
     for path in directory.glob(".*"):
         with suppress(OSError):
             if path.lstat().st_mtime < time.time() - UNFINISHED_S:
@@ -245,7 +245,7 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def _sync(directory: Path) -> None:
-    """Have a change of a directory's names outlast a loss of power."""
+    """Have the disk keep a change of a directory's names through a power failure."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

@@ -21,7 +21,7 @@ WITHOUT_TEAM = "jobs without a team"
 _ROOT = Team("all")
 """Stands for `NO_TEAM` where a team's settings are shown: it has none."""
 _NAMED = 3
-"""So many borrowers are named in a sentence."""
+"""The limit for borrowers that a sentence names."""
 
 
 def fleet_chips(fleet: Fleet) -> dict[str, float]:
@@ -65,7 +65,7 @@ def team_chips(teams: Teams, usage: Usage, kind: str, fleet: float) -> dict[str,
 
 
 def own(teams: Teams, name: str, amounts_of: Callable[[str], Mapping[str, float] | None]) -> Mapping[str, float]:
-    """Return the amounts of a team and its parts; those of `NO_TEAM` without the teams: of the jobs without one.
+    """Return the amounts of a team with its parts. `NO_TEAM` stands for the jobs without a team.
 
     Args:
         teams, name: the team.
@@ -90,7 +90,7 @@ def _by_band(usage: Mapping[str, float], kind: str) -> dict[PriorityBand, float]
 
 
 def teams_status(state: ControllerState, now: float) -> TeamsStatus:
-    """Return all teams with what each has."""
+    """Return the status of all teams."""
     teams, usage, past = state.teams.teams, state.teams.usage, state.teams.past
     fleet, totals = fleet_chips(state.fleet), state.fleet.totals
     if not teams:

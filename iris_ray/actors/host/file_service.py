@@ -40,7 +40,7 @@ CHUNK_BYTES = 1 << 20
 SILENCE_S = 30.0
 """A connection over which no byte moves for so long is closed."""
 MOST_CONNECTIONS = 256
-"""Further ones wait."""
+"""The limit for connections; further ones wait."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
@@ -98,26 +98,26 @@ class FileService:
         """Return the directory of the job that has this token.
 
         Raises:
-            Refusal: there is none.
+            FileRefusal: there is none.
         """
         for job in self._directories.jobs():
             theirs = job.read_token().encode()
             if theirs and hmac.compare_digest(theirs, token.encode(errors="replace")):
                 return job
-        raise Refusal(HTTPStatus.FORBIDDEN, "no job with this token has started a task on this host")
+        raise FileRefusal(HTTPStatus.FORBIDDEN, "no job with this token has started a task on this host")
 
     @contextlib.contextmanager
     def expecting(self, size: int, job: JobDirectory) -> Iterator[Callable[[int], None]]:
         """Keep room for a file that is to come. Yield a function that takes the number of bytes that have come.
 
         Raises:
-            Refusal: there is no room.
+            FileRefusal: there is no room.
         """
         left = size
         with self._lock:
             room = self._room(job.files) - self._expected
             if size > room:
-                raise Refusal(
+                raise FileRefusal(
                     HTTPStatus.INSUFFICIENT_STORAGE,
                     f"{size} bytes don't fit: the files of a job on this host may grow by {max(0, room)} bytes, so that"
                     " a tenth of its memory, or disk, stays free; delete older files there first, or keep fewer",
@@ -136,7 +136,7 @@ class FileService:
             came(left)
 
 
-class Refusal(Exception):
+class FileRefusal(Exception):
     """A request can't be answered; with the status and the words of the answer."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -207,9 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             job = self.server.service.job_of(self.headers.get(TOKEN_HEADER, "").removeprefix(TOKEN_PREFIX))
             if not self.path.startswith(prefix):
-                raise Refusal(HTTPStatus.NOT_FOUND, "there is nothing but files here")
+                raise FileRefusal(HTTPStatus.NOT_FOUND, "there is nothing but files here")
             by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
-        except Refusal as refusal:
+        except FileRefusal as refusal:
             self._say(refusal.status, str(refusal).encode())
         except FileNotFoundError:
             self._say(HTTPStatus.NOT_FOUND, b"it does not exist")
@@ -240,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise Refusal(HTTPStatus.CONFLICT, "it is no file")
+                raise FileRefusal(HTTPStatus.CONFLICT, "it is no file")
             start, count = self._range(found.st_size)
             self.send_response(HTTPStatus.PARTIAL_CONTENT if "Range" in self.headers else HTTPStatus.OK)
             self.send_header("Content-Length", str(count))
@@ -253,10 +253,10 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted is None:
             return 0, size
         if (match := _RANGE.fullmatch(wanted)) is None:
-            raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "only ranges such as bytes=0-9 are served")
+            raise FileRefusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "only ranges such as bytes=0-9 are served")
         first, last = int(match[1]), min(int(match[2]), size - 1)
         if first > last:
-            raise Refusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"it has {size} bytes")
+            raise FileRefusal(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"it has {size} bytes")
         return first, last + 1 - first
 
     def _send(self, file: Any, start: int, count: int) -> None:
@@ -271,7 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _put(self, job: JobDirectory, parts: tuple[str, ...]) -> None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "a file needs a Content-Length")
+            raise FileRefusal(HTTPStatus.LENGTH_REQUIRED, "a file needs a Content-Length")
         with (
             self.server.service.expecting(int(length), job) as came,
             _taking(job) as (incoming, name),
@@ -312,11 +312,13 @@ def _parts(path: str, or_none: bool) -> tuple[str, ...]:
     """Return the names in a relative path.
 
     Raises:
-        Refusal: it could lead elsewhere, or has no names and needs some.
+        FileRefusal: it could lead elsewhere, or has no names and needs some.
     """
     parts = tuple(path.split("/")) if path else ()
     if not (parts or or_none) or any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "it is no path below the job's directory: give names with / between them")
+        raise FileRefusal(
+            HTTPStatus.BAD_REQUEST, "it is no path below the job's directory: give names with / between them"
+        )
     return parts
 
 

@@ -20,7 +20,7 @@ class _Membership:
     passed_on: list[Notice] = field(default_factory=list)
 
     def is_to_pass(self, notice: Notice) -> bool:
-        """Return whether a notice is news. What was passed on before never is, so that notices don't circulate."""
+        """Return whether a notice is news. A notice that this host has passed on is not, so that none circulates."""
         latest = self.passed_on[-1] if self.passed_on else None
         return is_news(latest, notice, time.time()) and not any(is_same(told, notice) for told in self.passed_on)
 

@@ -271,7 +271,7 @@ class TPUHostActor:
         self._gangs.spread(told)
 
     async def _watch_metadata(self) -> None:
-        """Tell the notices of the host's metadata server, and the pool when it calls one off."""
+        """Pass on the notices of the host's metadata server, and tell the pool when the server calls one off."""
         module = "iris_ray.actors.host.metadata"
         await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
         from iris_ray.actors.host.metadata import MetadataWatch
@@ -283,7 +283,7 @@ class TPUHostActor:
         ).run()
 
     async def _watch_announcement(self) -> None:
-        """Tell it when somebody on this machine announces its end, such as the hook of a pod."""
+        """Pass on the announcement of this machine's end, which the hook of a pod, for example, has written."""
         told, node_id = None, self._place.node_id
         while True:
             notice = announced(host_directory(), node_id)

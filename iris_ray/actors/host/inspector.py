@@ -1,4 +1,4 @@
-"""What is asked of a task's process on its host, by a plain Ray task there: stacks, profiles, traces, chips.
+"""Looks into a task's process from a plain Ray task on its host: stacks, profiles, traces, chips.
 
 Stacks and profiles are py-spy's, which comes with Ray. It works even if the task's process hangs. Traces are those of
 JAX's profiler in the task's process, and libtpu tells of the chips.
@@ -43,7 +43,7 @@ NOT_PERMITTED = (
 
 
 _NO_SAMPLES = "No stack counts found", "Samples: 0 "
-"""What py-spy says if no thread did anything: as the error of a picture, and else."""
+"""The output of py-spy if no thread did anything: its error for a flame graph, and its text for other formats."""
 
 
 class Profile(NamedTuple):
@@ -51,7 +51,7 @@ class Profile(NamedTuple):
 
     Attributes:
         data: of the file.
-        waits: whether no thread worked, so that it shows where they wait.
+        waits: whether no thread worked, so that the profile shows where the threads wait.
     """
 
     data: bytes

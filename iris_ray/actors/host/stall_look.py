@@ -1,4 +1,4 @@
-"""A look at the processes of a task whose gang makes no progress: what they do, within seconds."""
+"""A look of a few seconds at the processes of a task whose gang makes no progress."""
 
 import re
 import time
@@ -24,7 +24,7 @@ _STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "T", psutil.S
 
 
 def look_at(pid: int, stacks: Path | None = None, ask: Callable[[], None] | None = None) -> TaskLook:
-    """Return what a task's process and its descendants do now. Never raise; what can't be seen is left out.
+    """Return the activity of a task's process and its descendants. Never raise; leave out what can't be measured.
 
     Args:
         pid: the process.

@@ -156,7 +156,7 @@ class TaskWatch:
             self._process.signal(STACKS_SIGNAL)
 
     async def look(self) -> TaskLook:
-        """Return what the task does while its gang makes no progress."""
+        """Return the activity of the task while its gang makes no progress."""
         ask = (lambda: self._process.signal(LOOK_SIGNAL)) if self._has_started() else None
         return await asyncio.to_thread(look_at, self._tree.pid, self._files.stacks, ask)
 

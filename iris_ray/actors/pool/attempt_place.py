@@ -123,7 +123,7 @@ class StopRequest:
             self.ask(reason)
 
     def blame_for_hang(self, key: TaskKey, result: TpuResult, reason: str, held_up: bool) -> None:
-        """Ask the attempt to end because it hangs: because of this task if that is clear."""
+        """Ask the attempt to end because it hangs. Blame a task if its guilt is clear."""
         if not self.asked:
             self.is_hang, self.held_up = True, held_up
             self.blame(key, result, reason)

@@ -25,8 +25,8 @@ from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
 
 FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
-"""On hosts with few cores the next standbys start late, those that import modules still later: they would compete with
-the gang that has just started and compiles."""
+"""On hosts with few cores the next standbys start late, and those that import modules start later still. Else they
+would compete with the gang, which compiles after its start."""
 MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
 """From `MANY_CORES` on, the next standbys start at once. If `ROOMY_BYTES` are free as well, `MANY_STANDBYS` wait on
 each host, for short runs in a row. A gang of `MANY_HOSTS` gets one per host, or the pool would start thousands."""

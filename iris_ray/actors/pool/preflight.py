@@ -11,11 +11,12 @@ from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Link
 
 PREFLIGHT_S = 5.0
-"""A host that is ready to start a task has so long to pass."""
+"""How long a host may take to pass the tests once it is ready to start a task."""
 NEIGHBOURS = 2
-"""A suspected host's links to so many other hosts are measured. A host fails only if all of them are bad."""
+"""The number of other hosts to which a suspected host's links are measured. A host fails only if all links are bad."""
 MOST_LATENCY_S, LEAST_BYTES_S = 0.5, 256 << 10
-"""A link that is slower is broken. Healthy ones are a thousand times as fast, but the hosts may be busy."""
+"""The longest latency, and the fewest bytes a second, of a sound link. Healthy ones are a thousand times as fast, but
+hosts may be busy."""
 
 
 class Preflight:

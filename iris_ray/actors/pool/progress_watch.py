@@ -14,7 +14,7 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.stall_blame import Finding, find_culprit
+from iris_ray.actors.pool.stall_blame import StallFinding, find_culprit
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves, TaskLook
@@ -182,7 +182,7 @@ def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
 STACKS_S = 1.0
 """When a gang hangs, its stacks have so long to reach the logs."""
 LOOK_WITHIN_S = 5.0
-"""When a gang hangs, its hosts have so long to say what its processes do, before they are ended."""
+"""How long the hosts of a hanging gang have to report its processes before these are ended."""
 LOOK_AT_MOST_S = 5.0
 
 
@@ -274,7 +274,7 @@ class HangWatch:
             result = TpuRunError(reason, kind=RunErrorKind.HANG)
         self._stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
 
-    async def _look(self, progress: Mapping[TaskKey, Progress]) -> Finding:
+    async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
         """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
         attempt, names = self._place.order.attempt, self._place.names
         dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in names)

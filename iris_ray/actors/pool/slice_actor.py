@@ -444,7 +444,7 @@ class SliceActor:
             await asyncio.gather(*asks)
 
     async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook | Unreachable]:
-        """Return what every process of that attempt that has not returned does, as far as its host says so in time."""
+        """Return the activity of each process of that attempt that has not returned, if its host answers in time."""
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}

@@ -10,11 +10,11 @@ from iris_ray.actors.protocol.messages import TaskLook
 from iris_ray.model.outcomes import TaskKey
 
 SPINS, WAITS = 0.7, 0.3
-"""A process that uses so many cores or more spins; with so few or fewer it waits."""
+"""The number of cores from which a process spins, and the number up to which it waits."""
 LATE_S, LATER = 1.0, 4.0
-"""A host answers late if that took so long, and so many times as long as usual for this gang."""
+"""The seconds, and the multiple of the gang's usual time, from which an answer of a host is late."""
 CLEAR = 2
-"""So many points make a case: see `_Case`."""
+"""The points that make a case: see `_Case`."""
 NAMED = 3
 
 _FILE_AND_LINE = re.compile(r"^.*?\((?:.*/)?([^/]*)\)$")
@@ -22,7 +22,7 @@ _IN_JAX = re.compile(r"\((?:.*/)?jax(?:lib)?/")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StallFinding:
     """What a comparison of a gang's processes has shown.
 
     Attributes:
@@ -53,7 +53,7 @@ class _Case:
 
 def find_culprit(
     looks: Mapping[TaskKey, TaskLook | None], steps: Mapping[TaskKey, int], host: Callable[[TaskKey], str]
-) -> Finding:
+) -> StallFinding:
     """Return which process holds up its gang.
 
     Args:
@@ -74,18 +74,18 @@ def find_culprit(
 
 def _judged(
     cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook], host: Callable[[TaskKey], str]
-) -> Finding:
+) -> StallFinding:
     most = max((case.points for case in cases.values()), default=0)
     first = [key for key in sorted(cases) if cases[key].points == most]
     if most >= CLEAR and len({host(key) for key in first}) == 1:
-        return Finding(first[0], "; ".join(cases[first[0]].facts))
+        return StallFinding(first[0], "; ".join(cases[first[0]].facts))
     if most < CLEAR:
         places = {look.stack[0] for look in seen.values() if look.stack}
         where = f" (at {places.pop()})" if len(places) == 1 else ""
-        return Finding(None, f"no process differs clearly from the others{where}")
+        return StallFinding(None, f"no process differs clearly from the others{where}")
     facts = Counter("; ".join(cases[key].facts) for key in first)
     told = ", ".join(f"{count} × {fact}" for fact, count in facts.most_common(NAMED))
-    return Finding(None, f"{len(first)} of {len(cases)} processes are equally suspect: {told}")
+    return StallFinding(None, f"{len(first)} of {len(cases)} processes are equally suspect: {told}")
 
 
 # -- facts: each counts only if it is true of the smaller part of the gang ---------------------------------------------

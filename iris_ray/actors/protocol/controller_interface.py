@@ -243,7 +243,7 @@ class ForPeople(Protocol):
         """
 
     async def list_teams(self) -> TeamsStatus:
-        """Return all teams with what each has."""
+        """Return all teams with their quotas and their use."""
 
     async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
         """Replace the whole tree of teams. Return it as `list_teams` does.
@@ -309,7 +309,7 @@ class ForPeople(Protocol):
         """
 
     async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
-        """Take up the settings, limits, taints and sums of a file that another Controller's export is. All or none.
+        """Take over the settings, limits, taints and sums of another Controller's export: all or none.
 
         Args:
             lines: a JSON list of lines; see `iris_ray.actors.protocol.export_file`.

@@ -18,8 +18,8 @@ from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequ
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_group import GroupSpec
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, CoschedulingConfig, JobSpec
+from iris_ray.model.options import OPTIONS, PriorityBand
 from iris_ray.model.secret import SecretValue
 
 FORMAT = 1
@@ -47,16 +47,9 @@ def _same(value: Any) -> Any:
 
 
 _CONSTRAINTS: Codec = lambda all_: list(map(_with, all_)), lambda lines: tuple(map(_constraint, lines))
-_SPEC: Mapping[str, Codec] = {
-    **dict.fromkeys(
-        (
-            *("job_id", "name", "user", "team", "device", "replicas", "whole_groups", "spares", "grow_after"),
-            *("max_retries_failure", "max_retries_preemption", "max_task_failures", "scheduling_timeout"),
-            *("may_evict", "processes_per_host", "failure_domain", "task_placement"),
-            *("max_runtime", "stop_without_progress"),
-        ),
-        (_same, _same),
-    ),
+_SPEC: Mapping[str, Codec] = {  # an option has a line of its own only if JSON would change its value
+    **dict.fromkeys(OPTIONS_OF_A_JOB, (_same, _same)),
+    **dict.fromkeys(("job_id", "name", "user", "device", "replicas", "whole_groups", "may_evict"), (_same, _same)),
     "priority": (lambda band: band.name, PriorityBand.__getitem__),
     "after": (dict, dict),
     "group": (
@@ -76,8 +69,8 @@ _SPEC: Mapping[str, Codec] = {
 NOT_IN_FILE = frozenset({"owner", "spare_for"})
 """Fields of a `JobSpec` that are not carried over: its pool is another one, and spares are made anew."""
 
-_RUN = ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "standbys")
-"""Fields of a `RunRequest` that are plain values."""
+_RUN = tuple(field.name for field in fields(RunRequest) if field.name in OPTIONS.keys() - {"env", "secrets"})
+"""Fields of a `RunRequest` that are plain values: options, apart from variables."""
 
 
 def spec_line(spec: JobSpec) -> Line:

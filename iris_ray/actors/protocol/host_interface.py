@@ -117,7 +117,7 @@ class HostInterface(Protocol):
         """Have a task print its stacks."""
 
     async def look(self, pid: int) -> TaskLook:
-        """Return what a task's process does now. That takes seconds."""
+        """Return the activity of a task's process. This takes seconds."""
 
     async def preflight(self) -> str | None:
         """Test this host's chips, memory and disk. Return why it must not take a task, or None."""
@@ -126,7 +126,7 @@ class HostInterface(Protocol):
         """Measure the link from this host to another one, given by its actor and that actor's name."""
 
     async def take_bytes(self, data: bytes) -> None:
-        """Do nothing with these bytes: they have come over the link."""
+        """Take bytes and drop them: the caller measures the link."""
 
     async def job_over(self, job_id: str) -> None:
         """Remove a job's directory on this host."""

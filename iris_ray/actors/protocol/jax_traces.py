@@ -21,12 +21,12 @@ from typing import Any
 from iris_ray.actors.protocol.task_files import TaskFiles
 
 NO_JAX = "it has not imported JAX"
-"""A process that says so may have a descendant that has."""
+"""The answer of a process without JAX. A descendant of it may have imported JAX."""
 NO_DEVICES = "its JAX has not used its devices yet, and a profiler would start them too early; ask again later"
 STARTS_S = 30.0
 """The profiler may take so long to start, beside a program that holds the interpreter's lock."""
 STOPS_S = 300.0
-"""It may take so long to write what it has seen."""
+"""The profiler may take so long to write its trace."""
 REQUEST_BYTES = 1 << 16
 
 _listening: int | None = None

@@ -16,12 +16,12 @@ MEMORY = Path("/dev/shm")
 """The file system in memory that job directories use, if it has room."""
 CGROUP = Path("/sys/fs/cgroup")
 KEPT_FREE = 10
-"""Of a file system, and of the host's memory, a tenth stays free of files that the file service takes."""
+"""The part of a file system, and of the host's memory, that the file service leaves free: a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDirectory:
-    """All that a job has on one host. It is locked, kept and removed as a whole.
+    """The files of a job on one host. They are locked, kept and removed as a whole.
 
     Attributes:
         path: the directory; no other user can read it.
@@ -41,7 +41,7 @@ class JobDirectory:
 
     @property
     def incoming(self) -> Path:
-        """Files that the file service is taking or removing. They count for nobody."""
+        """Files that the file service is receiving or removing."""
         return self.path / "incoming"
 
     @property

@@ -208,7 +208,7 @@ class TaskLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """What a task has said of the state from which it could go on if it lost its hosts.
+    """The saves of a task, from which it could go on if it lost its hosts, as the task has told.
 
     Attributes:
         ago_s: seconds since its latest save ended that outlives its hosts; None if it has told of none.
@@ -246,7 +246,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TaskLook:
-    """What a task's process does while its gang makes no progress.
+    """The activity of a task's process while its gang makes no progress.
 
     Attributes:
         state: the kernel's letter if the process, or one that it has started, does not run: T (stopped) or D (waits for

@@ -1,4 +1,4 @@
-"""What a person's process and a host say to each other during a session beside a task: commands, terminals, ports."""
+"""The messages between a person's process and a host during a session beside a task: commands, terminals, ports."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -7,13 +7,13 @@ from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.task_log import LogId
 
 POLL_S = 5.0
-"""A question for further bytes is answered after so long at the latest."""
+"""How long `read` waits for bytes before it answers without any."""
 ANSWER_S = POLL_S + 10.0
-"""A host that has not answered for so long counts as lost."""
+"""How long a host may be silent before it counts as lost."""
 LEASE_S = 60.0
-"""A session that nobody has asked for so long ends on its host."""
+"""How long a session lasts on its host without a question."""
 CHUNK_BYTES = 64 << 10
-"""So many bytes travel at a time in each direction; Ray sends up to 100 KB with the call itself."""
+"""The limit for the bytes of a piece; Ray sends up to 100 KB with the call itself."""
 
 
 class Size(NamedTuple):
@@ -66,7 +66,7 @@ class SessionInterface(Protocol):
     """
 
     async def enter(self, task: LogId) -> None:
-        """Choose the attempt of a task's process beside which everything happens; when it ends, so does everything.
+        """Choose the attempt of a task beside which the session works. The session ends with it.
 
         Raises:
             TaskNotRunningError: it does not run here any more.

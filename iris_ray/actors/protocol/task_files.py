@@ -83,7 +83,7 @@ class TaskFiles:
 
     @property
     def rhythm(self) -> Path:
-        """The `Rhythm` of the task's process that told its own last, as JSON."""
+        """The latest `Rhythm` that a process of the task has told, as JSON."""
         return Path(f"{self.prefix}.rhythm")
 
     @property
@@ -116,7 +116,7 @@ class TaskFiles:
 
     @property
     def asks(self) -> Path:
-        """Exists once the task has asked for its notice, so that it will find one."""
+        """Exists once the task has called `preemption_notice`: it will see a notice."""
         return Path(f"{self.prefix}.asks")
 
     @property
@@ -246,7 +246,7 @@ def write_whole(path: Path, content: bytes) -> None:
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 """Makes a task process print the stacks of all its threads, even if it hangs. No other software uses this number."""
 LOOK_SIGNAL = signal.SIGRTMIN + 8
-"""Makes a task process write them to `TaskFiles.stacks`."""
+"""Makes a task process write its stacks to `TaskFiles.stacks`."""
 
 
 def print_stacks_when_asked(files: TaskFiles) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import iris_ray
 from iris_ray.errors import VersionMismatchError
+from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 
 PROTOCOL_VERSION = 16
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
-of this version can't do without a method that those of the one before lack."""
+of this version can't do without a method that those of the one before lack. A new option of a job needs no new number:
+processes compare the fields of a `JobSpec`, too."""
 
 NO_PROTOCOL = 0
 """The protocol of versions from before there was a protocol version."""
@@ -23,7 +25,7 @@ SOME_OLDER_VERSION = "an older version"
 """The version of such an iris_ray, in messages."""
 
 NO_VERSIONS: Mapping[str, Any] = {"protocol": NO_PROTOCOL, "version": SOME_OLDER_VERSION}
-"""What a process that can't tell its versions is taken to have."""
+"""The versions that are assumed of a process that can't tell its own."""
 
 VERSIONS_DO_NOT_FIT = 3
 """The exit code of the process that is to start a Controller, if the version on the head does not go with its own."""
@@ -43,6 +45,7 @@ def versions_here() -> dict[str, Any]:
 
     return {
         "protocol": PROTOCOL_VERSION,
+        "job": list(FIELDS_OF_A_JOB),
         "version": iris_ray.__version__,
         "package": package_directory(),
         "address": ray.util.get_node_ip_address(),
@@ -59,7 +62,8 @@ def in_words(versions: Mapping[str, Any]) -> str:
 
 
 def require_fit(theirs: Mapping[str, Any], ours: Mapping[str, Any], who: str, upgrade: str) -> None:
-    """Check that another process and this one can work together: releases of the same protocol can.
+    """Check that another process and this one can work together: releases of the same protocol can, if a job has the
+    same options in both.
 
     Args:
         theirs, ours: the versions of both, as of `versions_here`.
@@ -69,9 +73,12 @@ def require_fit(theirs: Mapping[str, Any], ours: Mapping[str, Any], who: str, up
     Raises:
         VersionMismatchError: they can't; the message has both versions, where each is, and what to do.
     """
-    if theirs["protocol"] != ours["protocol"]:
+    their_job, our_job = (set(versions.get("job", FIELDS_OF_A_JOB)) for versions in (theirs, ours))
+    if theirs["protocol"] != ours["protocol"] or their_job != our_job:
         found = f"{who} is {in_words(theirs)}, and this is {in_words(ours)}"
-        if theirs["protocol"] > ours["protocol"]:
+        if theirs["protocol"] == ours["protocol"]:
+            found += f"; only one of them knows {', '.join(sorted(their_job ^ our_job))} of a job"
+        if (theirs["protocol"], len(their_job)) > (ours["protocol"], len(our_job)):
             raise VersionMismatchError(f"{found}: install iris_ray {theirs['version']} here")
         raise VersionMismatchError(f"{found}: {upgrade}, or install its version here")
     for what in ("Ray", "Python"):

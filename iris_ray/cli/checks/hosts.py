@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 LOOK_TIMEOUT_S = 30.0
 """How long all hosts together may take to start a process and look around."""
 LOCKED_BYTES = 64 << 30
-"""What Google's documentation for v5e on Vertex AI has one set (ulimit -l 68719476736)."""
+"""The limit that Google's documentation for v5e on Vertex AI asks for (ulimit -l 68719476736)."""
 _NAMED = 4
 _INSTALL = "install the same in the cluster's image and here"
 _JAX = "jax"

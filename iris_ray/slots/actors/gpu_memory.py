@@ -1,4 +1,4 @@
-"""The memory of GPUs, as NVIDIA's driver says. It needs nvidia-ml-py."""
+"""The memory of GPUs as NVIDIA's driver reports it. This needs nvidia-ml-py."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ class GpuMemory(NamedTuple):
     """The memory of a GPU.
 
     Attributes:
-        total: bytes that programs can have; without what the driver keeps for itself.
-        used: bytes that programs have now, those of others included.
+        total: bytes that programs can use, without those that the driver reserves.
+        used: bytes that all programs use now.
     """
 
     total: int
@@ -17,7 +17,7 @@ class GpuMemory(NamedTuple):
 
 
 class NoLibraryError(RuntimeError):
-    """nvidia-ml-py is not installed. To try again is of no use."""
+    """nvidia-ml-py is not installed. Another try would fail, too."""
 
 
 def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:
@@ -49,6 +49,6 @@ def _memory_of(nvml: Any, name: str) -> GpuMemory:
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(found, version=nvml.nvmlMemory_v2)
         return GpuMemory(memory.total - memory.reserved, memory.used)
-    except nvml.NVMLError:  # a driver older than 510 does not tell what it keeps
+    except nvml.NVMLError:  # drivers before version 510 don't tell their reserved bytes
         memory = nvml.nvmlDeviceGetMemoryInfo(found)
         return GpuMemory(memory.total, memory.used)

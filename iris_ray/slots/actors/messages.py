@@ -30,8 +30,8 @@ class SlotHosts:
         count: the number of hosts, or of slices if ``tpu_type`` is given.
         kind: the devices that slots use there; TPU if ``tpu_type`` is given.
         devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given.
-        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. None: of GPUs what NVIDIA's
-            driver says, once a host is there, which needs nvidia-ml-py; of others 1 GiB.
+        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. None: of a GPU all that NVIDIA's
+            driver reports once a host is there, which needs nvidia-ml-py; of others 1 GiB.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
         whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
         constraints: conditions that every host must satisfy.
@@ -83,7 +83,7 @@ class SlotHosts:
 
 
 def runner_names(hosts: Sequence[SlotHosts]) -> Iterator[tuple[str, SlotHosts]]:
-    """Yield the name of each runner, or of each slice's runners, and what it is."""
+    """Yield the name of each runner, or of each slice's runners, with its description."""
     expanded = (each for each in hosts for _ in range(each.count))
     return ((f"{each.kind.value}-{number}", each) for number, each in enumerate(expanded))
 
@@ -126,7 +126,7 @@ class ModelOrder:
 
     @property
     def event(self) -> ModelRegistered:
-        """What the reconciler hears of it."""
+        """The runner as the reconciler knows it."""
         code = hashlib.sha256(self.pickled).digest()
         return ModelRegistered(self.spec, self.replicas, self.prewarm, code=code)
 
@@ -296,7 +296,7 @@ MOST = 10_000
 
 
 @dataclass(slots=True, eq=False)
-class Reasons:
+class StopReasons:
     """Why requests and sessions were stopped, by id; kept for clients and processes that hear of it later."""
 
     _by_id: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final
 
-from iris_ray.slots.actors.messages import MOST_PIECES, Reasons
+from iris_ray.slots.actors.messages import MOST_PIECES, StopReasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class RunningCalls:
 
     loop: ModelLoop
     _by_id: dict[str, ModelCall] = field(default_factory=dict)
-    _stopped: Reasons = field(default_factory=Reasons)
+    _stopped: StopReasons = field(default_factory=StopReasons)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager

@@ -12,7 +12,7 @@ from iris_ray.slots.actors.slot_actor import ProcessIdentity, join_task
 
 LOOK_AGAIN_S = 0.02
 OWNER = "IRIS_SLOT_PROCESS"
-"""The variable by which processes that a slot's process has started are known to be its own, when it is gone."""
+"""The variable that marks the processes that a slot's process has started, so that they are found after its end."""
 
 
 def owner_of_this_process() -> str:
@@ -64,7 +64,7 @@ class RunnerAgent:
 
 
 def _kill_orphans(process: ProcessIdentity) -> bool:
-    """Kill the processes whose environment says that this one, which is gone, owns them; return whether there were."""
+    """Kill the processes that an ended process has started, by their environment; return whether there were any."""
     found = False
     for each in psutil.process_iter():
         with suppress(psutil.Error):

@@ -22,15 +22,15 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
-from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, Reasons, packed, packed_error
+from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, StopReasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 HEALTH_S = 10.0
-"""How often a model that has ``health()`` is asked."""
+"""The interval between two calls of a model's ``health()``."""
 MOST_UNWELL = 3
-"""Answers in a row that it is not well, after which the slot ends."""
+"""The number of bad answers of ``health()`` in a row after which the slot ends."""
 CALLS: Final = "calls"
 """The concurrency group of the methods that run user code."""
 
@@ -267,7 +267,7 @@ class HeldSessions:
     """The sessions that have a seat on a slot, by id, and how many calls each has. Several threads use it."""
 
     _calls: dict[str, int] = field(default_factory=dict)
-    _over: Reasons = field(default_factory=Reasons)
+    _over: StopReasons = field(default_factory=StopReasons)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def open(self, session_id: str) -> None:

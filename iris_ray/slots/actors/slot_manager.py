@@ -20,9 +20,9 @@ from iris_ray.slots.actors.messages import (
     Grant,
     Maker,
     ModelOrder,
-    Reasons,
     SlotHosts,
     SlotStatus,
+    StopReasons,
     packed,
     packed_error,
     runner_names,
@@ -62,13 +62,13 @@ class SlotManager:
         self._runners = Runners(self._hear)
         self._processes = SlotProcesses(self._runners.by_id, self._hear)
         self._jobs: tuple[str, ...] = ()
-        self._reasons = Reasons()
+        self._reasons = StopReasons()
         self._memory_looks: dict[str, float] = {}
         self._in_use: dict[str, Mapping[int, int]] = {}
         self._expected: dict[str, Runner] = {}
         self._problems: dict[DeviceKind, str] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
-        self._cancelled_early, self._over = Reasons(), Reasons()
+        self._cancelled_early, self._over = StopReasons(), StopReasons()
 
     # -- what clients call ------------------------------------------------------------------------
 

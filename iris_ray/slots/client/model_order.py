@@ -1,4 +1,4 @@
-"""Makes the order of a model: all that can be wrong with one is refused here, before anybody serves it."""
+"""Makes the order of a model, and refuses every mistake in it before the model is served."""
 
 import inspect
 from collections.abc import Mapping, Sequence

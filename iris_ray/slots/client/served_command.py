@@ -27,15 +27,15 @@ from iris_ray.slots.actors.slot_processes import SHARE, SHARE_BYTES
 HEALTH_ANSWER_S: Final = 10.0
 """How long the program may take to say that it is healthy."""
 LOOK_S: Final = 0.2
-"""How often it is asked while it loads."""
+"""The interval between two questions while the program loads."""
 END_S: Final = 4.0
-"""How long it may take to end after SIGTERM. Then its process tree is killed."""
+"""How long the program may take to end after SIGTERM before its process tree is killed."""
 LOST_S: Final = 5.0
 """How long a request whose connection broke waits for the end of the program, and so for another slot."""
 MOST_LINES: Final = 20
-"""Of the program's output, that the reason of a failed load shows."""
+"""The limit for lines of the program's output in the reason of a failed load."""
 PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
-"""Where a request goes, by a field that it has."""
+"""The path of a request, by the field that the request has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ServedCommand:
 
 @dataclass(frozen=True, slots=True)
 class ProgramAnswer:
-    """What a program answered, or a piece of it.
+    """A program's answer, or a piece of it.
 
     Attributes:
         status: the HTTP status.

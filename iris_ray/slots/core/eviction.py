@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from iris_ray.slots.core.devices import DeviceSet, Runner
-from iris_ray.slots.core.fleet import Changes, SlotFleet
+from iris_ray.slots.core.fleet import FleetChanges, SlotFleet
 from iris_ray.slots.core.policy import Staleness
 from iris_ray.slots.core.slot import Slot, SlotState
 
@@ -54,7 +54,7 @@ def plus(one: Key, other: Key) -> Key:
     return max(one[0], other[0]), one[1] + other[1], one[2] + other[2], max(one[3], other[3])
 
 
-class Option(NamedTuple):
+class EvictionOption(NamedTuple):
     """Slots whose eviction frees so many bytes of a device."""
 
     gain: int
@@ -62,16 +62,16 @@ class Option(NamedTuple):
     slots: tuple[Slot, ...]
 
 
-FREE: Final = Option(0, NOTHING, ())
+FREE: Final = EvictionOption(0, NOTHING, ())
 _gain, _key = attrgetter("gain"), attrgetter("key")
 
 
-def options_of(items: Sequence[Option]) -> list[Option]:
+def options_of(items: Sequence[EvictionOption]) -> list[EvictionOption]:
     """Return all combinations of evictions, the fewest bytes first, without those that cost as much as a larger one."""
     options = [FREE, *items[:1]]
     for item in items[1:]:
-        more = [Option(o.gain + item.gain, plus(o.key, item.key), o.slots + item.slots) for o in options]
-        found: list[Option] = []
+        more = [EvictionOption(o.gain + item.gain, plus(o.key, item.key), o.slots + item.slots) for o in options]
+        found: list[EvictionOption] = []
         for option in sorted(options + more, key=lambda each: (each.key, -each.gain)):
             if not found or option.gain > found[-1].gain:
                 found.append(option)
@@ -79,7 +79,7 @@ def options_of(items: Sequence[Option]) -> list[Option]:
     return options
 
 
-def least(options: Sequence[Option], missing: int) -> Option | None:
+def least(options: Sequence[EvictionOption], missing: int) -> EvictionOption | None:
     """Return the cheapest eviction that frees so many bytes, or None."""
     if missing <= 0:
         return FREE
@@ -116,7 +116,7 @@ class RunnerView:
     bound: Key = field(init=False)
     keys: dict[tuple[int, int], Key] = field(init=False, default_factory=dict)
     _plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
-    _options: dict[tuple[int, bool], list[Option]] = field(init=False, default_factory=dict)
+    _options: dict[tuple[int, bool], list[EvictionOption]] = field(init=False, default_factory=dict)
     _by_device: dict[int, list[Slot]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -218,7 +218,7 @@ class RunnerView:
             key, chosen = plus(key, option.key), chosen + option.slots
         return EvictionPlan(key, tuple(missing), chosen)
 
-    def _options_on(self, device: int, shared: bool) -> list[Option]:
+    def _options_on(self, device: int, shared: bool) -> list[EvictionOption]:
         """Return the evictions on one device.
 
         ``shared``: slots with several devices are among them, each with its share of the price, which adds up on all
@@ -244,14 +244,14 @@ class RunnerView:
                     self._by_device.setdefault(device, []).append(slot)
         return self._by_device
 
-    def _cost(self, slot: Slot, part: int | None = None) -> Option:
+    def _cost(self, slot: Slot, part: int | None = None) -> EvictionOption:
         """Return what it costs to evict a slot, or the share of one of its devices."""
         place, price = slot.allocation, self.slots[slot]
         if part is None:
-            return Option(place.total, (hold_up(slot), price, place.total, slot.last_activity), (slot,))
+            return EvictionOption(place.total, (hold_up(slot), price, place.total, slot.last_activity), (slot,))
         parts, size = len(place.devices), place.bytes_each[part]
         share = price * (part + 1) // parts - price * part // parts
-        return Option(size, (hold_up(slot), share, size, slot.last_activity), (slot,))
+        return EvictionOption(size, (hold_up(slot), share, size, slot.last_activity), (slot,))
 
 
 def sum_of(keys: Iterable[Key]) -> Key:
@@ -287,7 +287,7 @@ class Views:
         self.room: dict[int, dict[str, int]] = {}
         self.gains: list[str] = []
         self._fleet, self._staleness, self._starving = fleet, staleness, starving
-        self._changes = Changes(dict.fromkeys(fleet.runners))
+        self._changes = FleetChanges(dict.fromkeys(fleet.runners))
         fleet.watchers.append(self._changes)
         self._times: list[tuple[float, str]] = []
         """When a slot may become evictable without an event: the earliest time of each runner."""

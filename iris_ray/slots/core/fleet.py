@@ -173,7 +173,7 @@ _NO_SLOTS = ModelSlots()
 
 
 @dataclass(slots=True, eq=False)
-class Changes:
+class FleetChanges:
     """What has changed since somebody looked, in order. The reader clears it.
 
     Attributes:
@@ -216,7 +216,7 @@ class SlotFleet:
     requests_on: Counter[str] = field(default_factory=Counter)
     changed: dict[SlotIdentity, None] = field(default_factory=dict)
     to_look: dict[str, None] = field(default_factory=dict)
-    watchers: list["Changes"] = field(default_factory=list)
+    watchers: list["FleetChanges"] = field(default_factory=list)
     _on_runner: dict[str, dict[str, Slot]] = field(default_factory=dict)
     _of_model: dict[SlotIdentity, ModelSlots] = field(default_factory=dict)
     _alone: int = 0

@@ -1,7 +1,7 @@
 """The work after every event: give requests to slots, places to slots, and start, end or keep the slots.
 
-It looks only at models and slots for which something may have changed (`Agenda`). A defect that shows with one model
-holds up no other one (`Defects`).
+It looks only at models and slots that may have changed (`SlotAgenda`). A defect that one model shows holds up no other
+model (`Defects`).
 """
 
 import heapq
@@ -27,7 +27,7 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(slots=True, eq=False)
-class Agenda(Generic[Item]):
+class SlotAgenda(Generic[Item]):
     """Models or slots to look at, in the order in which they were noted: something changed, or their time has come.
 
     Attributes:
@@ -113,7 +113,7 @@ class EndsHow(IntEnum):
     """
 
     GIVES_WAY = 1
-    """It finishes its requests, however long they take, and stays if its memory is needed no more."""
+    """The slot finishes its requests, however long they take, and stays if no model needs its memory any more."""
     FINISHES = 2
     """It finishes its requests, however long they take."""
     CUTS_OFF = 3
@@ -154,7 +154,7 @@ class Endings:
     fleet: SlotFleet
     staleness: Staleness
     defects: Defects
-    agenda: Agenda[str] = field(default_factory=Agenda)
+    agenda: SlotAgenda[str] = field(default_factory=SlotAgenda)
     _ending: dict[str, Ending] = field(default_factory=dict)
     """By slot id."""
     _ordered: dict[str, float] = field(default_factory=dict)
@@ -296,9 +296,9 @@ class Endings:
 # -- slot planner ------------------------------------------------------------------------------------------------------
 
 MOST_ROUNDS: Final = 20
-"""How often one event may have models and slots looked at again, because a look has changed something."""
+"""The limit for rounds of looks after one event: a look at a model or slot may ask for another round."""
 MOVES_AFTER: Final = 4
-"""A slot that waits for a request to end waits so many times as long as for an idle slot's end before it moves."""
+"""The factor by which a slot waits longer for a running request than for an idle slot before it moves."""
 
 
 @dataclass(slots=True, eq=False)
@@ -312,7 +312,7 @@ class SlotPlanner:
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: Agenda[SlotIdentity] = field(default_factory=Agenda)
+    agenda: SlotAgenda[SlotIdentity] = field(default_factory=SlotAgenda)
     _looked_at_all: float = -inf
 
     @property

@@ -58,7 +58,7 @@ class KeyUse:
 
     Attributes:
         left: requests that it may begin now; as many as `ApiKey.per_minute` come back in a minute.
-        at: when ``left`` was so.
+        at: the time for which ``left`` was computed.
     """
 
     key: ApiKey
@@ -158,5 +158,5 @@ def may_use(use: KeyUse | None, model: str) -> bool:
 
 
 def _digest(secret: str) -> bytes:
-    """Return what a secret is looked up by, so that the time that takes tells nothing of other secrets."""
+    """Return the digest by which a secret is looked up: the time of a look-up then tells nothing of other secrets."""
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()

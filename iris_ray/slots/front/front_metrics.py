@@ -1,4 +1,4 @@
-"""What the HTTP server measures, for Prometheus."""
+"""Metrics of the HTTP server, for Prometheus."""
 
 import time
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from iris_ray.slots.front.openai_words import error_answer
 
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 OTHER = "other"
-"""Stands for models that are not served, so that callers can't make up series."""
+"""The label of all models that are not served, so that callers can't make up series."""
 REFUSED = frozenset({400, 403, 404})
-"""What a request may get whose model is not served."""
+"""The statuses of requests whose models may not be served."""
 LONGEST_NAME = 200
-"""Characters of a model's name that is told."""
+"""The limit for the characters of a model's name in a label."""
 MOST_MODELS = 1000
-"""Of which there are series of their own: while the SlotManager is gone, nobody knows which models it serves."""
+"""The limit for models with series of their own: while the SlotManager is gone, nobody knows its models."""
 
 
 class Measured:

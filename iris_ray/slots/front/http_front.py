@@ -34,7 +34,7 @@ from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
 from iris_ray.slots.front.front_metrics import FrontMetrics
 from iris_ray.slots.front.openai_words import (
     NOTHING,
-    Question,
+    ModelQuestion,
     Route,
     error_answer,
     error_words,
@@ -49,11 +49,11 @@ MOST_BODY = 4 * 2**20
 CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
 SLOW_READER_S = 60.0
-"""How long a caller may take to read a piece. Then its request is cancelled."""
+"""How long a caller may take to read a piece before its request is cancelled."""
 LISTED_S: Final = 1.0
-"""For how long a list of the models is used."""
+"""How long a list of the models is used again."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""What is answered without a key."""
+"""The paths that need no key."""
 
 logger = logging.getLogger(__name__)
 
@@ -244,14 +244,14 @@ class HttpFront:
                 measured.status = response.status
                 return response
 
-        async def read(request: web.Request) -> Question:
+        async def read(request: web.Request) -> ModelQuestion:
             async with self._running.request():
                 body = await self._parser.parse(request)
             return question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
 
         return handle
 
-    async def _whole(self, asked: Question) -> web.Response:
+    async def _whole(self, asked: ModelQuestion) -> web.Response:
         async with self._running.request():
             answer = await self._client.generate(
                 asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
@@ -260,7 +260,7 @@ class HttpFront:
             return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
         return web.json_response(asked.answer(answer))
 
-    async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, asked: ModelQuestion) -> web.StreamResponse:
         """Send pieces as they come. An error before the first piece gets an HTTP status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         asking = self._client.astream(
@@ -317,7 +317,7 @@ class ListedModels:
     """The models of a client, which is asked at most once in `LISTED_S`.
 
     Attributes:
-        rows: what is known of them.
+        rows: the status of each model.
     """
 
     def __init__(self, client: SlotClient) -> None:
@@ -353,7 +353,7 @@ class RunningRequests:
         self._none = asyncio.Event()
 
     def close(self, grace_s: float) -> None:
-        """Take no more requests."""
+        """Refuse new requests, and let running ones go on for ``grace_s`` seconds."""
         self._grace_s = grace_s
         self._closed.set()
 

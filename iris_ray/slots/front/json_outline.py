@@ -1,4 +1,4 @@
-"""Parses large JSON for another process: a program that reads JSON from its input, and says what it is in short.
+"""Parses large JSON for another process: a program that reads JSON and answers with an outline of it.
 
 Parsing stops all threads of a process: four megabytes for ten milliseconds, 100,000 values for as long. This program
 imports nothing but Python's own, so that it starts at once. Each message is eight bytes, its length, and so many more.
@@ -15,10 +15,10 @@ from typing import IO, Any
 
 LENGTH_BYTES = 8
 TEXT_SHOWN = 1000
-"""Characters of a text that are kept."""
+"""The limit for the characters of a text in an outline."""
 DEEPEST = 2
 NICE = 5
-"""By how much other processes go before this one."""
+"""The niceness of this process: other processes go first."""
 
 
 def outline(value: Any, fields: list[str], depth: int = 0) -> Any:
@@ -35,7 +35,7 @@ def outline(value: Any, fields: list[str], depth: int = 0) -> Any:
 
 
 def described(data: bytes, most_values: int, fields: list[str]) -> dict[str, Any]:
-    """Return the outline of JSON and the lengths of an object's lists, or that there is none, or too much of it."""
+    """Return the outline of JSON and the lengths of an object's lists, or why there is none: broken, or too large."""
     if data.count(b",") > most_values:
         return {"error": "values"}
     try:

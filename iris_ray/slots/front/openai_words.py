@@ -42,7 +42,7 @@ STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
 
 
 class Route(Enum):
-    """What models are asked for: the path, the field that a request must have, and its types."""
+    """The kinds of requests: the path, the field that a request must have, and the field's types."""
 
     COMPLETION = "/v1/completions", "prompt", (str, list)
     CHAT = "/v1/chat/completions", "messages", (list,)
@@ -55,7 +55,7 @@ class Route(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ModelQuestion:
     """A request for an answer.
 
     Attributes:
@@ -185,7 +185,7 @@ class Question:
 
 @dataclass(slots=True)
 class Said:
-    """What a model says beside its text, in pieces that are mappings: ``usage`` and ``finish_reason``.
+    """The ``usage`` and ``finish_reason`` of an answer, which models give in pieces that are mappings.
 
     Attributes:
         usage: OpenAI's counts of tokens; None if the model does not count.
@@ -195,7 +195,7 @@ class Said:
     finish_reason: str = "stop"
 
     def notes(self, piece: Any) -> bool:
-        """Note what a piece says, if it is no part of the answer; return whether it is none."""
+        """Note a piece with ``usage`` or ``finish_reason`` only. Return whether it is such a piece."""
         if not isinstance(piece, Mapping) or not piece.keys() <= {"usage", "finish_reason"}:
             return False
         self.finish_reason = piece.get("finish_reason") or self.finish_reason
@@ -205,17 +205,17 @@ class Said:
         return True
 
     def text_of(self, piece: Any) -> str | None:
-        """Return the text of a piece; None if it only says something beside the text."""
+        """Return the text of a piece; None if it has only ``usage`` or ``finish_reason``."""
         return None if self.notes(piece) else str(piece)
 
 
 NOTHING: Final = object()
-"""Stands for the first piece of an answer that has none."""
+"""The first piece of an answer without pieces."""
 
 
 def question(
     parsed: ParsedBody, route: Route, *, request_id: str, created: int, aliases: Mapping[str, str] | None = None
-) -> Question:
+) -> ModelQuestion:
     """Check the body of a request.
 
     Args:
@@ -252,11 +252,11 @@ def question(
     asked: Any = given
     is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
     inputs = None if is_one else parsed.counts.get(route.field, len(asked))
-    return Question(request_id, created, route, body, payload, inputs, name)
+    return ModelQuestion(request_id, created, route, body, payload, inputs, name)
 
 
 def model_words(name: str, created: int) -> Json:
-    """Return a model as it is listed."""
+    """Return the entry of a model in the list of models."""
     return {"id": name, "object": "model", "created": created, "owned_by": "iris_ray"}
 
 

@@ -1,4 +1,4 @@
-"""What callers send, parsed so that it holds nobody else up."""
+"""Parses requests without holding up other callers."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ FEW_VALUES: Final = 2**13
 FIELDS: Final = (
     "model", "prompt", "messages", "input", "stream", "stream_options", "include_usage", "n", "encoding_format",
 )  # fmt: skip
-"""What the server has to know of a request."""
+"""The fields of a request that the server reads."""
 PARSED_S: Final = 30.0
 """How long a request may take to be parsed."""
 CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
@@ -36,10 +36,10 @@ class ParsedBody:
     """The JSON of a request.
 
     Attributes:
-        value: its value; of a large one only what the server has to know: of its fields `FIELDS`, of each list one
-            value, of a text the beginning.
-        data: a large one itself, for the model; None: ``value`` is all of it.
-        counts: how long the lists of a large one are, by field.
+        value: its value. Of a large request only the `FIELDS`, with one value of each list and the beginning of each
+            text.
+        data: the bytes of a large request, for the model; None: ``value`` is complete.
+        counts: the lengths of the lists in a large request, by field.
     """
 
     value: Any
@@ -55,7 +55,7 @@ class Parser:
         self._turns = ThreadPoolExecutor(1, "large requests")
 
     def close(self) -> None:
-        """End the other process, even if it works."""
+        """Kill the parsing process, even while it works."""
         self._elsewhere.kill()
         self._turns.shutdown(cancel_futures=True)
         self._elsewhere.close()
@@ -91,7 +91,7 @@ class Parser:
 
 
 class OutsideParser:
-    """The process that parses large requests. It starts with the first, and again if it ends."""
+    """The process that parses large requests. It starts with the first of them, and again after its end."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,7 +122,7 @@ class OutsideParser:
             timer.cancel()
 
     def kill(self) -> None:
-        """Have the process end. A request that it has gets an error."""
+        """Kill the process. The request that it parses gets an error."""
         if (process := self._process) is not None:
             process.kill()
 

@@ -25,9 +25,9 @@ DEADLINE_S = 60.0
 LOOK_S = 0.02
 """Seconds between two looks at which slices run, and between two tries to join."""
 ANSWER_S = 5.0
-"""An answer for which nobody waits for others comes within this time."""
+"""How long an answer may take that does not depend on other slices."""
 TOLD_S = 2.0
-"""The runtime tells within this time that a slice is lost whose connection has ended."""
+"""How long the runtime may take to report a slice lost whose connection has ended."""
 
 Tree = Any
 """Arrays in any structure that JAX knows."""
@@ -95,7 +95,7 @@ class Group:
 
     @property
     def is_over(self) -> bool:
-        """Whether slices have returned from this job already, and none is left to join: there is nothing to do."""
+        """Whether some slices of this job have returned and none is left to join."""
         return self._member.is_over
 
     @property
@@ -202,7 +202,7 @@ class Group:
             time.sleep(LOOK_S)
 
     def _ask_who_is_there(self, who: Who, epoch: int) -> Header | None:
-        """Return what a slice knows of the rounds; None if it does not listen yet."""
+        """Return the round of a slice and who is in it; None if the slice does not listen yet."""
         try:
             if self._address_of(who) is None:
                 return None

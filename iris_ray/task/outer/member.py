@@ -1,4 +1,4 @@
-"""What one slice knows of the rounds, and what it tells the others: its first process listens for them.
+"""The rounds as one slice knows them, and its answers to the other slices: its first process listens for them.
 
 The slices of a round have a *roster*: who has contributed to the round before, in the order in which they joined. The
 first of them that still runs leads: it gathers the contributions, averages them, and sends the same result to all. Who
@@ -26,9 +26,9 @@ Who = tuple[int, int]
 
 WAKE_S, LOOK_S = 0.02, 0.1
 EPOCH_S = 2.0
-"""A process that hears of a newer membership than its own waits so long until it is told, too."""
+"""How long a process that hears of a newer membership waits until the runtime tells it, too."""
 LAST_ANSWERS_S = 10.0
-"""At its end a slice waits so long until the others have the last result."""
+"""How long a slice waits at its end until the others have the last result."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a slice contributes to a round; the connection on which it waits for the result is None for this slice."""
+    """A slice's contribution to a round. This slice's own has no connection on which it waits for the result."""
 
     number: int
     leaves: Leaves
@@ -86,7 +86,8 @@ class Member:
         roster: the slices of this round.
         joined: whether this slice is one of them.
         following: whether it is just becoming one of them.
-        contributions: by slice, what it contributes and to which round. One that has gone elsewhere counts no more.
+        contributions: the contribution of each slice, with its round. That of a slice that left for another leader is
+            void.
         admitted: newcomers that have the state.
         late: slices that have led and have not answered in time.
         is_over: whether there is nothing to join any more.
@@ -316,7 +317,7 @@ class Member:
             self.changed.notify_all()
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is true, or the time is over.
+        """Wait until a condition is true, or the time is over.
 
         Raises:
             ConnectionLost: this slice is done.

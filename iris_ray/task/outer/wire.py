@@ -18,9 +18,9 @@ import ml_dtypes  # noqa: F401 — gives NumPy the types of JAX: bfloat16 and it
 import numpy as np
 
 POLL_S = 0.02
-"""A wait looks so often whether it still makes sense."""
+"""The interval between two looks whether a wait still makes sense."""
 CONNECT_S = 5.0
-"""To connect, and to prove that one knows the token, may take so long."""
+"""How long it may take to connect, and to prove the token."""
 MOST_HEADER_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 _PROOF_BYTES = 32

@@ -13,7 +13,7 @@ from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
-from iris_ray.testing.api_faults import Fault, FaultyApi
+from iris_ray.testing.api_faults import ApiFault, FaultyApi
 from iris_ray.testing.cloud_tpu_server.zone import (
     ApiRefusal,
     Initiator,
@@ -94,7 +94,7 @@ _Code = grpc.StatusCode
 _DELETABLE = {State.ACCEPTED, State.FAILED, State.SUSPENDED}
 
 
-class Api:
+class TpuApi:
     """Answers requests about a zone. Every method may raise `ApiRefusal`; the caller holds the zone's lock."""
 
     def __init__(self, zone: Zone) -> None:
@@ -215,13 +215,13 @@ class CloudTpuServer(FaultyApi[grpc.StatusCode], Zone):
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     address: str = ""
-    _faults: list[Fault[grpc.StatusCode]] = field(default_factory=list)
+    _faults: list[ApiFault[grpc.StatusCode]] = field(default_factory=list)
     _server: Any = None
 
     def __enter__(self) -> Self:
         # Waiting calls hold threads: enough of them, or a delayed call would delay the others.
         self._server = grpc.server(futures.ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu-server"))
-        for service, methods in Api(self).methods().items():
+        for service, methods in TpuApi(self).methods().items():
             handlers = {name: self._handler(name, read, answer) for name, (read, answer) in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"

@@ -11,16 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
-from iris_ray.testing.api_faults import Fault, FaultyApi
-from iris_ray.testing.compute_server.zone import ApiRefusal, Json, Zone, shown
+from iris_ray.testing.api_faults import ApiFault, FaultyApi
+from iris_ray.testing.compute_server.zone import ComputeRefusal, ComputeZone, Json, shown
 
 Method = Callable[[re.Match[str], Json], Json]
 
 
-class Api:
-    """Answers requests about a zone. Every method may raise `ApiRefusal`; the caller holds the zone's lock."""
+class ComputeApi:
+    """Answers requests about a zone. Every method may raise `ComputeRefusal`; the caller holds the zone's lock."""
 
-    def __init__(self, zone: Zone) -> None:
+    def __init__(self, zone: ComputeZone) -> None:
         self._zone = zone
         self._operations: dict[str, Json] = {}
         self._done_at: dict[str, float] = {}
@@ -58,7 +58,7 @@ class Api:
         for its_verb, pattern, name, method in self._methods:
             if its_verb == verb and (found := pattern.fullmatch(path)):
                 return name, partial(method, found)
-        raise ApiRefusal(403, f"Required permission for {verb} {path}, or it does not exist")
+        raise ComputeRefusal(403, f"Required permission for {verb} {path}, or it does not exist")
 
     def once(self, request_id: str, name: str, answer: Callable[[], Json]) -> Json:
         """Answer a request; one with an id that is known gets the operation of the earlier one."""
@@ -66,7 +66,7 @@ class Api:
             return answer()
         about, operation = self._by_request_id.get(request_id, (name, None))
         if about != name:
-            raise ApiRefusal(400, f"Invalid value for field 'requestId': {request_id} was used for {about}")
+            raise ComputeRefusal(400, f"Invalid value for field 'requestId': {request_id} was used for {about}")
         if operation is None:
             operation = answer()
             self._by_request_id[request_id] = name, operation
@@ -74,12 +74,12 @@ class Api:
 
     def _machine_type(self, path: re.Match[str], _: Json) -> Json:
         if path[1] not in self._zone.machine_types:
-            raise ApiRefusal(404, f"The resource '{self._zone.path}/machineTypes/{path[1]}' was not found")
+            raise ComputeRefusal(404, f"The resource '{self._zone.path}/machineTypes/{path[1]}' was not found")
         return {"name": path[1]}
 
     def _reservation(self, path: re.Match[str], _: Json) -> Json:
         if path[1] not in self._zone.reservations:
-            raise ApiRefusal(404, f"The resource '{self._zone.path}/reservations/{path[1]}' was not found")
+            raise ComputeRefusal(404, f"The resource '{self._zone.path}/reservations/{path[1]}' was not found")
         return {"name": path[1], "status": "READY"}
 
     def _add_policy(self, _: re.Match[str], body: Json) -> Json:
@@ -109,11 +109,11 @@ class Api:
 
     def _resize(self, path: re.Match[str], _: Json) -> Json:
         self._zone.group(path[1])
-        raise ApiRefusal(400, "Creating resize requests for managed instance group with TPU is not allowed")
+        raise ComputeRefusal(400, "Creating resize requests for managed instance group with TPU is not allowed")
 
     def _operation(self, path: re.Match[str], _: Json) -> Json:
         if path[1] not in self._operations:
-            raise ApiRefusal(404, f"The operation '{path[1]}' was not found")
+            raise ComputeRefusal(404, f"The operation '{path[1]}' was not found")
         return self._shown(path[1])
 
     def _done(self, kind: str, target: str, **place: str) -> Json:
@@ -138,7 +138,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class ComputeServer(FaultyApi[int], Zone):
+class ComputeServer(FaultyApi[int], ComputeZone):
     """One zone of the Compute Engine API, on a port of its own on loopback; a context manager.
 
     Attributes:
@@ -148,11 +148,11 @@ class ComputeServer(FaultyApi[int], Zone):
 
     calls: list[tuple[str, Json]] = field(default_factory=list)
     address: str = ""
-    _faults: list[Fault[int]] = field(default_factory=list)
+    _faults: list[ApiFault[int]] = field(default_factory=list)
     _server: ThreadingHTTPServer | None = None
 
     def __enter__(self) -> Self:
-        zone, api = self, Api(self)
+        zone, api = self, ComputeApi(self)
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -164,7 +164,7 @@ class ComputeServer(FaultyApi[int], Zone):
                 body = json.loads(text) if text else {}
                 try:
                     status, reply = 200, zone.answer(api, self.command, url.path, request_id, body)
-                except ApiRefusal as refusal:
+                except ComputeRefusal as refusal:
                     status = refusal.status
                     reply = {"error": {"code": status, "message": str(refusal), "errors": [{"message": str(refusal)}]}}
                 data = json.dumps(reply).encode()
@@ -189,14 +189,14 @@ class ComputeServer(FaultyApi[int], Zone):
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, api: Api, verb: str, path: str, request_id: str, body: Json) -> Json:
-        """Answer one request; raises ApiRefusal. An injected failure is an HTTP status."""
+    def answer(self, api: ComputeApi, verb: str, path: str, request_id: str, body: Json) -> Json:
+        """Answer one request; raises ComputeRefusal. An injected failure is an HTTP status."""
         with self.lock:
             name, method = api.find(verb, path)
             fault = self.take_fault(name, body)
         if fault is not None:
             time.sleep(fault.delay_s)
             if fault.code is not None:
-                raise ApiRefusal(fault.code, f"{name}: a test asked for {fault.code}")
+                raise ComputeRefusal(fault.code, f"{name}: a test asked for {fault.code}")
         with self.lock:
             return api.once(request_id, f"{verb} {path} {body.get('name', '')}", lambda: method(body))

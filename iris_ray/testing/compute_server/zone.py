@@ -17,7 +17,7 @@ NO_STOCK, NO_QUOTA, FULL = "ZONE_RESOURCE_POOL_EXHAUSTED", "QUOTA_EXCEEDED", "RE
 Json = dict[str, Any]
 
 
-class ApiRefusal(Exception):
+class ComputeRefusal(Exception):
     """The status that answers a call instead of a result."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -44,7 +44,7 @@ class Vm:
 
 
 @dataclass(slots=True)
-class Group:
+class InstanceGroup:
     """A managed instance group.
 
     Attributes:
@@ -74,7 +74,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Zone:
+class ComputeZone:
     """One zone: a test sets its state, and the API reads and changes it. All methods are thread-safe.
 
     Args:
@@ -97,7 +97,7 @@ class Zone:
     reservations: dict[str, int] = field(default_factory=dict)
     operation_s: float = 0.0
     operation_fails: tuple[str, str] | None = None
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, InstanceGroup] = field(default_factory=dict)
     policies: dict[str, Json] = field(default_factory=dict)
     templates: dict[str, Json] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -158,7 +158,7 @@ class Zone:
             if vm.status == "STAGING":
                 vm.status, vm.action = "RUNNING", "NONE"
 
-    def _lack(self, group: Group) -> Json | None:
+    def _lack(self, group: InstanceGroup) -> Json | None:
         """Return why no VMs can be made for a group now, or None."""
         held = sum(other.all_chips for other in self._with_vms())
         if self.quota_chips is not None and held + group.all_chips > self.quota_chips:
@@ -171,75 +171,75 @@ class Zone:
             return _error(NO_STOCK, f"The zone '{self.path}' does not have enough resources available.")
         return None
 
-    def _with_vms(self) -> Iterator[Group]:
+    def _with_vms(self) -> Iterator[InstanceGroup]:
         return (group for group in self.groups.values() if group.has_vms)
 
-    # -- rules that the API holds to; each raises ApiRefusal -------------------------------------------------------
+    # -- rules that the API holds to; each raises ComputeRefusal -------------------------------------------------------
 
     def add_group(self, resource: Json) -> None:
         """Make a group, whose VMs are still to be made."""
         name = resource["name"]
         if name in self.groups:
-            raise ApiRefusal(409, f"The resource '{self.path}/instanceGroupManagers/{name}' already exists")
+            raise ComputeRefusal(409, f"The resource '{self.path}/instanceGroupManagers/{name}' already exists")
         template = self.templates.get(resource.get("instanceTemplate", "").rpartition("/")[2])
         if template is None:
-            raise ApiRefusal(404, f"The resource '{resource.get('instanceTemplate')}' was not found")
+            raise ComputeRefusal(404, f"The resource '{resource.get('instanceTemplate')}' was not found")
         properties, size = template["properties"], int(resource["targetSize"])
         machine = CHIPS.fullmatch(properties["machineType"])
         if machine is None or machine[0] not in self.machine_types:
-            raise ApiRefusal(
+            raise ComputeRefusal(
                 400, f"Machine type with name '{properties['machineType']}' does not exist in {self.zone}."
             )
-        group = Group(
+        group = InstanceGroup(
             resource, int(machine[2]), properties["scheduling"]["provisioningModel"], _reservation(properties)
         )
         self._require_bulk(group, size)
         if group.reservation and group.reservation not in self.reservations:
-            raise ApiRefusal(404, f"The resource '{self.path}/reservations/{group.reservation}' was not found")
+            raise ComputeRefusal(404, f"The resource '{self.path}/reservations/{group.reservation}' was not found")
         group.vms = {vm.name: vm for vm in (Vm(f"{resource['baseInstanceName']}-{n:04x}") for n in range(size))}
         resource["creationTimestamp"] = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
         self.groups[name] = group
 
-    def _require_bulk(self, group: Group, size: int) -> None:
+    def _require_bulk(self, group: InstanceGroup, size: int) -> None:
         is_bulk = group.resource.get("targetSizePolicy", {}).get("mode") == "BULK"
         policy_url = group.resource.get("resourcePolicies", {}).get("workloadPolicy")
         if policy_url is not None:
             if not policy_url.startswith("https://www.googleapis.com/compute/v1/projects/"):
-                raise ApiRefusal(400, "The URL is malformed.")
+                raise ComputeRefusal(400, "The URL is malformed.")
             policy = self.policies.get(policy_url.rpartition("/")[2])
             if policy is None:
-                raise ApiRefusal(404, f"The resource '{policy_url}' was not found")
+                raise ComputeRefusal(404, f"The resource '{policy_url}' was not found")
             if not is_bulk:
-                raise ApiRefusal(400, "MIGs with TPU accelerator topology require BULK mode in target size policy")
+                raise ComputeRefusal(400, "MIGs with TPU accelerator topology require BULK mode in target size policy")
             topology = policy["workloadPolicy"]["acceleratorTopology"]
             if math.prod(map(int, topology.split("x"))) != size * group.chips:
-                raise ApiRefusal(400, f"{size} VMs of {group.chips} chips are no topology {topology}")
+                raise ComputeRefusal(400, f"{size} VMs of {group.chips} chips are no topology {topology}")
         elif is_bulk and size > 1:
-            raise ApiRefusal(400, "several TPU VMs without a workload policy are no slice")
+            raise ComputeRefusal(400, "several TPU VMs without a workload policy are no slice")
         on_failure = group.resource.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure")
         if group.model == "FLEX_START" and on_failure != "DO_NOTHING":
-            raise ApiRefusal(400, "flex-start in bulk mode requires defaultActionOnFailure DO_NOTHING")
+            raise ComputeRefusal(400, "flex-start in bulk mode requires defaultActionOnFailure DO_NOTHING")
 
     def add_template(self, resource: Json) -> None:
         scheduling = resource["properties"]["scheduling"]
         if scheduling["provisioningModel"] == "FLEX_START" and "maxRunDuration" not in scheduling:
-            raise ApiRefusal(400, "maxRunDuration is required with the provisioning model FLEX_START")
+            raise ComputeRefusal(400, "maxRunDuration is required with the provisioning model FLEX_START")
         if scheduling["provisioningModel"] == "RESERVATION_BOUND" and not _reservation(resource["properties"]):
-            raise ApiRefusal(400, "the provisioning model RESERVATION_BOUND requires a specific reservation")
+            raise ComputeRefusal(400, "the provisioning model RESERVATION_BOUND requires a specific reservation")
         if scheduling.get("onHostMaintenance") != "TERMINATE":
-            raise ApiRefusal(400, "TPU VMs can't be migrated: onHostMaintenance has to be TERMINATE")
+            raise ComputeRefusal(400, "TPU VMs can't be migrated: onHostMaintenance has to be TERMINATE")
         _add(self.templates, "instanceTemplates", resource)
 
     def add_policy(self, resource: Json) -> None:
         _add(self.policies, "resourcePolicies", resource)
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> InstanceGroup:
         if name not in self.groups:
-            raise ApiRefusal(404, f"The resource '{self.path}/instanceGroupManagers/{name}' was not found")
+            raise ComputeRefusal(404, f"The resource '{self.path}/instanceGroupManagers/{name}' was not found")
         return self.groups[name]
 
 
-def shown(group: Group) -> Json:
+def shown(group: InstanceGroup) -> Json:
     """Return a group as the API shows it."""
     actions = [vm.action for vm in group.vms.values()]
     waits: Json = {"inProgress": any(not vm.status for vm in group.vms.values())}
@@ -254,7 +254,7 @@ def shown(group: Group) -> Json:
 
 def _add(among: dict[str, Json], kind: str, resource: Json) -> None:
     if resource["name"] in among:
-        raise ApiRefusal(409, f"The resource '{kind}/{resource['name']}' already exists")
+        raise ComputeRefusal(409, f"The resource '{kind}/{resource['name']}' already exists")
     among[resource["name"]] = resource
 
 

@@ -78,7 +78,7 @@ class ApiError(Exception):
         return {**answer, "message": str(self), "reason": self.reason, "code": self.code}
 
 
-class Api:
+class KubernetesObjects:
     """Answers requests. All methods need the store's lock, and may raise `ApiError`."""
 
     def __init__(self, store: ObjectStore, permissions: Collection[tuple[str, str]]) -> None:
@@ -163,13 +163,13 @@ def _field(item: Mapping[str, Any], path: str) -> str:
 
 
 class ApiServer:
-    """Serves an `Api` over HTTPS from a thread of its own.
+    """Serves an `KubernetesObjects` over HTTPS from a thread of its own.
 
     Attributes:
         port: its port, once it serves.
     """
 
-    def __init__(self, store: ObjectStore, api: Api) -> None:
+    def __init__(self, store: ObjectStore, api: KubernetesObjects) -> None:
         self._store, self._api, self.port = store, api, 0
         self._token = secrets.token_urlsafe(24)
         self._loop = asyncio.new_event_loop()

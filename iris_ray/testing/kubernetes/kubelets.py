@@ -1,4 +1,4 @@
-"""The kubelets of all nodes: they have bound pods run, tell how they are, and end those that are deleted.
+"""The kubelets of all nodes: they run bound pods, report their status, and end deleted ones.
 
 Sources: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ (phases, termination) and
 https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/ (what a pod says when its node is shut down);

@@ -1,4 +1,4 @@
-"""GKE's node pools: which nodes there are, which come and go, and which pods they get.
+"""GKE's node pools: their nodes, the autoscaling of these, and the pods that they get.
 
 Sources: https://cloud.google.com/kubernetes-engine/docs, concepts/plan-tpus (a pool of a topology of several hosts is
 one slice, and scales as a whole), concepts/spot-vms (of a spot VM's 30 s pods get 15), concepts/node-auto-provisioning

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
 from iris_ray.errors import InvalidClusterFileError, InvalidRequestError, UnknownNameError
-from iris_ray.testing.kubernetes.api_server import ADDRESS, AUTOSCALER_ROLE, Api, ApiServer
+from iris_ray.testing.kubernetes.api_server import ADDRESS, AUTOSCALER_ROLE, ApiServer, KubernetesObjects
 from iris_ray.testing.kubernetes.kubelets import Kubelets, delete_pod
 from iris_ray.testing.kubernetes.kuberay import KubeRay
 from iris_ray.testing.kubernetes.node_pools import Node, NodePool, NodePools
@@ -73,7 +73,7 @@ class KubernetesWorld:
             self._store, self._kubelets, pools, pattern=pattern, lost_node_s=lost_node_s, backoff_s=backoff_s
         )
         permissions = AUTOSCALER_ROLE | frozenset(_permissions(file.others))
-        self._api = Api(self._store, permissions)
+        self._api = KubernetesObjects(self._store, permissions)
         self._open = ExitStack()
         self._server: ApiServer | None = None
         self._directory = Path()

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.checkpoint.gang import Gang, Talk
-from iris_ray.checkpoint.shares import Held, partner, share_out
+from iris_ray.checkpoint.gang import JaxGang, Talk
+from iris_ray.checkpoint.shares import HeldArray, partner, share_out
 from iris_ray.checkpoint.store import DirectoryFiles
 
 
@@ -26,13 +26,13 @@ def test_process_reads_own_host_then_its_place_elsewhere(
     own = DirectoryFiles(tmp_path)
     hosts = [own] * (max(host_of) + 1)
     talk = Talk(None, index, "state")
-    gang = Gang(index, len(host_of), 1, hosts, host_of, own, "memory/state", domains, sliced, talk)
+    gang = JaxGang(index, len(host_of), 1, hosts, host_of, own, "memory/state", domains, sliced, talk)
     assert gang.near == near
 
 
 def test_each_slice_keeps_a_replica_and_processes_share_the_work() -> None:
     whole = ((0, 4),)
-    arrays = [Held(1, {whole: (0, 1, 2, 3)}) for _ in range(6)]
+    arrays = [HeldArray(1, {whole: (0, 1, 2, 3)}) for _ in range(6)]
     kept = share_out(arrays, [0, 0, 1, 1], at_most=4)
     assert [len(own) for own in kept] == [3, 3, 3, 3]
     assert {each.leaf for each in kept[0] + kept[1]} == {each.leaf for each in kept[2] + kept[3]} == set(range(6))
@@ -40,7 +40,7 @@ def test_each_slice_keeps_a_replica_and_processes_share_the_work() -> None:
 
 
 def test_shards_of_one_slice_alone_come_first_for_its_partner() -> None:
-    arrays = [Held(1, {((0, 4),): (0, 2)}), Held(2, {((0, 2),): (0,), ((2, 4),): (2,)})]
+    arrays = [HeldArray(1, {((0, 4),): (0, 2)}), HeldArray(2, {((0, 2),): (0,), ((2, 4),): (2,)})]
     kept = share_out(arrays, [0, 0, 1, 1], at_most=4)
     assert [(each.leaf, each.size, each.alone) for each in kept[0]] == [(1, 4, True), (0, 4, False)]
     assert kept[1] == kept[3] == []

@@ -63,9 +63,7 @@ OVER_HOSTS = Layout((8, 4), None, 0)
 
 
 @pytest.mark.parametrize(("layout", "bytes_a_host"), [(OVER_HOSTS, 2 * 128), (OVER_ALL, 2 * 64 + 64)])
-def test_memory_is_two_shares_and_a_copy_if_no_other_slice_has_it(
-    layout: Layout, bytes_a_host: int, tmp_path: Path
-) -> None:
+def test_memory_holds_two_shares_and_copy_of_unshared_shards(layout: Layout, bytes_a_host: int, tmp_path: Path) -> None:
     program = Program([layout], tmp_path)
     hosts = [program.new_host() for _ in range(4)]
     for _ in range(3):

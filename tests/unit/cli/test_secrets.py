@@ -145,7 +145,7 @@ def test_unsafe_directory_is_said_to_whoever_asks(world: ControllerInProcess, sc
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-def test_value_of_store_is_nowhere_but_with_tasks_and_in_its_file(
+def test_stored_value_is_only_in_tasks_and_file(
     world: ControllerInProcess, script: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(0)

@@ -68,7 +68,7 @@ def test_error_becomes_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize(("command", "group"), [(run, PodOptions), (submit, JobOptions)])
-def test_command_has_the_flag_and_the_default_of_each_option_in_the_table(command: click.Command, group: type) -> None:
+def test_command_has_each_options_flag_and_default(command: click.Command, group: type) -> None:
     shown = {parameter.name: parameter for parameter in command.params}
     for name, option in options_of(group).items():
         if option.flag:
@@ -148,7 +148,7 @@ def called(words: list[str]) -> click.Command:
     return command
 
 
-def test_help_tells_from_nothing_to_a_finished_job_in_a_dozen_lines() -> None:
+def test_help_leads_to_finished_job_in_dozen_lines() -> None:
     story = invoke("--help").output.partition("From nothing to a finished job:")[2].partition("Options:")[0]
     commands = re.findall(r"^ +iris-ray (\w+)", story, re.MULTILINE)
     assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "host"]
@@ -281,9 +281,7 @@ def test_address_of_something_else_is_said_to_be_none_of_rays() -> None:
 
 
 @pytest.mark.parametrize("mode", ["simple", "simulate", "nonsense"])
-def test_what_shows_or_tests_a_cluster_takes_no_mode_from_the_variable(
-    monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_commands_about_cluster_ignore_mode_variable(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
     seen: list[Mode] = []
 
     def begins(request: object, mode: Mode) -> list[object]:

@@ -56,7 +56,7 @@ def test_generations_are_rays() -> None:
 @pytest.mark.parametrize(
     ("name", "chips", "tpu_type"), [("v6e-16", 4, "v6e-16"), ("v6e-16", 0, None), ("mine", 4, None)]
 )
-def test_group_of_a_compute_class_is_of_the_type_in_its_name(name: str, chips: int, tpu_type: str | None) -> None:
+def test_compute_class_group_has_type_of_its_name(name: str, chips: int, tpu_type: str | None) -> None:
     spec = group("", "4x4", chips, 4, groupName=name)
     del spec["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"]
     found = worker_groups({"spec": {"workerGroupSpecs": [spec]}})

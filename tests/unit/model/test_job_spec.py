@@ -133,7 +133,7 @@ def test_job_with_a_bad_scheduling_timeout_is_refused_by_name(value: Any) -> Non
 
 @pytest.mark.parametrize("amount", [-1, -0.5, True, math.nan, math.inf, "4", None, [4]], ids=repr)
 @pytest.mark.parametrize("resource", ["TPU", "CPU", "disk"])
-def test_job_with_a_bad_amount_of_a_resource_is_refused_by_name(resource: str, amount: Any) -> None:
+def test_job_with_bad_resource_amount_is_refused_by_name(resource: str, amount: Any) -> None:
     with pytest.raises(InvalidJobError, match=rf"of {resource}.*give a number of 0 or more"):
         tasks_spec(resources={"CPU": 1.0, resource: amount})
 

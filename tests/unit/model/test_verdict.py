@@ -208,7 +208,7 @@ def test_judge_gang_of_two_slices_names_the_slice() -> None:
     assert judge_gang(ends, hosts).cause == TaskKey(1, 0)
 
 
-def test_dispatch_backoff_doubles_up_to_half_a_minute_and_later_to_five() -> None:
+def test_dispatch_backoff_doubles_to_half_minute_later_to_five() -> None:
     assert [dispatch_backoff_s(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 10)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     assert [dispatch_backoff_s(n) for n in (11, 12, 13, 14, 15, 1000)] == [60, 120, 240, 300, 300, 300]
 

@@ -114,7 +114,7 @@ def test_coscheduled_job_is_assigned_atomically_with_task_i_on_worker_i(world: W
     assert task_states(job) == [S.ASSIGNED] * 4
 
 
-def test_coscheduled_job_of_16_hosts_is_ordered_by_number_not_by_text(world: World) -> None:
+def test_coscheduled_job_of_16_hosts_is_ordered_by_number(world: World) -> None:
     for number in reversed(range(16)):
         world.do(host("tpu-a", number, "v4-128", node_id=f"w{number}"))
     job = world.submit(tpu_type="v4-128")
@@ -122,7 +122,7 @@ def test_coscheduled_job_of_16_hosts_is_ordered_by_number_not_by_text(world: Wor
     assert [task.node_id for task in job.tasks] == [f"w{i}" for i in range(16)]
 
 
-def test_coscheduled_job_waits_while_there_are_too_few_workers_and_starts_with_the_last(world: World) -> None:
+def test_coscheduled_job_waits_for_last_worker_and_starts(world: World) -> None:
     job = world.submit(tpu_type="v4-32")
     for number in range(4):
         assert world.schedule() == {}
@@ -167,7 +167,7 @@ def test_coscheduled_task_failure_ends_the_siblings_and_names_the_trigger(world:
     assert (job.state, job.error) == (JobState.FAILED, "OOM")
 
 
-def test_coscheduled_task_whose_host_is_lost_for_good_ends_the_siblings_told_apart_from_it(world: World) -> None:
+def test_coscheduled_task_on_lost_host_ends_siblings_as_such(world: World) -> None:
     world.add_slice("tpu-a", "v4-32")
     job = world.start(tpu_type="v4-32", max_retries_preemption=0)
     instructions = world.lose("tpu-a-3")
@@ -186,9 +186,7 @@ def test_coscheduled_task_failure_touches_no_other_job(world: World) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 2])
-def test_coscheduled_failures_count_once_an_attempt_towards_max_task_failures_though_retried(
-    world: World, limit: int
-) -> None:
+def test_retried_coscheduled_failure_counts_once_towards_max_task_failures(world: World, limit: int) -> None:
     world.add_slice("tpu-a", "v4-32")
     job = world.submit(tpu_type="v4-32", max_retries_failure=9, max_task_failures=limit)
     for _ in range(limit + 1):
@@ -257,7 +255,7 @@ def test_large_fleet_gives_the_same_answer_as_a_small_one() -> None:
     assert large.pending_reasons.keys() == small.pending_reasons.keys() == {"third"}
 
 
-def test_large_fleet_that_changes_gives_the_same_answer_as_one_that_is_new(world: World) -> None:
+def test_changed_large_fleet_answers_like_new_one(world: World) -> None:
     """The evaluations that the scheduler keeps between plans follow every event."""
     names = [f"s{i:03}" for i in range(250)]
     for name in names:

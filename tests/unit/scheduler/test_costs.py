@@ -65,7 +65,7 @@ def free_slices(count: int) -> World:
 
 
 @pytest.mark.parametrize("make", [empty_fleet, full_fleet, slices_in_use, free_slices])
-def test_first_plan_of_jobs_that_all_differ_in_size_costs_as_much_as_there_are(make: Callable[[int], World]) -> None:
+def test_first_plan_of_unequal_jobs_costs_in_proportion(make: Callable[[int], World]) -> None:
     small, large = make(150), make(300)
     once, twice = calls(small.plan), calls(large.plan)
     assert twice < ABOUT_TWICE * once

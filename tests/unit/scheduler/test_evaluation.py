@@ -46,12 +46,12 @@ def test_group_without_issues_is_free_and_all_its_workers_are_usable(world: Worl
     assert [worker.node_id for worker in found.eligible] == ["a-0", "a-1", "a-2", "a-3"]
 
 
-def test_slice_of_which_a_gang_takes_a_part_is_in_the_bucket_of_larger_ones(world: World) -> None:
+def test_partly_taken_slice_is_in_bucket_of_larger_ones(world: World) -> None:
     found = evaluation(world, "v4-16")
     assert (found.status, found.bucket) == (Status.FREE, LARGER)
 
 
-def test_slice_that_an_owner_keeps_ranks_after_the_same_slice_that_no_owner_keeps(world: World) -> None:
+def test_slice_kept_by_owner_ranks_after_equal_free_one(world: World) -> None:
     requirement = world.submit("new", tpu_type="v4-32").requirement
     kept, not_kept = (evaluate(slice_a(world), requirement, held, world.now).rank for held in (True, False))
     assert kept is not None
@@ -89,7 +89,7 @@ STEPS: dict[str, tuple[Callable[[World], object], dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_step_rejects_a_slice_and_says_why_and_how_many_hosts_are_missing(world: World, step: str) -> None:
+def test_step_rejecting_slice_says_why_and_missing_hosts(world: World, step: str) -> None:
     prepare, changes, hosts_missing, words = STEPS[step]
     prepare(world)
     found = evaluation(world, **changes)

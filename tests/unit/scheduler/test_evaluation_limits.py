@@ -37,9 +37,7 @@ def plan(world: World, before: SchedulingResult | None, most: int) -> Scheduling
     return world.scheduler.find_assignments(state.pending(), state.fleet, state.usage, world.now, reasons, most)
 
 
-def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_with_many_evaluations_ends_and_next_goes_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iris_ray.scheduler.cycle.EVALUATIONS_PER_GANG", HOSTS)
     submit_odd_jobs(world, 7, "odd")
     pieces = [plan(world, None, most=3)]
@@ -50,9 +48,7 @@ def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
     world.check()
 
 
-def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_with_odd_requirements_do_not_hold_up_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 8 * HOSTS)
     submit_odd_jobs(world, 20, "odd")
     submit_odd_jobs(world, 20, "strange")
@@ -65,9 +61,7 @@ def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world.check()
 
 
-def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlooked_job_is_placed_once_fewer_jobs_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 4 * HOSTS)
     submit_odd_jobs(world, 1, "odd")
     world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})

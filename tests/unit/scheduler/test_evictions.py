@@ -113,7 +113,7 @@ def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
     world.check()
 
 
-def test_eviction_takes_one_gang_of_two_slices_rather_than_two_of_one(world: World) -> None:
+def test_eviction_takes_gang_of_two_slices_before_two_gangs(world: World) -> None:
     for name in "abcd":
         world.add_slice(name)
     world.now = 10_000.0
@@ -125,7 +125,7 @@ def test_eviction_takes_one_gang_of_two_slices_rather_than_two_of_one(world: Wor
     world.check()
 
 
-def test_eviction_takes_a_gang_of_one_slice_rather_than_a_larger_one(world: World) -> None:
+def test_eviction_takes_gang_of_one_slice_before_larger(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
     world.now = 10_000.0
@@ -152,7 +152,7 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     world.check()
 
 
-def test_job_evicts_no_gang_if_a_slice_is_about_to_be_free(world: World) -> None:
+def test_job_evicts_nobody_when_slice_becomes_free_soon(world: World) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -199,7 +199,7 @@ def test_no_spare_takes_hosts(world: World) -> None:
     world.check()
 
 
-def test_job_of_a_higher_band_gets_the_hosts_that_a_middle_band_was_to_take(world: World) -> None:
+def test_higher_band_gets_hosts_promised_to_middle_band(world: World) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -264,7 +264,7 @@ def test_eviction_takes_the_gang_that_loses_least(world: World, old: str, leaves
     assert evicted(world) == {leaves}
 
 
-def test_eviction_takes_a_gang_that_heeds_notices_before_one_that_has_just_saved(world: World) -> None:
+def test_eviction_takes_gang_heeding_notices_before_one_just_saved(world: World) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -356,7 +356,7 @@ def evict(world: World, job: Job) -> None:
     world.now += 150.0
 
 
-def test_gang_that_was_evicted_too_often_in_an_hour_is_left_alone_and_the_waiting_job_says_so(world: World) -> None:
+def test_gang_evicted_too_often_stays_and_waiting_job_says_so(world: World) -> None:
     world.scheduler.evictions = EvictionRules(per_job=3)
     world.add_slice("a")
     world.now = 10_000.0
@@ -391,7 +391,7 @@ def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed:
         assert {job_id.split("-")[0] for job_id in leave} == takes
 
 
-def test_job_may_take_more_than_the_budget_from_a_user_of_whom_it_takes_nothing_else(world: World) -> None:
+def test_first_eviction_of_user_may_exceed_budget(world: World) -> None:
     world.scheduler.evictions = EvictionRules(per_user=2)
     for name in "abc":
         world.add_slice(name)
@@ -417,7 +417,7 @@ def limit(world: World, **limits: float) -> None:
 
 
 @pytest.mark.parametrize(("chips", "victims"), [(4, 1), (8, 2), (12, 3)])
-def test_no_more_tasks_evict_than_the_limit_of_their_user_lets_start(world: World, chips: int, victims: int) -> None:
+def test_tasks_evict_only_for_what_users_limit_allows(world: World, chips: int, victims: int) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -433,9 +433,7 @@ def test_no_more_tasks_evict_than_the_limit_of_their_user_lets_start(world: Worl
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
-def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
-    world: World, limits: dict[str, float]
-) -> None:
+def test_jobs_exceeding_limit_together_evict_for_first_alone(world: World, limits: dict[str, float]) -> None:
     for name in "ab":
         world.add_slice(name)
     world.now = 10_000.0
@@ -452,9 +450,7 @@ def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
-def test_hosts_that_a_job_is_about_to_take_count_against_its_users_limit(
-    world: World, limits: dict[str, float]
-) -> None:
+def test_hosts_about_to_be_taken_count_against_users_limit(world: World, limits: dict[str, float]) -> None:
     """Else another job of the user would use the limit up meanwhile, and the eviction would be in vain."""
     world.add_slice("a")
     world.now = 10_000.0
@@ -473,7 +469,7 @@ def test_hosts_that_a_job_is_about_to_take_count_against_its_users_limit(
     world.check()
 
 
-def test_job_evicts_no_gang_from_hosts_with_more_chips_than_its_users_limit(world: World) -> None:
+def test_job_evicts_nobody_for_chips_beyond_users_limit(world: World) -> None:
     for number in range(2):
         world.do(host("a", number, resources={"TPU": 8.0, "CPU": 8.0}))
     world.now = 10_000.0
@@ -492,9 +488,7 @@ def test_job_evicts_no_gang_from_hosts_with_more_chips_than_its_users_limit(worl
 @pytest.mark.parametrize(
     ("ran_s", "said"), [(60.0, "in 9 min"), (360.0, "in 4 min"), (590.0, "in 10 s"), (600.0, None)]
 )
-def test_job_says_when_it_may_take_hosts_of_a_gang_that_has_run_too_short(
-    world: World, ran_s: float, said: str | None
-) -> None:
+def test_job_says_when_gang_has_run_long_enough_to_evict(world: World, ran_s: float, said: str | None) -> None:
     world.add_slice("a")
     world.now = 10_000.0
     run(world, "young", INTERACTIVE, ran_s=ran_s)
@@ -540,7 +534,7 @@ def test_eviction_takes_few_large_tasks_rather_than_many_small_ones(world: World
     world.check()
 
 
-def test_eviction_takes_a_small_task_that_suffices_rather_than_a_large_one_that_has_run_longer(world: World) -> None:
+def test_eviction_takes_sufficient_small_task_before_longer_running_large_one(world: World) -> None:
     world.do(cpu_host("x"))
     tasks(world, "large", 7.0)
     tasks(world, "small", 1.0)
@@ -624,7 +618,7 @@ def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
     world.check()
 
 
-def test_jobs_with_no_possible_victims_keep_no_job_behind_them_from_taking_hosts(world: World) -> None:
+def test_job_without_victims_lets_next_job_evict(world: World) -> None:
     """There are more of them than a plan has searches."""
     world.add_slice("a")
     world.now = 10_000.0

@@ -44,7 +44,7 @@ def test_part_of_load_is_admitted_within_kueues_limits(name: str, part: float) -
 
 
 @pytest.mark.parametrize(("name", "part"), [("baseline", 0.07), ("tas", 0.07)])
-def test_large_jobs_of_the_first_band_wait_less_than_small_ones_of_the_last(name: str, part: float) -> None:
+def test_large_first_band_jobs_wait_less_than_small_last_band(name: str, part: float) -> None:
     load = LOADS[name].part(part)
     result = kueue.Replay(load, cpu_clock=lambda: 0.0).run()
     bands = {kueue.BANDS[one.priority] for one in load.workloads}

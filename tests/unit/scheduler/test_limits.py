@@ -43,7 +43,7 @@ def chips(world: World, user: str = "ann", band: PriorityBand = BAND) -> float:
     return world.state.limits.held(user, band).chips
 
 
-def test_several_gangs_of_one_plan_stay_within_the_limit_and_the_others_say_why(world: World) -> None:
+def test_gangs_of_one_plan_stay_within_limit_others_say_why(world: World) -> None:
     limit(world, chips=16)
     for number in range(4):
         world.submit(f"job-{number}", user="ann")
@@ -206,7 +206,7 @@ def test_gang_grows_to_as_many_slices_as_its_user_may_have(world: World) -> None
     assert len(job.gang.groups) == 2
 
 
-def test_user_over_a_new_limit_keeps_what_runs_and_gets_nothing_new(world: World) -> None:
+def test_user_over_new_limit_keeps_running_jobs_gets_no_others(world: World) -> None:
     world.start("one", user="ann", slices=(2,))
     limit(world, chips=8)
     world.submit("two", user="ann")
@@ -214,7 +214,7 @@ def test_user_over_a_new_limit_keeps_what_runs_and_gets_nothing_new(world: World
     assert "8 chips, of which 16 are taken" in world.why("two")
 
 
-def test_later_jobs_of_a_user_do_not_pass_one_that_waits_for_the_limit_past_the_bound(world: World) -> None:
+def test_users_later_jobs_do_not_pass_limited_job_past_bound(world: World) -> None:
     limit(world, chips=16)
     small = world.start("small", user="ann")
     world.submit("large", user="ann", slices=(2,))
@@ -232,7 +232,7 @@ def test_later_jobs_of_a_user_do_not_pass_one_that_waits_for_the_limit_past_the_
     assert placed(world) == ["large"]
 
 
-def test_nothing_is_kept_for_a_job_that_is_larger_than_the_limit(world: World) -> None:
+def test_job_larger_than_limit_has_no_room_kept(world: World) -> None:
     limit(world, chips=8)
     world.submit("too-large", user="ann", slices=(2,))
     world.now += LONG
@@ -240,7 +240,7 @@ def test_nothing_is_kept_for_a_job_that_is_larger_than_the_limit(world: World) -
     assert placed(world) == ["small"]
 
 
-def test_nothing_is_kept_for_a_job_for_which_the_cluster_has_no_hosts(world: World) -> None:
+def test_job_without_possible_hosts_has_no_room_kept(world: World) -> None:
     limit(world, chips=16)
     world.start("running", user="ann")
     world.submit("nowhere", user="ann", tpu_type="v5p-32")
@@ -249,7 +249,7 @@ def test_nothing_is_kept_for_a_job_for_which_the_cluster_has_no_hosts(world: Wor
     assert placed(world) == ["small"]
 
 
-def test_new_job_does_not_take_what_is_kept_even_if_only_new_jobs_are_tried(world: World) -> None:
+def test_new_job_in_short_plan_does_not_take_kept_room(world: World) -> None:
     limit(world, chips=16)
     world.start("small", user="ann")
     world.submit("large", user="ann", slices=(2,))

@@ -57,7 +57,7 @@ def test_slices_of_one_gang_are_of_one_shape(world: World) -> None:
     assert assignment.group_names == ("b", "c")
 
 
-def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World) -> None:
+def test_gang_with_own_host_count_takes_slice_of_shape(world: World) -> None:
     add_split_slice(world, "a")
     world.add_slice("b", "v5litepod-8")
     world.submit("one", tpu_type="v5litepod-8")
@@ -65,7 +65,7 @@ def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World
     assert [a.group_names for a in assigned_gangs(world.plan())] == [("b",), ("a",)]
 
 
-def test_live_size_of_a_slice_wins_over_the_rule_for_its_type(world: World) -> None:
+def test_live_slice_size_overrides_rule_for_type(world: World) -> None:
     """A v5litepod-8 is one VM by rule; two VMs of four chips each take two tasks."""
     for number in (0, 1):
         plain = host("a", number, "v5litepod-8")
@@ -81,7 +81,7 @@ def live_slice(world: World, name: str, tpu_type: str, *vm_counts: int, chips: f
         world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(vm_count)}))
 
 
-def test_gang_of_whole_slices_has_as_many_tasks_as_the_live_slice_has_hosts(world: World) -> None:
+def test_gang_of_whole_slices_has_task_per_live_host(world: World) -> None:
     live_slice(world, "a", "v5litepod-8", 2, 2)
     job = world.start(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
     assert [task.node_id for task in job.tasks] == ["a-0", "a-1"]
@@ -104,7 +104,7 @@ def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> 
     assert placed(world) == {}
 
 
-def test_scheduler_that_has_seen_a_shape_in_use_plans_as_a_new_one_does(world: World) -> None:
+def test_scheduler_knowing_busy_shape_plans_like_new_one(world: World) -> None:
     """All slices of a live shape may be lost for a moment. The plan says the same as after the Controller's restart."""
     add_split_slice(world, "a")
     world.add_slice("of another type")

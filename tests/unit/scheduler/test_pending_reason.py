@@ -46,7 +46,7 @@ def closest(world: World, job_id: str = "job") -> list[tuple[str, int]]:
 # -- the kinds of answers -------------------------------------------------------------------------------------------
 
 
-def test_reason_for_a_type_that_the_cluster_does_not_have_says_so(world: World) -> None:
+def test_reason_for_missing_type_says_cluster_lacks_it(world: World) -> None:
     world.add_slice("a")
     world.submit(tpu_type="v4-32")
     found = waiting(world)
@@ -78,7 +78,7 @@ def test_reason_when_all_slices_are_in_use_counts_them(world: World) -> None:
     )
 
 
-def test_reason_names_the_job_that_gets_the_slice_in_the_same_plan(world: World) -> None:
+def test_reason_names_job_that_gets_slice_in_plan(world: World) -> None:
     world.add_slice("a")
     world.submit("first", constraints=())
     world.submit("second")
@@ -102,7 +102,7 @@ def test_reason_during_a_pause_has_its_seconds_and_its_cause(world: World) -> No
     assert "4 s" in str(found)
 
 
-def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world: World) -> None:
+def test_reason_of_partly_running_job_is_of_waiting_tasks(world: World) -> None:
     world.add_slice("a")
     job = world.start_tasks("other", replicas=1)
     world.submit_tasks(replicas=3)
@@ -119,7 +119,7 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
 # -- in words -------------------------------------------------------------------------------------------------------
 
 
-def test_reason_names_what_the_cluster_has_when_nothing_is_of_that_type(world: World) -> None:
+def test_reason_without_type_names_types_of_cluster(world: World) -> None:
     add_slices(world, "a", "b")
     add_slices(world, "c", tpu_type="v4-32")
     world.submit(tpu_type="v4-64", slices=(2, 4))
@@ -133,7 +133,7 @@ def test_reason_without_any_tpu_says_so(world: World) -> None:
     assert "no TPU hosts at all" in world.why("job")
 
 
-def test_reason_of_a_gang_by_an_attribute_that_no_host_has_says_so(world: World) -> None:
+def test_reason_of_gang_by_missing_attribute_says_so(world: World) -> None:
     world.do(cpu_host("x", rack="a"))
     by_zone = CoschedulingConfig("zone")
     world.submit_tasks("job", 1, coscheduling=by_zone, resources={"CPU": 1.0})
@@ -145,7 +145,7 @@ def test_reason_of_a_task_without_chips_does_not_speak_of_tpus(world: World) -> 
     assert world.why("job") == "waiting for 1 host (any); 0 free; none like that in the cluster"
 
 
-def test_reason_for_more_gpus_than_any_host_has_says_how_many_the_closest_host_has(world: World) -> None:
+def test_reason_for_too_many_gpus_names_closest_host(world: World) -> None:
     world.do(cpu_host("x", gpus=2.0))
     world.submit_tasks("job", 1, resources={"GPU": 4.0})
     assert "waiting for 1 host with 4 GPU a task (any); 0 free; host 10.0.0.9: host x has 2 GPU, a task needs 4" in (
@@ -249,7 +249,7 @@ def test_reason_of_tasks_counts_the_workers_that_a_constraint_excludes(world: Wo
     assert dict(shortage(world).excluded) == {"pool == large": 3}
 
 
-def test_reason_tells_that_a_constraint_can_not_be_evaluated_on_a_slice(world: World) -> None:
+def test_reason_tells_of_constraint_that_slice_cannot_evaluate(world: World) -> None:
     """One host with a value of another type does not end the job, which waits for other hosts."""
     world.add_slice("a", "v4-16", age="old")
     world.add_slice("b", "v4-16", age=9)
@@ -286,7 +286,7 @@ def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World)
     assert words.index("in-b") < words.index("in-c") < words.index("in-a")
 
 
-def test_reason_says_in_words_how_many_hosts_short_the_closest_slice_is(world: World) -> None:
+def test_reason_says_how_many_hosts_closest_slice_lacks(world: World) -> None:
     world.add_slice("a", "v4-64")
     world.start_tasks("other", replicas=3)
     world.submit(tpu_type="v4-64")
@@ -380,7 +380,7 @@ def test_reason_counts_by_the_order_of_the_queue_not_by_age(world: World) -> Non
 # -- kept groups ----------------------------------------------------------------------------------------------------
 
 
-def test_reason_tells_what_is_kept_for_the_job_and_for_whom_it_is_kept(world: World) -> None:
+def test_reason_tells_kept_room_and_its_job(world: World) -> None:
     world.add_slice("a")
     world.add_slice("b")
     world.start("running")
@@ -424,7 +424,7 @@ def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) ->
         assert len(str(reason)) > 20
 
 
-def test_job_that_is_given_up_after_its_timeout_says_what_it_waited_for(world: World) -> None:
+def test_job_given_up_after_timeout_says_its_reason(world: World) -> None:
     world.add_slice("a")
     late = world.submit("late", slices=(2,), scheduling_timeout=60.0)
     planner = Planner(world.state, look_again_s=0.5)

@@ -39,7 +39,7 @@ def test_gang_of_several_slices_takes_only_those_of_its_size(world: World) -> No
     assert slices(world) == ["b", "c"]
 
 
-def test_gang_of_several_slices_fills_up_with_parts_of_larger_ones_if_its_size_is_too_rare(world: World) -> None:
+def test_multislice_gang_fills_up_with_parts_of_larger_slices(world: World) -> None:
     add_slices(world, "a", tpu_type="v4-32")
     add_slices(world, "b")
     job = world.submit(constraints=(), slices=(2,))
@@ -48,7 +48,7 @@ def test_gang_of_several_slices_fills_up_with_parts_of_larger_ones_if_its_size_i
     assert job.gang.placed
 
 
-def test_gang_takes_the_larger_slice_on_which_it_leaves_the_fewest_hosts_idle(world: World) -> None:
+def test_gang_takes_larger_slice_with_fewest_idle_hosts(world: World) -> None:
     """The free part of "b" is exactly what it needs."""
     add_slices(world, "a", "b", tpu_type="v4-32")
     world.start_tasks("others", replicas=2, constraints=(Constraint("tpu-name", OP.EQ, "b"),))
@@ -56,7 +56,7 @@ def test_gang_takes_the_larger_slice_on_which_it_leaves_the_fewest_hosts_idle(wo
     assert hosts(world) == ["b-2", "b-3"]
 
 
-def test_gang_counts_what_the_plan_has_given_away_when_it_looks_for_the_tightest_fit(world: World) -> None:
+def test_tightest_fit_counts_hosts_given_away_in_plan(world: World) -> None:
     add_slices(world, "a", "b", tpu_type="v4-32")
     world.submit_tasks("first", replicas=2, constraints=(Constraint("tpu-name", OP.EQ, "b"),))
     world.submit(constraints=())
@@ -64,9 +64,7 @@ def test_gang_counts_what_the_plan_has_given_away_when_it_looks_for_the_tightest
 
 
 @pytest.mark.parametrize("trouble", ["suspected", "in use outside"])
-def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_is_temporarily_unsuitable(
-    world: World, trouble: str
-) -> None:
+def test_gang_waits_for_unsuitable_slice_of_own_size(world: World, trouble: str) -> None:
     """The gang waits for that slice instead."""
     add_slices(world, "a", tpu_type="v4-32")
     add_slices(world, "b")
@@ -84,7 +82,7 @@ def test_gang_takes_no_part_of_a_smaller_slice(world: World) -> None:
     assert hosts(world) == []
 
 
-def test_task_with_chips_takes_the_slice_on_which_it_wastes_the_fewest_hosts(world: World) -> None:
+def test_task_with_chips_takes_slice_wasting_fewest_hosts(world: World) -> None:
     add_slices(world, "a", tpu_type="v4-32")
     add_slices(world, "b", tpu_type="v4-16")
     add_slices(world, "c", tpu_type="v4-8")
@@ -100,9 +98,7 @@ def test_gang_needs_its_other_resources_on_every_host(world: World) -> None:
 
 
 @pytest.mark.parametrize("resources", [{}, {"CPU": 1.0}], ids=str)
-def test_gangs_on_a_device_never_share_a_host_though_they_name_no_chips(
-    world: World, resources: dict[str, float]
-) -> None:
+def test_gangs_on_device_without_chips_share_no_host(world: World, resources: dict[str, float]) -> None:
     """libtpu allows one process per host. To refuse such a job would be right, too."""
     add_slices(world, "a")
     try:
@@ -116,7 +112,7 @@ def test_gangs_on_a_device_never_share_a_host_though_they_name_no_chips(
 # -- warm slices ----------------------------------------------------------------------------------------------------
 
 
-def test_slice_of_the_right_size_comes_before_a_larger_one_that_is_warm(world: World) -> None:
+def test_slice_of_right_size_precedes_warm_larger_one(world: World) -> None:
     add_slices(world, "a", tpu_type="v4-32")
     warm = world.start("warm-up", tpu_type="v4-32", owner="me")
     world.finish(warm)
@@ -179,7 +175,7 @@ def test_preference_that_can_not_be_evaluated_counts_as_unmet(world: World) -> N
     assert world.plan().unschedulable == []
 
 
-def test_preference_is_met_by_a_slice_only_if_all_its_hosts_meet_it(world: World) -> None:
+def test_slice_meets_preference_only_with_all_hosts(world: World) -> None:
     add_slices(world, "a", "b", disk="fast")
     world.do(tagged(host("a", 1), {"disk": "slow"}))
     world.submit(preferences=(FAST,))
@@ -216,7 +212,7 @@ def test_taint_keeps_tasks_without_chips_away(world: World) -> None:
     assert hosts(world) == []
 
 
-def test_taint_of_one_host_keeps_gangs_off_its_slice_and_tasks_off_that_host(world: World) -> None:
+def test_tainted_host_keeps_gangs_off_slice_tasks_off_host(world: World) -> None:
     add_slices(world, "a")
     world.do(tagged(host("a", 0), {"taint:hot": True}))
     world.submit("gang")
@@ -242,7 +238,7 @@ def test_taint_of_one_host_leaves_the_others_of_a_larger_slice(world: World) -> 
     ],
     ids=str,
 )
-def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(world: World, changes: dict[str, Any]) -> None:
+def test_taint_is_tolerated_by_name_or_by_constraint(world: World, changes: dict[str, Any]) -> None:
     add_slices(world, "a", **SPOT)
     world.submit(**changes)
     assert slices(world) == ["a"]
@@ -327,7 +323,7 @@ def test_tasks_without_gpus_leave_the_hosts_with_gpus_to_others(world: World) ->
 # -- racks and other groups -----------------------------------------------------------------------------------------
 
 
-def test_rack_gang_takes_hosts_of_one_rack_slice_by_slice_in_order(world: World) -> None:
+def test_rack_gang_takes_one_racks_hosts_slice_by_slice(world: World) -> None:
     """Two slices of one host in rack "r", hosts of a slice in numeric order in rack "q"."""
     for name in ("s2", "s10"):
         add_slices(world, name, tpu_type="v4-8", rack="r")
@@ -346,7 +342,7 @@ def test_rack_gang_waits_while_no_rack_has_enough_hosts(world: World) -> None:
     assert hosts(world) == []
 
 
-def test_rack_gang_takes_the_rack_on_which_it_leaves_the_fewest_hosts_idle(world: World) -> None:
+def test_rack_gang_takes_rack_with_fewest_idle_hosts(world: World) -> None:
     add_slices(world, "a", "b", rack="p")
     add_slices(world, "c", rack="q")
     world.submit(coscheduling=BY_RACK)
@@ -456,9 +452,7 @@ def test_hosts_of_several_slices_are_ordered_by_slice_then_by_number(world: Worl
 
 
 @pytest.mark.parametrize("coscheduling", [CoschedulingConfig(), BY_RACK], ids=["slice", "rack"])
-def test_hosts_of_a_part_of_a_group_are_the_first_free_ones_by_number(
-    world: World, coscheduling: CoschedulingConfig
-) -> None:
+def test_part_of_group_takes_first_free_hosts_by_number(world: World, coscheduling: CoschedulingConfig) -> None:
     """Hosts 0, 1 and 2 of 16 are in use: 3 … 10 come next, where text would put 10 … 15 before 3."""
     for number in reversed(range(16)):
         world.do(tagged(host("a", number, "v4-128"), {"rack": "r"}))

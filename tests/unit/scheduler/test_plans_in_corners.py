@@ -46,7 +46,7 @@ def placed(world: World) -> dict[str, object]:
 RACK = CoschedulingConfig("rack")
 
 
-def test_plan_constraint_on_shared_attribute_counts_even_if_the_first_host_is_out_for_another_reason() -> None:
+def test_plan_counts_shared_constraint_though_first_host_is_out() -> None:
     world = World()
     for number in range(4):
         world.do(labelled("a", number, "v4-32", pool="x" if number else "y", zone="wrong"))
@@ -55,7 +55,7 @@ def test_plan_constraint_on_shared_attribute_counts_even_if_the_first_host_is_ou
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_plan_constraint_that_one_host_can_not_evaluate_rules_the_group_out_in_either_order(swap: bool) -> None:
+def test_plan_rules_group_out_if_one_host_cannot_evaluate(swap: bool) -> None:
     world = World()
     world.do(labelled("a", 0, "v4-32", pool="y", speed="fast"))
     for number in (1, 2, 3):
@@ -66,7 +66,7 @@ def test_plan_constraint_that_one_host_can_not_evaluate_rules_the_group_out_in_e
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_plan_job_with_a_constraint_that_no_host_can_evaluate_is_given_up_in_any_order_of_its_constraints(
+def test_plan_gives_up_job_whose_constraint_no_host_evaluates(
     swap: bool,
 ) -> None:
     world = World()
@@ -88,7 +88,7 @@ def test_plan_user_with_two_jobs_that_hold_nothing_can_end_both() -> None:
         world.state.check()
 
 
-def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_use_it_from_keeping_its_own() -> None:
+def test_plan_keeps_own_slice_beside_larger_one_kept_for_another() -> None:
     """'second' uses slices of two hosts, of which there is one; the slice of four that is kept does not affect it."""
     world = World()
     world.add_slice("large", "v4-32")
@@ -100,7 +100,7 @@ def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_u
     assert {i: w.kept for i, w in world.plan().pending_reasons.items()} == {"first": ("large",), "second": ("small",)}
 
 
-def test_plan_keeps_the_rest_of_a_host_of_which_a_job_ahead_takes_a_part() -> None:
+def test_plan_keeps_rest_of_host_shared_with_job_ahead() -> None:
     """A job ahead takes a part of the host, and the rest is kept. Otherwise a job behind would take it."""
     world = World()
     world.do(cpu("a"))
@@ -110,7 +110,7 @@ def test_plan_keeps_the_rest_of_a_host_of_which_a_job_ahead_takes_a_part() -> No
     assert placed(world) == {"ahead": "a"}
 
 
-def test_plan_flexible_count_does_not_wait_for_a_slice_that_is_kept_for_another() -> None:
+def test_plan_flexible_count_ignores_slice_kept_for_another() -> None:
     world = World()
     for name in "ab":
         world.add_slice(name)
@@ -121,7 +121,7 @@ def test_plan_flexible_count_does_not_wait_for_a_slice_that_is_kept_for_another(
     assert placed(world) == {"flexible": (("b-0", "b-1"),)}
 
 
-def test_plan_group_of_which_enough_is_about_to_be_free_counts_as_about_to_be_free() -> None:
+def test_plan_group_with_enough_ending_hosts_counts_as_ending() -> None:
     """Rack r2 has a host that stays in use, but the other one is about to be free, and one is enough."""
     world = World()
     for node_id, rack in (("a", "r1"), ("b", "r2"), ("c", "r2")):
@@ -135,7 +135,7 @@ def test_plan_group_of_which_enough_is_about_to_be_free_counts_as_about_to_be_fr
     assert placed(world) == {}
 
 
-def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None:
+def test_plan_keeps_slices_that_job_would_choose() -> None:
     world = World()
     for name in "abcd":
         world.add_slice(name)
@@ -147,7 +147,7 @@ def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None
     assert world.plan().pending_reasons["large"].kept == ("d", "b", "c", "a")
 
 
-def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of_another_size_are_free() -> None:
+def test_plan_keeps_whole_groups_of_sufficient_size_despite_free_others() -> None:
     """Two slices of one host are free, but there is no third. There are three of two hosts, all in use."""
     world = World()
     for name in ("one-a", "one-b"):
@@ -159,7 +159,7 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
     assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")
 
 
-def test_plan_job_that_waits_for_more_slices_does_not_keep_an_equal_job_from_free_ones() -> None:
+def test_plan_job_waiting_for_more_slices_lets_equal_job_start() -> None:
     """The first one's pause has just ended, so it hopes. The second one has waited for too long to hope."""
     world = World()
     for name in "ab":

@@ -48,7 +48,7 @@ def pieces(world: World, most: int) -> Iterator[SchedulingResult]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_plans_in_pieces_place_together_what_one_plan_places_in_the_same_order(seed: int) -> None:
+def test_plans_in_pieces_place_like_one_plan(seed: int) -> None:
     whole = plan(random_world(seed), None)
     assert whole.complete
     for most in (1, 3):
@@ -92,7 +92,7 @@ def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
     world.check()
 
 
-def test_job_that_a_plan_has_not_reached_keeps_its_reason_from_the_plan_before(world: World) -> None:
+def test_unreached_job_keeps_reason_of_previous_plan(world: World) -> None:
     world.submit_tasks("large", 1, resources={"CPU": 100.0})
     planner = Planner(world.state, 1.0, most_placed=3)
     planner.plan(world.now, Instructions())

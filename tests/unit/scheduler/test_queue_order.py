@@ -152,7 +152,7 @@ def test_backfill_before_the_bound_nothing_is_kept(world: World) -> None:
     assert (plan.pending_reasons["large"].kept, plan.starving) == ((), [])
 
 
-def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_has_them(world: World) -> None:
+def test_backfill_past_bound_keeps_free_and_busy_slices_for_gang(world: World) -> None:
     add_slices(world, "a", "b")
     busy = world.start("busy")
     world.submit("large", slices=(2,))
@@ -217,7 +217,7 @@ def test_backfill_keeps_nothing_on_incomplete_slices(world: World) -> None:
 
 
 @pytest.mark.parametrize("constraints", [None, ON_TPU], ids=["same requirement", "another requirement"])
-def test_backfill_keeps_slices_for_one_job_at_a_time_among_those_that_compete(
+def test_backfill_keeps_slices_for_one_competing_job_at_time(
     world: World, constraints: tuple[Constraint, ...] | None
 ) -> None:
     """Otherwise several gangs would each keep a part of what they need."""
@@ -261,7 +261,7 @@ def test_age_does_not_override_a_share_after_the_bound(world: World) -> None:
     assert len(world.plan().pending_reasons["large"].kept) == 2
 
 
-def test_gang_of_several_groups_does_not_pass_a_higher_band_after_the_bound(world: World) -> None:
+def test_multigroup_gang_does_not_pass_higher_band_past_bound(world: World) -> None:
     add_slices(world, "a", "b")
     world.submit("large", slices=(2,), priority=INTERACTIVE)
     world.now += LATE
@@ -270,7 +270,7 @@ def test_gang_of_several_groups_does_not_pass_a_higher_band_after_the_bound(worl
 
 
 @pytest.mark.parametrize("slices", [1, 2])
-def test_backfill_bound_counts_the_time_in_the_queue_not_the_time_that_the_gang_ran(world: World, slices: int) -> None:
+def test_backfill_bound_counts_queue_time_without_run_time(world: World, slices: int) -> None:
     """No job has passed a gang that ran for hours and has just lost a host."""
     add_slices(world, *"abc"[: slices + 1])
     job = world.start(slices=(slices,), max_retries_preemption=9)
@@ -325,7 +325,7 @@ USERS = {
 @pytest.mark.parametrize("holds_something", [False, True], ids=["holds nothing", "holds something"])
 @pytest.mark.parametrize("user_of", USERS.values(), ids=USERS)
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["two slices", "hosts of one slice"])
-def test_stream_of_small_jobs_does_not_starve_a_large_gang_beyond_the_bound(
+def test_small_jobs_do_not_starve_large_gang_beyond_bound(
     world: World, one_by_one: bool, user_of: Callable[[int], str], holds_something: bool
 ) -> None:
     """The bound holds for small jobs of any user, and whatever else the large gang's user holds."""

@@ -70,11 +70,11 @@ def test_searches_find_what_a_look_at_all_groups_finds(
     check(groups, rooms, (("CPU", 1.0),))
 
 
-def test_room_of_a_group_that_is_taken_whole_is_what_every_member_has() -> None:
+def test_room_of_whole_group_is_least_of_members() -> None:
     assert room_of([{"CPU": 2.0, "TPU": 4.0}, {"CPU": 3.0}], 2) == ({"CPU": 2.0, "TPU": 0.0}, False)
 
 
-def test_room_of_a_group_that_is_taken_in_part_is_what_some_member_has() -> None:
+def test_room_of_partial_group_is_that_of_some_member() -> None:
     assert room_of([{"CPU": 2.0, "TPU": 4.0}, {"CPU": 3.0}], 1) == ({"CPU": 3.0, "TPU": 4.0}, True)
 
 

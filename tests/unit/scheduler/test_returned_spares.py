@@ -53,7 +53,7 @@ def limit(world: World, chips: float, user: str = "") -> None:
     world.do(LimitsSetEvent(user, PriorityBand.INTERACTIVE, Limits(chips=chips)))
 
 
-def test_waiting_job_gets_the_slice_of_a_spare_at_once_and_a_new_spare_waits_behind_it(world: World) -> None:
+def test_waiting_job_gets_spares_slice_and_new_spare_waits(world: World) -> None:
     world.submit("other", user="other", priority=PriorityBand.BATCH)
     placed, instructions = plan(world)
     assert placed == ["other"]
@@ -63,7 +63,7 @@ def test_waiting_job_gets_the_slice_of_a_spare_at_once_and_a_new_spare_waits_beh
     assert plan(world)[0] == []
 
 
-def test_job_that_waits_for_a_limit_gets_the_slice_of_a_spare_of_its_user(world: World) -> None:
+def test_limited_job_gets_slice_of_own_users_spare(world: World) -> None:
     """The spare counts towards the limit, and comes after every job that waits."""
     world.add_slice("d")
     limit(world, 24)
@@ -73,7 +73,7 @@ def test_job_that_waits_for_a_limit_gets_the_slice_of_a_spare_of_its_user(world:
     assert given_back(world) == [], "the new spare waits"
 
 
-def test_job_over_a_limit_takes_no_spare_that_leaves_it_over_the_limit(world: World) -> None:
+def test_job_over_limit_takes_no_useless_spare(world: World) -> None:
     """Otherwise the next spare took the slice, and gave it back again, plan after plan."""
     world.add_slice("large", "v4-32")
     limit(world, 24)
@@ -94,7 +94,7 @@ def test_limit_of_one_user_takes_no_spares_of_others(world: World) -> None:
     assert given_back(world) == []
 
 
-def test_job_that_waits_for_a_limit_gets_the_hosts_of_one_of_its_user_that_yields() -> None:
+def test_limited_job_gets_hosts_of_own_users_yielding_job() -> None:
     world = World()
     world.add_slice("a")
     world.add_slice("b")
@@ -146,7 +146,7 @@ def test_spare_with_more_chips_than_the_waiting_jobs_limit_allows_stays(world: W
     assert given_back(world) == []
 
 
-def test_job_that_gets_nothing_does_not_keep_others_of_its_kind_from_spares(world: World) -> None:
+def test_unplaced_job_lets_others_of_kind_take_spares(world: World) -> None:
     world.do(LimitsSetEvent("limited", PriorityBand.INTERACTIVE, Limits(chips=1)))
     world.submit_tasks("limited", replicas=1, user="limited", resources={"TPU": 1.0})
     world.submit_tasks("task", replicas=1, user="other", resources={"TPU": 1.0})
@@ -166,7 +166,7 @@ def test_single_task_gets_a_host_of_a_spare(world: World) -> None:
     assert plan(world)[0] == ["task"]
 
 
-def test_gang_that_waits_for_more_slices_gets_a_spare_only_once_it_would_take_it() -> None:
+def test_flexible_gang_gets_spare_only_if_it_takes_it() -> None:
     """Otherwise the next spare took what it left alone, and gave it back again, plan after plan."""
     world = World()
     for name in "ab":
@@ -183,7 +183,7 @@ def test_gang_that_waits_for_more_slices_gets_a_spare_only_once_it_would_take_it
     world.check()
 
 
-def test_jobs_that_no_spare_helps_keep_no_job_behind_them_from_getting_one(world: World) -> None:
+def test_job_unhelped_by_spares_lets_next_job_take_one(world: World) -> None:
     """They are of more kinds than a plan looks at."""
     for number in range(2 * SEARCHES):
         world.submit(f"odd-{number}", user="odd", slices=(9 + number,))
@@ -204,7 +204,7 @@ def test_spares_give_no_slice_back_to_other_spares(world: World) -> None:
     assert given_back(world) == []
 
 
-def test_room_to_grow_is_given_back_and_the_gang_is_not_told_any_more(world: World) -> None:
+def test_returned_room_to_grow_calls_off_gangs_move(world: World) -> None:
     world = World()
     for name in "ab":
         world.add_slice(name)
@@ -230,7 +230,7 @@ def test_spare_that_is_gone_is_not_given_back_twice(world: World) -> None:
     assert [job.spec.job_id for job in world.state.spares()] == ["job/spare-2"]
 
 
-def test_spare_that_stands_in_for_a_slice_that_is_to_go_is_not_given_back(world: World) -> None:
+def test_replacement_for_leaving_slice_is_not_given_back(world: World) -> None:
     """Otherwise a replacement took the slice, the next spare made it superfluous, and so on, plan after plan."""
     job = world.state.jobs["job"]
     world.submit("other", user="other", slices=(2,))

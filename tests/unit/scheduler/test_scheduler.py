@@ -57,7 +57,7 @@ def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: W
     assert choice(dict.fromkeys("abc", "you")) == ("a",)
 
 
-def test_jobs_with_different_groupings_do_not_get_the_same_hosts_in_one_cycle(world: World) -> None:
+def test_jobs_with_different_groupings_get_distinct_hosts_in_cycle(world: World) -> None:
     """One by slice, one by rack, where the rack holds exactly that slice."""
     for number in (0, 1):
         plain = host("a", number)
@@ -91,7 +91,7 @@ def test_planning_changes_nothing(world: World) -> None:
 # -- who is tried again ---------------------------------------------------------------------------------------------
 
 
-def test_waiting_jobs_are_not_tried_again_for_a_new_job_that_finds_room(world: World) -> None:
+def test_new_job_that_finds_room_causes_no_full_plan(world: World) -> None:
     add_slices(world, "a")
     world.add_slice("small", "v4-8")
     running = world.start("running")
@@ -107,7 +107,7 @@ def test_waiting_jobs_are_not_tried_again_for_a_new_job_that_finds_room(world: W
 
 
 @pytest.mark.parametrize("tpu_type", ["v4-16", "v4-32"])
-def test_waiting_jobs_are_tried_again_for_a_new_job_that_finds_no_room(world: World, tpu_type: str) -> None:
+def test_new_job_without_room_causes_full_plan(world: World, tpu_type: str) -> None:
     add_slices(world, "a")
     world.start("running")
     world.submit("waits")
@@ -145,7 +145,7 @@ def test_end_of_a_suspicion_is_a_change_to_the_fleet(world: World) -> None:
 # -- constraints ----------------------------------------------------------------------------------------------------
 
 
-def test_constraint_that_can_not_be_evaluated_stops_that_job_alone_and_says_why(world: World) -> None:
+def test_constraint_without_evaluation_stops_its_job_and_says_why(world: World) -> None:
     add_slices(world, "a")
     world.submit("odd", constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.GT, AttributeValue(4)),))
     world.submit("plain")
@@ -178,7 +178,7 @@ def test_constraint_that_one_host_fails_is_named_as_the_reason(world: World) -> 
     assert "taint:hot not exists" in world.why("job")
 
 
-def test_constraint_that_hosts_of_another_type_can_not_evaluate_does_not_end_the_job(world: World) -> None:
+def test_constraint_unevaluable_on_other_type_does_not_end_job(world: World) -> None:
     """A constraint is impossible only if no host can evaluate it that satisfies the job's other constraints."""
     world.do(host("cpu", 0, "v4-8", attributes={"gen": AttributeValue("none")}))
     of_type = Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, "v4-16")

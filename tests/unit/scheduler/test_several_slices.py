@@ -30,7 +30,7 @@ def test_flexible_counts_start_at_the_largest_that_can_run_now(
     assert len(placed(world).get("job", ())) == got
 
 
-def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leave(world: World) -> None:
+def test_flexible_counts_wait_for_slice_of_ended_attempt(world: World) -> None:
     add_slices(world, "a", "b")
     over = world.start("over")
     world.report_all(over, TaskState.SUCCEEDED)
@@ -56,7 +56,7 @@ def test_flexible_counts_wait_for_a_slice_for_seconds_only(world: World) -> None
 
 
 @pytest.mark.parametrize("trouble", ["draining", "suspected", "incomplete"])
-def test_flexible_counts_do_not_wait_for_a_slice_that_will_not_be_usable(world: World, trouble: str) -> None:
+def test_flexible_counts_do_not_wait_for_unusable_slice(world: World, trouble: str) -> None:
     """The gang gets the largest count that can run now (defect 3). A slice that drains does not become usable."""
     add_slices(world, "a", "b")
     over = world.start("over")
@@ -72,7 +72,7 @@ def test_flexible_counts_do_not_wait_for_a_slice_that_will_not_be_usable(world: 
     assert placed(world) == {"flexible": ("b",)}
 
 
-def test_two_multislice_jobs_never_share_out_the_slices_and_wait_for_each_other(world: World) -> None:
+def test_two_multislice_jobs_never_deadlock_over_slices(world: World) -> None:
     """Drivers that each collect slices by themselves could wait for each other for ever."""
     add_slices(world, "a", "b", "c")
     world.submit("first", slices=(2,))

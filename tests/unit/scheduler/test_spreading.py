@@ -57,7 +57,7 @@ def test_jobs_are_spread_each_by_itself(world: World) -> None:
     assert on_hosts(start(world, "one")) == on_hosts(start(world, "other")) == {"cpu-0": 1, "cpu-1": 1}
 
 
-def test_spread_tasks_of_users_who_take_turns_have_hosts_of_their_own(world: World) -> None:
+def test_spread_tasks_of_alternating_users_have_own_hosts(world: World) -> None:
     jobs = [world.submit_tasks(user, 3, resources={"CPU": 1.0}, user=user) for user in ("ann", "bob")]
     world.schedule()
     for job in jobs:

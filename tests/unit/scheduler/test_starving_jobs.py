@@ -49,9 +49,7 @@ def crowded(world: World) -> tuple[Job, Job, Job]:
 @pytest.mark.parametrize(
     ("band", "bound_s"), [(PriorityBand.PRODUCTION, 0.0), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)]
 )
-def test_large_gang_waits_behind_small_batch_jobs_for_bound_of_its_band(
-    world: World, band: PriorityBand, bound_s: float
-) -> None:
+def test_large_gang_waits_for_small_batch_jobs_until_bound(world: World, band: PriorityBand, bound_s: float) -> None:
     """Each small job runs too short to be evicted, and another one waits to take its place."""
     running = [world.start(name, priority=PriorityBand.BATCH, user="batch") for name in ("one", "two")]
     large = world.submit("large", priority=band, slices=(2,))
@@ -95,7 +93,7 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     assert not promised(large)
 
 
-def test_room_of_a_job_that_is_out_of_time_goes_to_the_next_in_the_same_plan(world: World) -> None:
+def test_timed_out_jobs_room_goes_to_next_in_same_plan(world: World) -> None:
     world.start("busy-a", user="other")
     world.start("busy-b", user="other")
     world.submit("impatient", user="me", slices=(2,), scheduling_timeout=LATE + 1)
@@ -109,7 +107,7 @@ def test_room_of_a_job_that_is_out_of_time_goes_to_the_next_in_the_same_plan(wor
     assert promised(patient) == ("a-0", "a-1", "b-0", "b-1")
 
 
-def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World) -> None:
+def test_room_is_kept_for_first_in_fair_order(world: World) -> None:
     world.start("busy-a", user="hog")
     world.start("busy-b", user="hog")
     old, young = world.submit("old", user="hog", slices=(2,)), world.submit("young", user="modest", slices=(2,))
@@ -118,7 +116,7 @@ def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World
     assert (promised(old), promised(young)) == ((), ("a-0", "a-1", "b-0", "b-1"))
 
 
-def test_room_that_is_given_up_goes_to_the_first_job_in_the_queue_with_the_next_plan(world: World) -> None:
+def test_released_room_goes_to_queues_first_job_next_plan(world: World) -> None:
     """When the job runs, the plan goes on behind it. Somebody before it may be due."""
     large, a, b = crowded(world)
     first = world.submit("first", user="new", slices=(2,))
@@ -133,7 +131,7 @@ def test_room_that_is_given_up_goes_to_the_first_job_in_the_queue_with_the_next_
     assert large.gang.placed
 
 
-def test_job_that_comes_right_after_room_was_given_up_does_not_pass_the_next_that_starves(world: World) -> None:
+def test_new_job_after_release_does_not_pass_starving_one(world: World) -> None:
     """The plan that places 'large' keeps nothing for 'next'. With the fleet unchanged, it must be looked at again."""
     world.add_slice("c")
     busy_c = world.start("busy-c", user="other")
@@ -164,7 +162,7 @@ def test_free_slice_replaces_a_slice_in_use_in_the_room(world: World) -> None:
     assert promised(large) == ("c-0", "c-1", "a-0", "a-1")
 
 
-def test_large_task_keeps_a_host_that_small_tasks_do_not_fill_up(world: World) -> None:
+def test_large_task_keeps_host_from_small_tasks(world: World) -> None:
     """Small tasks fill every gap before it."""
     for name in ("x", "y"):
         world.do(cpu_host(name, cpus=8.0))
@@ -257,7 +255,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
     assert promised(large) == ("a-0", "a-1", "b-0", "b-1")
 
 
-def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: World) -> None:
+def test_returning_gang_leaves_slice_kept_for_another_job(world: World) -> None:
     world.add_slice("c")
     world.add_slice("d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
@@ -276,7 +274,7 @@ def test_gang_does_not_return_to_a_slice_that_is_kept_for_another_job(world: Wor
 
 
 @pytest.mark.parametrize("how", ["cancelled", "host lost", "host drains"])
-def test_room_is_given_up_when_its_job_or_a_host_of_it_is_gone(world: World, how: str) -> None:
+def test_room_is_released_when_job_or_host_is_gone(world: World, how: str) -> None:
     large, a, _ = crowded(world)
     world.finish(a)
     world.submit("small", user="new")
@@ -321,7 +319,7 @@ def test_room_outlives_the_controller(world: World) -> None:
         new.state.check()
 
 
-def test_room_is_refused_for_a_job_that_does_not_wait_and_on_hosts_that_are_gone(world: World) -> None:
+def test_room_is_refused_without_waiting_job_or_on_lost_hosts(world: World) -> None:
     world.start("runs")
     with pytest.raises(IllegalTransitionError, match="does not wait"):
         world.do(PromiseEvent("runs", ("a-0",)))

@@ -62,7 +62,7 @@ def leaving(world: World) -> set[str]:
 # -- the order ---------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_within_their_quota_go_before_jobs_that_borrow_whatever_their_band(world: World) -> None:
+def test_jobs_within_quota_precede_borrowers_of_any_band(world: World) -> None:
     two_teams(world)
     for number in range(4):
         submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
@@ -97,7 +97,7 @@ def test_lower_bands_of_its_team_leave_a_large_job_the_quota(world: World) -> No
     assert set(world.schedule()) == {"large"}
 
 
-def test_no_quota_is_kept_for_a_job_that_has_got_all_that_it_asked_for(world: World) -> None:
+def test_satisfied_job_has_no_quota_kept(world: World) -> None:
     set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 20, borrow = 0 }")
     start(world, "batch", team="ads", priority=BATCH)
     submit(world, "first", "ads", priority=PRODUCTION)
@@ -106,7 +106,7 @@ def test_no_quota_is_kept_for_a_job_that_has_got_all_that_it_asked_for(world: Wo
     assert not world.state.jobs["small"].pending
 
 
-def test_nobody_takes_the_rest_of_a_shared_quota_while_a_large_job_waits_for_its_teams_part(world: World) -> None:
+def test_rest_of_shared_quota_is_kept_for_waiting_large_job(world: World) -> None:
     set_teams(
         world,
         """
@@ -138,7 +138,7 @@ def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
     assert set(world.schedule()) == {"ann-0", "ann-1", "bob-0", "bob-1"}
 
 
-def test_a_part_of_a_team_goes_before_others_with_what_its_sisters_leave(world: World) -> None:
+def test_part_of_team_gets_sisters_unused_quota_first(world: World) -> None:
     set_teams(
         world,
         """
@@ -158,7 +158,7 @@ def test_a_part_of_a_team_goes_before_others_with_what_its_sisters_leave(world: 
     assert set(world.schedule()) == {f"vision-{number}" for number in range(4)}
 
 
-def test_a_job_without_a_team_has_what_the_fleet_has_beyond_all_quotas(world: World) -> None:
+def test_job_without_team_uses_chips_beyond_all_quotas(world: World) -> None:
     two_teams(world, ads="8", vision="8")
     for number in range(4):
         submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
@@ -193,7 +193,7 @@ def test_what_a_team_does_not_lend_stays_free_for_it(world: World) -> None:
     assert set(world.schedule()) == {"vision"}
 
 
-def test_a_flexible_gang_takes_no_more_than_its_quota_before_others_have_theirs(world: World) -> None:
+def test_flexible_gang_stays_in_quota_until_others_have_theirs(world: World) -> None:
     two_teams(world)
     submit(world, "ads", "ads", slices=(2, 4))
     submit(world, "vision", "vision", slices=(2,))
@@ -204,7 +204,7 @@ def test_a_flexible_gang_takes_no_more_than_its_quota_before_others_have_theirs(
 
 
 @pytest.mark.parametrize("band", PriorityBand)
-def test_a_job_within_its_quota_takes_it_back_at_once_from_any_band(world: World, band: PriorityBand) -> None:
+def test_job_within_quota_reclaims_at_once_from_any_band(world: World, band: PriorityBand) -> None:
     two_teams(world)
     start(world, *(f"ads-{number}" for number in range(4)), team="ads", priority=PRODUCTION)
     vision = submit(world, "vision", "vision", priority=band, slices=(2,))
@@ -242,7 +242,7 @@ def test_inside_a_team_bands_decide_who_leaves(world: World) -> None:
     assert leaving(world) <= {"vision-0", "vision-1"}
 
 
-def test_a_team_that_may_have_no_more_takes_hosts_from_its_own_lower_bands(world: World) -> None:
+def test_team_at_limit_evicts_its_own_lower_bands(world: World) -> None:
     two_teams(world, ads="{ chips = 16, borrow = 0 }", vision="16")
     start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
     world.now += BACKFILL_BOUND_S
@@ -276,7 +276,7 @@ def test_what_was_taken_back_is_left_alone_for_the_minimum_time(world: World) ->
     assert len(leaving(world)) == 1
 
 
-def test_a_teams_budget_bounds_how_many_gangs_of_it_and_its_parts_leave(world: World) -> None:
+def test_teams_budget_bounds_evictions_of_team_and_parts(world: World) -> None:
     world.scheduler.evictions = EvictionRules(per_team=1)
     set_teams(world, "[teams.ads]\nquota.v4-16 = 32\n[teams.vision]\n[teams.'vision/night']")
     start(world, "one", "two", "three", "four", team="vision/night")
@@ -288,7 +288,7 @@ def test_a_teams_budget_bounds_how_many_gangs_of_it_and_its_parts_leave(world: W
     assert "since jobs of team vision, jobs of team vision/night had enough evictions" in world.why("second")
 
 
-def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: World) -> None:
+def test_band_reclaims_only_its_part_of_quota(world: World) -> None:
     two_teams(world, ads="16", vision="{ chips = 16, production = 8 }")
     start(world, *(f"ads-{number}" for number in range(4)), team="ads")
     submit(world, "vision-0", "vision", priority=PRODUCTION)
@@ -297,7 +297,7 @@ def test_a_part_of_the_quota_by_band_is_all_that_the_band_may_take_back(world: W
     assert [number for number in (0, 1) if promised(world.state.jobs[f"vision-{number}"])] == [0]
 
 
-def test_a_band_beyond_its_part_of_the_quota_takes_nothing_from_lower_bands(world: World) -> None:
+def test_band_beyond_its_part_evicts_no_lower_band(world: World) -> None:
     """They would go before it, and take the hosts back."""
     set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 32, interactive = 8 }")
     start(world, "full", team="ads")
@@ -307,7 +307,7 @@ def test_a_band_beyond_its_part_of_the_quota_takes_nothing_from_lower_bands(worl
     assert not leaving(world)
 
 
-def test_who_borrows_loses_its_promise_to_a_job_of_its_band_within_quota(world: World) -> None:
+def test_borrower_loses_promise_to_equal_job_within_quota(world: World) -> None:
     two_teams(world, ads="24", vision="8")
     start(world, "one", "two", team="ads")
     start(world, "batch", team="vision", priority=BATCH)
@@ -340,7 +340,7 @@ def test_jobs_of_a_deleted_team_count_for_the_team_above_it(world: World) -> Non
     assert world.state.teams.usage[""]["v4-16"] == 8
 
 
-def test_a_quota_below_what_is_used_makes_its_jobs_those_that_leave(world: World) -> None:
+def test_quota_lowered_below_use_makes_teams_jobs_leave(world: World) -> None:
     two_teams(world, ads="32", vision="0")
     start(world, *(f"ads-{number}" for number in range(4)), team="ads")
     two_teams(world, ads="16", vision="16")

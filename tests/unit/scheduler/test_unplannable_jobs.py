@@ -37,7 +37,7 @@ def found_by(plans: Plans, jobs: Sequence[Job]) -> list[str]:
     return [job.spec.job_id for job, _ in unplannable(jobs, plans.plan)]
 
 
-def test_the_jobs_that_make_a_plan_fail_are_found_at_little_cost(jobs: list[Job]) -> None:
+def test_jobs_breaking_plan_are_found_at_little_cost(jobs: list[Job]) -> None:
     assert found_by(Plans(), jobs) == []
     for bad in ([0], [99], [3, 4], [0, 50, 99]):
         plans = Plans(*([number] for number in bad))
@@ -45,7 +45,7 @@ def test_the_jobs_that_make_a_plan_fail_are_found_at_little_cost(jobs: list[Job]
         assert plans.jobs <= len(jobs) * (2 + 2 * len(bad))
 
 
-def test_jobs_that_fail_only_together_leave_a_rest_that_can_be_planned(jobs: list[Job]) -> None:
+def test_jobs_failing_together_leave_plannable_rest(jobs: list[Job]) -> None:
     plans = Plans([10, 90])
     left = [job for job in jobs if job.spec.job_id not in found_by(plans, jobs)]
     plans.plan(left)

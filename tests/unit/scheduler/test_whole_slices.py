@@ -7,7 +7,7 @@ from iris_ray.state.events import WorkerFailedEvent
 from tests.support.worlds import World, add_slices, assigned_gangs, host, placed
 
 
-def test_gang_takes_the_slice_of_its_size_past_larger_and_smaller_ones(world: World) -> None:
+def test_gang_takes_slice_of_own_size_among_others(world: World) -> None:
     add_slices(world, "a-large", tpu_type="v4-32")
     add_slices(world, "b-small", tpu_type="v4-8")
     add_slices(world, "c-right")
@@ -15,7 +15,7 @@ def test_gang_takes_the_slice_of_its_size_past_larger_and_smaller_ones(world: Wo
     assert placed(world) == {"job": ("c-right",)}
 
 
-def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_exists_even_if_that_is_in_use(world: World) -> None:
+def test_gang_waits_for_busy_slice_of_own_size(world: World) -> None:
     add_slices(world, "large", tpu_type="v4-32")
     add_slices(world, "right")
     world.start("other")
@@ -24,7 +24,7 @@ def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_exists_even_
     assert "right: in use by other" in world.why("job")
 
 
-def test_gang_takes_the_tightest_larger_slice_if_there_is_none_of_its_size(world: World) -> None:
+def test_gang_without_own_size_takes_tightest_larger_slice(world: World) -> None:
     add_slices(world, "a-larger", tpu_type="v4-64")
     add_slices(world, "b-large", tpu_type="v4-32")
     world.submit(constraints=())
@@ -46,7 +46,7 @@ def test_gang_of_one_host_runs_on_a_slice_of_one(world: World) -> None:
     assert placed(world) == {"job": ("a",)}
 
 
-def test_slice_that_lost_a_host_is_not_used_and_a_whole_one_is(world: World) -> None:
+def test_slice_lacking_host_is_passed_for_whole_one(world: World) -> None:
     """A slice fails as a whole: an idle spare host elsewhere does not make it healthy (defect 1)."""
     add_slices(world, "a", "b")
     world.do(WorkerFailedEvent("a-1", "gone"))
@@ -71,7 +71,7 @@ def test_slice_with_a_host_beyond_its_size_is_not_used(world: World) -> None:
     assert placed(world) == {}
 
 
-def test_host_without_a_number_is_not_host_0_and_does_not_stop_the_others(world: World) -> None:
+def test_host_without_number_is_left_out_and_others_work(world: World) -> None:
     add_slices(world, "a", "b")
     numberless = host("b", 1)
     attributes = {key: value for key, value in numberless.attributes.items() if key != TPU_WORKER_ID}

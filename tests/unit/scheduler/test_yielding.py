@@ -82,7 +82,7 @@ def test_yielding_job_gets_notice_and_leaves_for_a_waiting_job(world: World) -> 
     assert (slots.preemptions, slots.evictions, slots.gang.pending) == (0, 1, True)
 
 
-def test_waiting_job_gets_the_hosts_of_a_job_that_yields_later_with_the_next_plan(world: World) -> None:
+def test_waiting_job_gets_later_yielders_hosts_with_next_plan(world: World) -> None:
     planner, waits = Planner(world.state, look_again_s=60.0), waiting(world)
     planner.plan(world.now, Instructions())
     world.do(JobYieldsEvent("slots-one", True))
@@ -111,7 +111,7 @@ def test_two_waiting_jobs_get_the_hosts_of_two_yielding_jobs(world: World) -> No
     assert len(world.state.evicted) == 2
 
 
-def test_yielding_job_does_not_come_back_while_others_leave_for_a_gang(world: World) -> None:
+def test_yielding_job_stays_away_while_others_leave_for_gang(world: World) -> None:
     """Otherwise it took the first host again while the second was being freed, and so on."""
     world.do(JobYieldsEvent("slots-one", True))
     world.do(JobYieldsEvent("slots-two", True))
@@ -158,7 +158,7 @@ def test_yielding_job_that_has_not_left_at_the_deadline_is_stopped(world: World)
     assert stop.attempt.job_id == "slots-one"
 
 
-def test_eviction_takes_a_yielding_job_that_has_just_begun_before_jobs_that_work(world: World) -> None:
+def test_eviction_takes_fresh_yielding_job_before_working_jobs(world: World) -> None:
     world.do(cpu_host("three"))
     world.start_tasks("batch", 1, resources={"CPU": 8.0}, priority=PriorityBand.BATCH)
     world.do(cpu_host("four"))
@@ -195,7 +195,7 @@ def test_only_a_job_of_one_gang_can_yield(world: World) -> None:
         world.do(JobYieldsEvent("many", True))
 
 
-def test_spare_is_given_back_once_while_the_job_that_yields_beside_it_leaves() -> None:
+def test_spare_beside_leaving_yielder_is_given_back_once() -> None:
     """Its slice is promised to the job that waits. The next spare once got it again with each plan."""
     world = World()
     for name in ("a", "b", "c"):
@@ -214,7 +214,7 @@ def test_spare_is_given_back_once_while_the_job_that_yields_beside_it_leaves() -
     world.check()
 
 
-def test_room_of_a_job_that_begins_to_yield_is_free_for_waiting_jobs(world: World) -> None:
+def test_new_yielders_kept_room_is_free_for_waiting_jobs(world: World) -> None:
     """It has waited for so long that hosts were kept for it; then its owner had no use for them any more."""
     world.submit_tasks("slots-three", 1, **SLOTS)
     plan(world)
@@ -242,7 +242,7 @@ def three_that_yield() -> World:
 
 
 @pytest.mark.parametrize("leaves", ["by itself", "at the deadline"])
-def test_host_that_is_about_to_be_free_counts_until_the_end_is_confirmed(leaves: str) -> None:
+def test_ending_host_counts_as_free_until_end_is_confirmed(leaves: str) -> None:
     world = three_that_yield()
     plan(world)
     (attempt,) = world.state.evicted
@@ -260,7 +260,7 @@ def test_host_that_is_about_to_be_free_counts_until_the_end_is_confirmed(leaves:
     world.check()
 
 
-def test_without_evictions_jobs_that_yield_have_their_grace_and_no_more_leave_than_are_needed() -> None:
+def test_without_evictions_only_needed_yielders_leave_after_grace() -> None:
     world = three_that_yield()
     planner = Planner(world.state, look_again_s=0.5, scheduler=Scheduler(evictions=None))
     notices = []

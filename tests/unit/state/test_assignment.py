@@ -106,7 +106,7 @@ def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("indices", [(0, 1, 2), (0, 0), ()])
-def test_tasks_that_do_not_all_fit_on_a_host_are_refused_together(world: World, indices: tuple[int, ...]) -> None:
+def test_tasks_not_all_fitting_on_host_are_refused_together(world: World, indices: tuple[int, ...]) -> None:
     world.do(cpu_host("cpu"))
     world.submit_tasks(replicas=3, resources={"CPU": 3.0})
     refuse(world, TasksAssignedEvent("job", indices, "cpu"))

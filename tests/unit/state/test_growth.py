@@ -94,7 +94,7 @@ def test_unmeasured_gang_waits_for_cautious_price(world: World) -> None:
     assert sorted(job.gang.groups) == ["c", "d"]
 
 
-def test_measured_gang_moves_once_slices_were_free_as_long_as_move_costs(world: World) -> None:
+def test_measured_gang_moves_once_wait_equals_moves_cost(world: World) -> None:
     """A crash cost it a step of 1 s that broke off, and 399 s until the next step: no move costs more."""
     job = small(world, max_retries_failure=3)
     world.do(AttemptMarkedEvent(attempt_id(job), Marks(((0, 1.0), (1, 2.0), (9, 10.0)))))

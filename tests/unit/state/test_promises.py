@@ -102,9 +102,7 @@ def test_victim_whose_regular_save_is_about_to_end_gets_the_seconds(
 
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("heeds", [True, False])
-def test_what_a_gang_did_at_its_last_eviction_counts_more_than_whether_it_asks(
-    world: World, asks: bool, heeds: bool
-) -> None:
+def test_gangs_last_eviction_outweighs_its_asking_for_notices(world: World, asks: bool, heeds: bool) -> None:
     victim = batch(world, slices=(2,))
     tells(world, victim, heeds=asks)
     attempt = victim.current_attempt(victim.gang)
@@ -140,7 +138,7 @@ def test_attempt_that_was_never_started_says_nothing_about_heeding(world: World)
     assert gang.evicted_at == (), "its owner has offered the hosts"
 
 
-def test_save_of_the_future_or_of_before_or_of_another_attempt_changes_nothing(world: World) -> None:
+def test_save_of_wrong_time_or_attempt_changes_nothing(world: World) -> None:
     job = batch(world, slices=(2,))
     tells(world, job, saved_s=50.0, every_s=300.0)
     known = job.gang.saved_at

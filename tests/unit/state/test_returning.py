@@ -244,7 +244,7 @@ def test_returning_gang_awaits_its_own_slice_for_seconds_only(world: World) -> N
     assert job.gang.groups == ("c", "d")
 
 
-def test_returning_gang_evicts_nobody_while_its_own_slice_is_about_to_be_free(world: World) -> None:
+def test_returning_gang_evicts_nobody_when_own_slice_is_ending(world: World) -> None:
     """A crash of a PRODUCTION job once gave notice to a BATCH job on another slice."""
     job = world.start(priority=PriorityBand.PRODUCTION, slices=(2,), max_retries_preemption=5)
     world.start("batch", priority=PriorityBand.BATCH)

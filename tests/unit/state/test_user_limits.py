@@ -7,7 +7,7 @@ from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, LimitsSetEvent, PastUsageEvent, TimePassedEvent
 from iris_ray.state.records import JobRecord
-from iris_ray.state.user_limits import _USERS, HALF_LIFE_S, Held, PastUsage
+from iris_ray.state.user_limits import _USERS, HALF_LIFE_S, BandUse, PastUsage
 from tests.support.worlds import S, World, gang_spec, tasks_spec
 
 # -- limits -----------------------------------------------------------------------------------------------------------
@@ -16,41 +16,41 @@ from tests.support.worlds import S, World, gang_spec, tasks_spec
 BAND, BATCH = PriorityBand.INTERACTIVE, PriorityBand.BATCH
 
 
-def held(world: World) -> Held:
+def held(world: World) -> BandUse:
     world.state.check()
     return world.state.limits.held("ann", BAND)
 
 
 def test_usage_follows_job_to_its_end(world: World) -> None:
     job = world.submit(user="ann", slices=(1, 2), max_retries_preemption=5)
-    assert held(world) == Held(queued={"job"}, tasks=4)
+    assert held(world) == BandUse(queued={"job"}, tasks=4)
     world.schedule()
-    assert held(world) == Held(chips=16, running={"job"}, tasks=4)
+    assert held(world) == BandUse(chips=16, running={"job"}, tasks=4)
     world.lose("a-0")
-    assert held(world) == Held(chips=12, running={"job"}, tasks=4)  # its end is not confirmed
+    assert held(world) == BandUse(chips=12, running={"job"}, tasks=4)  # its end is not confirmed
     world.confirm(job, 1)
-    assert held(world) == Held(queued={"job"}, tasks=4)
+    assert held(world) == BandUse(queued={"job"}, tasks=4)
     world.now += 100
     world.schedule()
-    assert held(world) == Held(chips=8, running={"job"}, tasks=4)
+    assert held(world) == BandUse(chips=8, running={"job"}, tasks=4)
     world.report_all(job, S.SUCCEEDED)
-    assert held(world) == Held(chips=8)
+    assert held(world) == BandUse(chips=8)
     world.confirm(job)
-    assert held(world) == Held()
+    assert held(world) == BandUse()
     assert not world.state.limits.accounts
 
 
 def test_job_cancelled_while_waiting_counts_no_more(world: World) -> None:
     world.submit_tasks(user="ann", replicas=3)
-    assert held(world) == Held(queued={"job"}, tasks=3)
+    assert held(world) == BandUse(queued={"job"}, tasks=3)
     world.do(JobCancelledEvent("job", "enough"))
-    assert held(world) == Held()
+    assert held(world) == BandUse()
 
 
 def test_spares_count_only_with_their_chips(world: World) -> None:
     world.start(user="ann", spares=1)
     world.schedule()
-    assert held(world) == Held(chips=16, running={"job"}, tasks=2)
+    assert held(world) == BandUse(chips=16, running={"job"}, tasks=2)
 
 
 @pytest.mark.parametrize("life", ["waits", "runs", "is over"])

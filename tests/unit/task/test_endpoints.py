@@ -61,7 +61,7 @@ def test_address_of_process_counts_while_its_hosts_task_runs(world: World) -> No
     assert world.asked == [1]
 
 
-def test_address_of_another_job_of_the_group_is_found_while_its_task_runs(world: World) -> None:
+def test_running_task_of_group_is_found_by_other_jobs(world: World) -> None:
     group = "trainer=train-1,sampler=job"
     registered_by(world, replace(ME, job_id="train-1", task_id="train-1/task-0", group=group))
     world.act_as(replace(ME, attempt=7, group=group))

@@ -385,7 +385,7 @@ def run(world: World, gang: Sequence[Host], to: int, fails_after: int = 0) -> li
 
 @pytest.mark.proof
 @pytest.mark.parametrize("lost", [0, 1])
-def test_orbax_goes_on_from_hosts_own_steps_after_loss_of_either_slice(world: World, lost: int) -> None:
+def test_orbax_resumes_from_hosts_steps_after_either_slices_loss(world: World, lost: int) -> None:
     pytest.importorskip("orbax.checkpoint", reason="needs orbax-checkpoint")
     gang = world.new(4)
     run(world, gang, to=9, fails_after=4)

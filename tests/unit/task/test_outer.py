@@ -248,7 +248,7 @@ def test_slice_that_comes_back_after_the_end_has_nothing_to_do(runtime: Runtime)
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_slice_that_hangs_is_left_out_after_the_deadline_and_catches_up(runtime: Runtime, frozen: int) -> None:
+def test_hanging_slice_is_left_out_after_deadline_and_catches_up(runtime: Runtime, frozen: int) -> None:
     slices = [runtime.start(i, deadline=0.3) for i in range(3)]
     wait_until(lambda: all(one.is_in(10) for one in slices))
     slices[frozen].frozen.set()

@@ -27,7 +27,7 @@ START_S = 30.0
 CONNECT_S = 10.0
 
 
-class Channel(ABC):
+class ByteChannel(ABC):
     """Bytes in both directions, through descriptors of this process.
 
     Args:
@@ -86,17 +86,17 @@ class Channel(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """End what is behind this channel. Its last piece comes once that is done."""
+        """End the command or connection of this channel. The last piece comes after that."""
 
     async def drop(self) -> None:
-        """End it, though nobody reads what is left."""
+        """End the command or connection, and drop the pieces that nobody has read."""
         self.end()
         while not self.over:
             await self.read(self._last.number)
 
     @abstractmethod
     def _is_done(self) -> bool:
-        """Return whether nothing more will come once all sources are empty."""
+        """Return whether no more bytes come after those in the sources."""
 
     @abstractmethod
     def _end_input(self, into: int) -> None:
@@ -116,7 +116,7 @@ class Channel(ABC):
             os.close(descriptor)
 
     async def _next(self) -> Piece:
-        """Return what comes next, or after `POLL_S` an empty piece."""
+        """Return the next piece, or an empty one if no bytes come within `POLL_S`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
             is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
@@ -132,7 +132,7 @@ class Channel(ABC):
                 self._hear()
 
     def _read(self, place: int) -> bytes:
-        """Return what one source has now; it is not read again after its end."""
+        """Return the bytes that a source has now. Forget the source at its end."""
         source = self._sources[place]
         if source is None:
             return b""
@@ -147,7 +147,7 @@ class Channel(ABC):
         return b""
 
 
-class Connection(Channel):
+class PortConnection(ByteChannel):
     """A connection to a port of this host."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -155,7 +155,7 @@ class Connection(Channel):
         super().__init__([connected.fileno()], connected.fileno())
 
     @staticmethod
-    def open(port: int, address: str) -> "Connection":
+    def open(port: int, address: str) -> "PortConnection":
         """Connect to a port on this host's loopback or, if nothing listens there, on its address.  This blocks.
 
         Raises:
@@ -164,7 +164,7 @@ class Connection(Channel):
         refused: OSError | None = None
         for host in ("127.0.0.1", "::1", address):
             try:
-                return Connection(socket.create_connection((host, port), CONNECT_S))
+                return PortConnection(socket.create_connection((host, port), CONNECT_S))
             except OSError as error:
                 refused = refused or error
         raise SessionError(
@@ -187,12 +187,12 @@ class Connection(Channel):
         self._socket.close()
 
 
-class Command(Channel):
+class RunningCommand(ByteChannel):
     """A command with its whole process tree, under a `keeper`.
 
     Args:
         control, lines: the socket to its keeper, and what comes over it.
-        sources, into: as for `Channel`.
+        sources, into: as for `ByteChannel`.
         on_terminal: whether they are its terminal.
     """
 
@@ -220,7 +220,7 @@ class Command(Channel):
         token: str,
         size: Size | None = None,
         takes_input: bool = False,
-    ) -> "Command":
+    ) -> "RunningCommand":
         """Start a command. This blocks for some 50 ms.
 
         Args:
@@ -254,7 +254,7 @@ class Command(Channel):
             lines = _start_keeper(
                 control, its_control, streams, {TOKEN_VARIABLE: token}, wanted | {"terminal": size is not None}
             )
-            command = Command(control, lines, sources, into, size is not None)
+            command = RunningCommand(control, lines, sources, into, size is not None)
             ours.pop_all()
             return command
 

@@ -21,7 +21,7 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.output.redirect import started_tasks
 from iris_ray.actors.host.process_tree import stat_of
-from iris_ray.actors.host.session.channels import Channel, Command, Connection
+from iris_ray.actors.host.session.channels import ByteChannel, PortConnection, RunningCommand
 from iris_ray.actors.host.session.surroundings import Surroundings
 from iris_ray.actors.protocol.session import LEASE_S, POLL_S, CommandLine, Piece, Size
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
@@ -29,13 +29,13 @@ from iris_ray.actors.protocol.task_log import LogId
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
 
 MOST_SESSIONS = 32
-"""A host takes so many sessions at a time. Each is a process of about 100 MB, beside its commands."""
+"""The limit for sessions on a host. Each is a process of about 100 MB, beside its commands."""
 MOST_CHANNELS = 64
-"""A session has so many commands and connections at a time. A browser opens six to each server."""
+"""The limit for commands and connections of a session. A browser opens six to each server."""
 STARTING_S, STARTING_POLL_S = 2.0, 0.1
-"""A task that is said to run has its process within so long."""
+"""How long the process of a running task may take to appear, and the interval between two looks for it."""
 TOGETHER_S = 10.0
-"""The end of a task's process is seen within so long of that of the commands beside it, which get no grace."""
+"""When an attempt ends, commands end without grace, and the host sees the end of the task within so many seconds."""
 _AS_HOSTS_END_IT = (None, 143, 137)
 """The exit codes of a command that got SIGTERM or SIGKILL; None: it is not known."""
 
@@ -52,7 +52,7 @@ class HostSession:
         self._address = address
         self._directory = host_directory()
         self._lease_s = lease_s
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, ByteChannel] = {}
         self._numbers = itertools.count(1)
         self._task: WatchedProcess | None = None
         self._surroundings: Surroundings | None = None
@@ -92,7 +92,7 @@ class HostSession:
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
         try:
             started = await asyncio.to_thread(
-                Command.start, words, environ, beside.directory, token, command.size, command.takes_input
+                RunningCommand.start, words, environ, beside.directory, token, command.size, command.takes_input
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise SessionError(f"the task's host has no room for a command now: {error}") from None
@@ -101,7 +101,7 @@ class HostSession:
     async def connect(self, port: int) -> int:
         self._asked()
         self._require_room()
-        return self._added(await asyncio.to_thread(Connection.open, port, self._address))
+        return self._added(await asyncio.to_thread(PortConnection.open, port, self._address))
 
     async def read(self, channel: int, after: int) -> Piece:
         self._asked()
@@ -109,7 +109,7 @@ class HostSession:
             return Piece(after + 1, over=True)
         piece = await found.read(after)
         may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
-        if piece.over and may_be_tasks_end and isinstance(found, Command):
+        if piece.over and may_be_tasks_end and isinstance(found, RunningCommand):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
             return piece._replace(task_ended=self._task_ended.is_set())
@@ -121,11 +121,11 @@ class HostSession:
             await found.write(number, data)
 
     async def resize(self, channel: int, size: Size) -> None:
-        if isinstance(found := self._channels.get(channel), Command):
+        if isinstance(found := self._channels.get(channel), RunningCommand):
             found.resize(size)
 
     async def signal(self, channel: int, number: int) -> None:
-        if isinstance(found := self._channels.get(channel), Command):
+        if isinstance(found := self._channels.get(channel), RunningCommand):
             found.signal(number)
 
     async def close(self, channel: int) -> None:
@@ -133,7 +133,7 @@ class HostSession:
         if found is None or found.over:
             return
         found.is_closed = True
-        if isinstance(found, Command):
+        if isinstance(found, RunningCommand):
             found.end()  # its reader hears how it ended
         else:
             self._background.start(found.drop(), "closing a connection")
@@ -175,7 +175,7 @@ class HostSession:
         if sum(not channel.over for channel in self._channels.values()) >= MOST_CHANNELS:
             raise SessionError(f"this session has {MOST_CHANNELS} open commands and connections; close some first")
 
-    def _added(self, channel: Channel) -> int:
+    def _added(self, channel: ByteChannel) -> int:
         number = next(self._numbers)
         self._channels = {n: one for n, one in self._channels.items() if not one.over} | {number: channel}
         if self._task_ended.is_set():

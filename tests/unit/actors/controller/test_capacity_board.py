@@ -70,7 +70,7 @@ def test_report_survives_the_check_of_messages() -> None:
     assert plain(CapacityReport, FULL, "report") == FULL
 
 
-def test_name_of_provisioner_is_one_process_s_until_it_is_silent_or_ends() -> None:
+def test_provisioners_name_belongs_to_process_until_silence_or_end() -> None:
     board, times = board_with()
     board.lease("iris", "process 1 of a", 180.0)
     times[0] += 100.0

@@ -17,17 +17,17 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.teams import Team, Teams
-from iris_ray.state import ControllerState
+from iris_ray.state import ControllerState, records
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import RECORD_VERSION, JobRecord
+from iris_ray.state.records import JobRecord
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
 from tests.support.worlds import World
 
-HEADER = b"iris_ray job record %d\n" % RECORD_VERSION
+HEADER = records.HEADER + b"\n"
 
 
 def record_of_a_job() -> JobRecord:

@@ -9,7 +9,7 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import MEASURE_S
-from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, ControllerFacts, Kind, Measurements
+from iris_ray.actors.controller.metrics import METRICS, MOST_VALUES, ControllerFacts, Measurements, MetricKind
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
@@ -202,10 +202,10 @@ def test_users_beyond_limit_share_a_label(world: Measured) -> None:
 def test_metric_names_follow_prometheus() -> None:
     for metric in METRICS:
         assert metric.name.startswith("iris_")
-        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-        assert metric.name.endswith("_seconds") or metric.kind is not Kind.HISTOGRAM
+        assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
+        assert metric.name.endswith("_seconds") or metric.kind is not MetricKind.HISTOGRAM
         assert list(metric.buckets) == sorted(set(metric.buckets))
-        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
+        assert bool(metric.buckets) == (metric.kind is MetricKind.HISTOGRAM)
 
 
 # -- the Controller ----------------------------------------------------------------------------------------------------

@@ -336,7 +336,7 @@ def slices_of(looks: Looks) -> dict[str, str | None]:
     return {node_id: worker.slice_name for node_id, worker in looks.state.workers.items()}
 
 
-def test_single_host_that_the_webhook_counts_to_another_is_its_own_slice() -> None:
+def test_single_host_misnumbered_by_webhook_is_own_slice() -> None:
     """Three replicas; the first one is lost, and the webhook gives its successor the place after the last one."""
     looks = Looks()
     hosts = [single_host(f"host-{i}", f"v6e-8-{i}", "0") for i in range(3)]
@@ -359,7 +359,7 @@ def test_single_hosts_of_one_name_and_number_keep_their_own_slices() -> None:
     assert slices_of(looks) == {"b": "my-tpu-b", "c": "my-tpu"}
 
 
-def test_single_hosts_of_one_name_keep_their_slices_under_a_new_controller() -> None:
+def test_single_hosts_sharing_name_keep_slices_under_new_controller() -> None:
     """Ray may list them in another order, and one more may have come meanwhile; one that has gone frees its name."""
     hosts = [single_host(node_id, "my-tpu", "0") for node_id in "abc"]
     looks = Looks()

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from iris_ray.actors.host.session import channels, host_session, keeper
-from iris_ray.actors.host.session.channels import Command, Connection
+from iris_ray.actors.host.session.channels import PortConnection, RunningCommand
 from iris_ray.actors.host.session.host_session import MOST_CHANNELS, TOGETHER_S, HostSession
 from iris_ray.actors.host.session.surroundings import Surroundings
 from iris_ray.actors.protocol.session import CommandLine, Piece, Size
@@ -56,12 +56,12 @@ async def session_beside(task: psutil.Process, lease_s: float = 60.0) -> AsyncIt
         await asyncio.gather(*(channel.drop() for channel in session._channels.values()))
 
 
-def run(script: str, work: Path, size: Size | None = None, takes_input: bool = False) -> Command:
+def run(script: str, work: Path, size: Size | None = None, takes_input: bool = False) -> RunningCommand:
     environ = {**os.environ, "PS1": "$ "}
-    return Command.start(["sh", "-c", script], environ, str(work), TOKEN, size, takes_input)
+    return RunningCommand.start(["sh", "-c", script], environ, str(work), TOKEN, size, takes_input)
 
 
-async def all_of(channel: channels.Channel) -> tuple[bytes, bytes, Piece]:
+async def all_of(channel: channels.ByteChannel) -> tuple[bytes, bytes, Piece]:
     """Return stdout, stderr and the last piece."""
     out = err = b""
     piece = Piece(0)
@@ -71,7 +71,7 @@ async def all_of(channel: channels.Channel) -> tuple[bytes, bytes, Piece]:
     return out, err, piece
 
 
-async def until(channel: channels.Channel, text: bytes, after: int = 0) -> Piece:
+async def until(channel: channels.ByteChannel, text: bytes, after: int = 0) -> Piece:
     """Read until this text has come; return the last piece, with all that has come."""
     found, piece = b"", Piece(after)
     while text not in found:
@@ -161,7 +161,7 @@ async def test_end_wakes_writer_whose_command_never_reads(work: Path) -> None:
 @pytest.mark.parametrize("words", [["no-such-program"], ["/etc/passwd"], ["/"]])
 async def test_program_that_can_not_start_is_named(work: Path, words: list[str]) -> None:
     with pytest.raises(CommandNotFoundError, match=words[0]):
-        Command.start(words, os.environ, str(work), TOKEN)
+        RunningCommand.start(words, os.environ, str(work), TOKEN)
 
 
 async def test_command_in_deleted_directory_is_refused(work: Path) -> None:
@@ -239,7 +239,7 @@ async def test_terminal_has_size_and_follows_it(work: Path) -> None:
 
 
 async def test_ctrl_c_on_terminal_interrupts_foreground_only(work: Path) -> None:
-    command = Command.start(["sh", "-i"], {**os.environ, "PS1": "> "}, str(work), TOKEN, SIZE)
+    command = RunningCommand.start(["sh", "-i"], {**os.environ, "PS1": "> "}, str(work), TOKEN, SIZE)
     await until(command, b"> ")
     await command.write(1, b"sleep 60\n")
     sleeping = await until(command, b"sleep 60", 1)
@@ -284,7 +284,7 @@ def echo() -> Iterator[int]:
 
 
 async def test_connection_carries_bytes_both_ways_with_half_close(echo: int) -> None:
-    first, second = Connection.open(echo, "127.0.0.1"), Connection.open(echo, "127.0.0.1")
+    first, second = PortConnection.open(echo, "127.0.0.1"), PortConnection.open(echo, "127.0.0.1")
     await first.write(1, b"first")
     await second.write(1, bytes(100_000))
     await first.write(2, b"")
@@ -294,7 +294,7 @@ async def test_connection_carries_bytes_both_ways_with_half_close(echo: int) -> 
 
 
 async def test_connection_that_is_ended_is_over(echo: int) -> None:
-    connection = Connection.open(echo, "127.0.0.1")
+    connection = PortConnection.open(echo, "127.0.0.1")
     connection.end()
     assert (await all_of(connection))[2].over
 
@@ -304,7 +304,7 @@ def test_port_without_listener_is_named() -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         with pytest.raises(SessionError, match=f"nothing listens on port {port}"):
-            Connection.open(port, "127.0.0.1")
+            PortConnection.open(port, "127.0.0.1")
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------

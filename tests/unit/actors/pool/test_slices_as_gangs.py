@@ -113,7 +113,7 @@ async def test_slices_hear_at_once_of_a_loss_and_of_the_return(cluster: VirtualC
 
 
 @played(slices=1)
-async def test_slice_starts_before_there_is_another_and_one_job_waits_for_it(cluster: VirtualCluster) -> None:
+async def test_slice_starts_without_waiting_for_other_slices(cluster: VirtualCluster) -> None:
     reference = cluster.run("job", (2,), **BY_SLICE)
     first = await cluster.runs("job", 2)
     status = await cluster.status("job")

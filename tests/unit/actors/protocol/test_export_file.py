@@ -27,7 +27,7 @@ from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequ
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_group import GroupSpec
-from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import SecretValue
 from tests.support.worlds import gang_spec
@@ -64,7 +64,7 @@ def request(spec: JobSpec, **more: Any) -> RunRequest:
     return RunRequest(spec, b"\x80pickled", {"WANDB_API_KEY": "secret"}, process, keep_warm=7.0, standbys=2, **more)
 
 
-def test_every_field_of_a_job_travels_or_is_left_out_on_purpose() -> None:
+def test_every_field_of_job_travels_or_is_excluded() -> None:
     assert unexported() == set()
 
 
@@ -73,7 +73,19 @@ LATER = replace(ASKS_FOR_ALL, after={"prepare-1": "ended"}, group=OF_GROUP)
 """With what later versions know."""
 
 
-@pytest.mark.parametrize("spec", [ASKS_FOR_ALL, LATER, gang_spec(), JobSpec(job_id="one", owner="pool")])
+SINGLE_TASKS = JobSpec(job_id="eval-1", owner=NO_OWNER_YET, team="research", task_placement="pack", max_runtime=60.0)
+TWO_PROCESSES = replace(gang_spec(), processes_per_host=2, stop_without_progress=3)
+EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice")
+SPECS = ASKS_FOR_ALL, LATER, SINGLE_TASKS, TWO_PROCESSES, EACH_SLICE_ALONE, gang_spec(), JobSpec(job_id="1", owner="x")
+
+
+def test_every_option_of_job_is_tried_with_another_value() -> None:
+    plain = JobSpec(job_id="1", owner="x")
+    tried = {name for spec in SPECS for name in OPTIONS_OF_A_JOB if getattr(spec, name) != getattr(plain, name)}
+    assert tried == set(OPTIONS_OF_A_JOB)
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_request_survives_the_way_through_json(spec: JobSpec) -> None:
     made = request(replace(spec, owner=NO_OWNER_YET), stall_timeout=60.0, host_silence=9.0, exit_grace=1.0)
     line = json.loads(json.dumps({"spec": spec_line(made.spec), "run": run_line(made, b"\x80pickled")}))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from iris_ray.actors.protocol.version import (
     versions_here,
 )
 from iris_ray.errors import VersionMismatchError
+from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,18 @@ def test_only_other_protocol_is_refused_with_versions_and_advice(theirs: int, ad
     ours = f"iris_ray {iris_ray.__version__} (protocol {PROTOCOL_VERSION}) from {package_directory()} on "
     for said in (f"iris_ray 7.0.0 (protocol {theirs}) from /image/iris_ray on 10.0.0.9", ours, advice):
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "advice"),
+    [
+        ([*FIELDS_OF_A_JOB, "colour"], "knows colour of a job: install iris_ray 7.0.0 here"),
+        (FIELDS_OF_A_JOB[:-1], "knows may_evict of a job: replace the Controller"),
+    ],
+)
+def test_other_options_of_a_job_are_refused_by_name(theirs: Sequence[str], advice: str) -> None:
+    with pytest.raises(VersionMismatchError, match=advice):
+        require_fitting_controller(versions_here() | {"version": "7.0.0", "job": theirs})
 
 
 @pytest.mark.parametrize(

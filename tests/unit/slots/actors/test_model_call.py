@@ -12,7 +12,7 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.slots.actors import messages
-from iris_ray.slots.actors.messages import MOST_PIECES, NotHeld, Reasons
+from iris_ray.slots.actors.messages import MOST_PIECES, NotHeld, StopReasons
 from iris_ray.slots.actors.model_call import ModelCall, RunningCalls, SlotRequest, StoppedError, slot_request
 from iris_ray.slots.actors.slot_actor import HeldSessions, LoadedModel
 from tests.support.waiting import wait_until
@@ -238,7 +238,7 @@ def test_session_stopped_before_opening_stays_closed() -> None:
 
 def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(messages, "MOST", 2)
-    known = Reasons()
+    known = StopReasons()
     known.note("a", "closed")
     known.note("a", "idle")
     assert known.of("a") == "closed"

@@ -192,7 +192,7 @@ async def test_slot_exceeding_its_memory_raises_alarm_once_a_minute(
     assert alarm == "runner c: device 0 uses 70,000,000,000 bytes, but slots have only 60,000,000,000 booked"
 
 
-async def test_gpus_whose_memory_the_driver_says_take_what_fits_and_show_their_use(
+async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = await manager_of()
@@ -219,7 +219,7 @@ async def test_gpus_whose_memory_the_driver_says_take_what_fits_and_show_their_u
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
-async def test_requests_for_gpus_that_cannot_be_used_are_refused_with_the_reason(
+async def test_requests_for_unusable_gpus_are_refused_with_reason(
     slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = await manager_of()

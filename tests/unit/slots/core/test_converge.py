@@ -6,7 +6,7 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Decision, SlotRequirement
 from iris_ray.slots.core.models import SlotIdentity
 from iris_ray.slots.core.policy import ServingPolicy
-from iris_ray.slots.core.slot_planner import Agenda
+from iris_ray.slots.core.slot_planner import SlotAgenda
 from tests.support.slot_world import A, B, C, SlotWorld, serving_world
 from tests.support.slots import model
 
@@ -17,7 +17,7 @@ FIRST, SECOND = model("a").identity, model("b").identity
 
 
 def test_agenda_gives_each_entry_once_in_order() -> None:
-    agenda = Agenda[SlotIdentity]()
+    agenda = SlotAgenda[SlotIdentity]()
     agenda.note([SECOND, FIRST])
     agenda.note([SECOND])
     assert agenda.take(0.0) == [SECOND, FIRST]
@@ -25,7 +25,7 @@ def test_agenda_gives_each_entry_once_in_order() -> None:
 
 
 def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
-    agenda = Agenda[SlotIdentity]()
+    agenda = SlotAgenda[SlotIdentity]()
     agenda.look_again(FIRST, 5.0)
     for when in (9.0, float("inf")):
         agenda.look_again(FIRST, when)
@@ -38,7 +38,7 @@ def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
 
 @pytest.mark.parametrize("events", [1_000])
 def test_moved_times_leave_nothing_behind(events: int) -> None:
-    agenda = Agenda[SlotIdentity]()
+    agenda = SlotAgenda[SlotIdentity]()
     for number in range(events):
         agenda.look_again(FIRST, 30.0 + number)
         agenda.take(number / events)
@@ -48,7 +48,7 @@ def test_moved_times_leave_nothing_behind(events: int) -> None:
 
 
 def test_entry_waiting_for_room_stays_until_looked_at() -> None:
-    agenda = Agenda[SlotIdentity]()
+    agenda = SlotAgenda[SlotIdentity]()
     agenda.wait_for_room(FIRST)
     assert agenda.take(0.0) == []
     agenda.note(agenda.waits_for_room)

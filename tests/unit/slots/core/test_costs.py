@@ -79,7 +79,7 @@ def test_joining_runner_costs_few_calls_per_waiting_model(models: int) -> None:
     assert len(core.fleet.in_state(SlotState.STARTING)) == 4
 
 
-def test_models_of_a_shape_share_the_answer_why_there_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_one_shape_share_reason_for_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     core, looks = waiting_core(50), list[str]()
 
     def counted(runner: Runner, spec: ModelSpec) -> bool:

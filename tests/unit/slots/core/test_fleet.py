@@ -7,7 +7,7 @@ import pytest
 from iris_ray.errors import IllegalTransitionError, InvalidSlotError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner, tpu_sets
-from iris_ray.slots.core.fleet import Changes, SlotFleet
+from iris_ray.slots.core.fleet import FleetChanges, SlotFleet
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.slot import SLOT_TRANSITIONS, Allocation, Slot, SlotState
 from tests.support.slots import GB, chips, gpus, model
@@ -160,7 +160,7 @@ def test_request_needs_a_seat() -> None:
 
 def test_watchers_hear_of_every_changed_runner() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
-    heard = Changes()
+    heard = FleetChanges()
     fleet.watchers.append(heard)
     ready(fleet, "s", model(), 1)
     assert list(heard.runners) == ["a"]

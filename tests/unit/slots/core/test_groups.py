@@ -66,7 +66,7 @@ def test_busy_slot_of_the_group_finishes_its_requests_first() -> None:
     assert models_on(w) == ["two"]
 
 
-def test_slot_stays_when_the_other_of_its_group_is_wanted_no_more() -> None:
+def test_slot_stays_when_groups_other_model_is_unwanted() -> None:
     w = serving_world(ONE, TWO, policy=POLICY)
     w.ask("long", ONE.identity)
     w.settle(serve=False)

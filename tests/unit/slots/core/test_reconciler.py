@@ -245,7 +245,7 @@ def test_requests_of_a_model_that_is_changed_or_removed_finish(change: ev.Event)
     assert "slot-1" not in w.reconciler.fleet.slots
 
 
-def test_slot_of_other_code_does_not_stay_when_nobody_needs_its_place() -> None:
+def test_slot_of_old_code_ends_though_nobody_needs_place() -> None:
     w = serving_world(A, B, gpus_each=1, code=b"old")
     w.ask("long", A.identity)
     w.settle(serve=False)

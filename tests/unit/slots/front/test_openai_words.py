@@ -18,14 +18,14 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
-from iris_ray.slots.front.openai_words import NOTHING, Question, Route, error_answer, question
+from iris_ray.slots.front.openai_words import NOTHING, ModelQuestion, Route, error_answer, question
 from iris_ray.slots.front.request_parser import ParsedBody
 
 COUNTS = {"prompt_tokens": 2, "completion_tokens": 3}
 USAGE = {**COUNTS, "total_tokens": 5}
 
 
-def asked(route: Route, **body: Any) -> Question:
+def asked(route: Route, **body: Any) -> ModelQuestion:
     parsed = ParsedBody({"model": "m", route.field: "a", **body})
     return question(parsed, route, request_id="r", created=1)
 
@@ -86,7 +86,7 @@ def test_answer_has_text_usage_and_finish(given: Any, text: str, usage: Any, fin
     assert chat["choices"][0]["message"]["content"] == text
 
 
-def events_of(asked: Question, pieces: list[Any]) -> list[Any]:
+def events_of(asked: ModelQuestion, pieces: list[Any]) -> list[Any]:
     async def rest() -> AsyncIterator[Any]:
         for piece in pieces[1:]:
             if isinstance(piece, Exception):

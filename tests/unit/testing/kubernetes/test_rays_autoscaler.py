@@ -49,7 +49,7 @@ def test_ray_asks_for_hosts_and_gets_whole_slices(played: PlayedWorld, gangs: Ga
 
 
 @pytest.mark.parametrize(("limit", "replicas"), [("10", 0), ("1000", 1)])
-def test_slice_of_more_hosts_than_ray_launches_at_a_time_never_comes(limit: str, replicas: int) -> None:
+def test_slice_larger_than_rays_launch_batch_never_comes(limit: str, replicas: int) -> None:
     def v6e_64(spec: Any) -> None:
         group = spec["workerGroupSpecs"][0]
         group.update(groupName="v6e-64", numOfHosts=16)
