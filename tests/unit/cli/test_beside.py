@@ -204,12 +204,6 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
         (("shell", JOB), "a shell needs a terminal"),
         (("port-forward", JOB, "70000"), "no port"),
         (("port-forward", JOB, "tensorboard"), "no port"),
-        (("shell", JOB, "--address", "http://10.0.0.2:8265"), "ssh -t HEAD iris-ray shell"),
-        (("exec", "-i", "--address", "http://10.0.0.2:8265", JOB, "--", "cat"), f"iris-ray exec -i {JOB} -- cat"),
-        (
-            ("port-forward", JOB, "8080:6006", "--address", "http://10.0.0.2:8265"),
-            f"ssh -L 8080:localhost:8080 HEAD iris-ray port-forward {JOB} 8080:6006",
-        ),
     ],
 )
 def test_what_can_not_work_is_refused_with_advice(
