@@ -63,9 +63,8 @@ def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedClus
     gibibyte = 1 << 30
     memory = {MEMORY_USED: {0: 3 * gibibyte}, MEMORY_TOTAL: {0: 32 * gibibyte}}
     with metrics_service({DUTY_CYCLE: {0: 97.0}, **memory}) as port:
-        gang = ray.remote(
-            max_calls=1, runtime_env={"env_vars": {PORTS_VARIABLE: str(port), "JAX_PLATFORMS": "cpu", NAMED: VALUE}}
-        )
+        variables = {PORTS_VARIABLE: str(port), "JAX_PLATFORMS": "cpu", NAMED: VALUE}
+        gang = ray.remote(max_calls=1, runtime_env={"env_vars": variables})
         results = run_on_pod_ray.remote(gang(computes), "v4-16", keep_warm=0)
         try:
             wait_until(lambda: len([*tmp_path.glob("computes-*")]) == 2, 120)
