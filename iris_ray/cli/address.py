@@ -66,8 +66,9 @@ def address_for_ray_jobs() -> str:
 
 ON_HEAD = frozenset({
     "ls", "tasks", "why", "events", "stacks", "chips", "goodput", "host ls", "host drain", "host undrain",
-    "host give-notice", "team show", "doctor", "cluster doctor", "cluster limits", "cluster settings",
-    "cluster secrets ls", "cluster secrets rm", "cluster controller status", "history", "report",
+    "host give-notice", "team show", "cluster limits", "cluster settings", "cluster settings set",
+    "cluster settings reset", "cluster secrets ls", "cluster controller status", "history", "report", "slots ls",
+    "slots models", "slots runners", "slots why",
 })  # fmt: skip
 """Commands that ask or change the cluster, and no more: with the address of a dashboard the head runs them."""
 _WORDS = f"{__name__}.words"

@@ -10,7 +10,7 @@ from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.conventions import confirm
-from iris_ray.cli.on_head import or_on_head, run_on_head
+from iris_ray.cli.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
 from iris_ray.cli.ray_job import show_ray_job_status, stop_ray_job
@@ -88,8 +88,7 @@ def status(job: str, difference: bool, as_json: bool) -> None:
     if (dashboard := dashboard_address()) is not None:
         if difference:
             run_on_head(dashboard, words_for_head())
-        with or_on_head(dashboard):
-            show_ray_job_status(dashboard, job, as_json)
+        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_status(dashboard, job, as_json))
         return
     with cluster():
         from iris_ray.client.dev.checkout import record_of  # these import Ray
@@ -283,8 +282,9 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
     from iris_ray.client.connection import current_user
 
     if (dashboard := dashboard_address()) is not None:
-        with or_on_head(dashboard, lambda: confirm(f"Cancel {job}?", yes)):
-            stop_ray_job(dashboard, job, yes, as_json)
+        ray_job_or_on_head(
+            dashboard, job, lambda: stop_ray_job(dashboard, job, yes, as_json), lambda: confirm(f"Cancel {job}?", yes)
+        )
         return
     with cluster():
         controller = ControllerConnection()

@@ -13,7 +13,7 @@ from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED
-from iris_ray.cli.on_head import or_on_head, run_on_head
+from iris_ray.cli.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.cli.ray_job import show_ray_job_logs
@@ -81,8 +81,7 @@ def logs(
     if (dashboard := dashboard_address()) is not None:
         if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
             run_on_head(dashboard, words_for_head())  # jobs of Ray's job API have no tasks
-        with or_on_head(dashboard):
-            show_ray_job_logs(dashboard, job, follow)
+        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_logs(dashboard, job, follow))
         return
     with cluster():
         controller = ControllerConnection()

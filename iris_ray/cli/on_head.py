@@ -5,7 +5,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -151,16 +151,20 @@ async def _forward(address: str, words: Sequence[str], local: int, remote: int) 
         return FAILED if piece.exit_code is None else piece.exit_code
 
 
-@contextlib.contextmanager
-def or_on_head(address: str, before: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Within the block a job of Ray's job API is meant. If there is none of that id, the head runs what was typed.
+def ray_job_or_on_head(
+    address: str, job: str, about_ray_job: Callable[[], object], before: Callable[[], object] = lambda: None
+) -> None:
+    """Do something about a job of Ray's job API. If there is none of that id, have the head run what was typed.
 
     Args:
         address: of the dashboard.
-        before: is called first.
+        job: the id.
+        about_ray_job: raises UnknownNameError if there is none.
+        before: is called before the head runs it.
     """
-    try:
-        yield
-    except UnknownNameError:
-        before()
-        run_on_head(address, words_for_head())
+    with contextlib.suppress(UnknownNameError):
+        if "/" not in job:  # no id of Ray's has one
+            about_ray_job()
+            return
+    before()
+    run_on_head(address, words_for_head())

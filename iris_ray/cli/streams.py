@@ -16,8 +16,8 @@ from iris_ray.cli.conventions import INTERRUPTED, say_error
 if TYPE_CHECKING:  # it imports Ray
     from iris_ray.client.task_session import Show
 
-KILLED = 137
-"""The exit code for a command that was killed, as shells have it."""
+KILLED, TERMINATED = 137, 143
+"""The exit codes for a command that was killed or terminated, as shells have them."""
 INTERRUPT_S = 5.0
 """After Ctrl-C a command has so long to end by itself. A second one ends it at once."""
 INPUT_BYTES = 1 << 16
@@ -82,7 +82,7 @@ class CtrlC:
 
     def judge(self, code: int) -> int:
         """Return the exit code, given that of a command."""
-        return INTERRUPTED if self._pressed and code == KILLED else code
+        return INTERRUPTED if self._pressed and code in (KILLED, TERMINATED) else code
 
     def _press(self) -> None:
         if self._work is not None and (self._closes or not self._channels):

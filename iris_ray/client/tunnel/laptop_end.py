@@ -139,10 +139,11 @@ class Tunnel:
         try:
             await work
         except Exception as error:
-            known = isinstance(error, SessionError)
-            self._trouble = error if known else SessionError(f"the way through the dashboard has failed: {error!r}")
+            if not isinstance(error, SessionError):
+                error = SessionError(f"the way through the dashboard has failed: {error!r}")
+            self._trouble = error
             for channel in self._channels.values():
-                channel.lose(self._trouble)
+                channel.lose(error)
 
     async def _ping(self) -> None:
         while True:

@@ -62,6 +62,7 @@ def url(dashboard: Dashboard) -> Iterator[str]:
         (["why", "train-1"], ["why", "train-1"]),
         (["job", "tasks", "train-1", "--json"], ["job", "tasks", "train-1", "--json"]),
         (["host", "ls"], ["host", "ls"]),
+        (["doctor", "--json"], ["doctor", "--json"]),
         (["history", "--sql", "SELECT 1"], ["history", "--sql", "SELECT 1"]),
         (["report", "--month", "2026-11"], ["report", "--month", "2026-11"]),
         (["logs", "train-1", "--grep", "nan"], ["logs", "train-1", "--grep", "nan"]),
@@ -96,6 +97,9 @@ def test_job_that_is_none_of_rays_is_the_clusters(
     words = ["job", "status", "train-1"] if command == "status" else [command, "train-1"]
     assert invoke(*words, "--address", url).exit_code == OK
     assert asked == [words]
+    child = [*words[:-1], "train-1/child"]
+    assert invoke(*child, "--address", url).exit_code == OK
+    assert asked.pop() == child
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "of Ray's"
     assert invoke(*words[:-1], "mine", "--address", url).exit_code == OK
     assert len(asked) == 1, "that one is"
