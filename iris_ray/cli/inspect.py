@@ -188,15 +188,21 @@ def _traces(job: str, task: int | None, seconds: int, output: str | None) -> Non
                 click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
         raise click.exceptions.Exit(code)
     if output != "-":
-        _trace(job, task, seconds, directory)
-        return
-    with tempfile.TemporaryDirectory(prefix="iris-ray-") as made, contextlib.redirect_stdout(sys.stderr):
         try:
-            _trace(job, task, seconds, Path(made))
+            _trace(job, task, seconds, directory)
         finally:
-            if any(Path(made).iterdir()):
-                with tarfile.open(fileobj=sys.__stdout__.buffer, mode="w|") as traces:
-                    traces.add(made, ".")
+            if directory.exists():
+                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        return
+    out = sys.stdout.buffer
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as made, contextlib.redirect_stdout(sys.stderr):
+        directory = Path(made, "traces")
+        try:
+            _trace(job, task, seconds, directory)
+        finally:
+            if directory.exists():
+                with tarfile.open(fileobj=out, mode="w|") as traces:
+                    traces.add(directory, ".")
 
 
 def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
@@ -216,8 +222,6 @@ def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
                 empty.rmdir()
     for problem in problems:
         click.echo(f"iris-ray: {problem}", err=True)
-    if run.exists():
-        click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
     if problems:
         raise click.exceptions.Exit(FAILED)
 

@@ -70,9 +70,9 @@ class _Target:
     def __init__(self, target: str) -> None:
         from pyarrow import fs
 
-        self._files, self._root = (
-            (fs.LocalFileSystem(), target) if target.startswith("/") else fs.FileSystem.from_uri(target)
-        )
+        is_path = target.startswith("/")
+        found: tuple[Any, str] = (fs.LocalFileSystem(), target) if is_path else fs.FileSystem.from_uri(target)
+        self._files, self._root = found
         self._is_local = isinstance(self._files, fs.LocalFileSystem)
 
     def write(self, table: str, month: str, db: sqlite3.Connection, sql: str, at: str) -> str:

@@ -282,7 +282,10 @@ def test_people_look_inside_through_dashboard(head: RayHead, workspace: Path) ->
     person.waits_for("of the user, xterm-256color, 42")
     person.waits_for("24 80")
     person.type("sleep 100\n")
-    person.type("\x03")
+    person.waits_for("sleep 100")
+    person.type("\x03")  # Ctrl-C ends the sleep, not the shell
+    person.waits_for("^C")
+    person.waits_for("bash-")
     person.type("echo still $((6 * 7))\n")
     person.waits_for("still 42")
     person.type("exit 7\n")
@@ -309,7 +312,8 @@ def test_notebook_runs_cells_through_dashboard(head: RayHead, workspace: Path, t
     with Notebook.opened(workspace, tmp_path, {**head.environ, "RAY_ADDRESS": head.dashboard}) as notebook:
         is_well, out, err = notebook.run("%%slice cells\nimport beside\nx = beside.WORD\nx")
         assert is_well, err
-        assert (out, err[:5]) == ("my-slice/0| 'blue'\n", "sent ")
+        assert out == "my-slice/0| 'blue'\n"
+        assert "sent " in err
         assert notebook.run("%%slice cells\nx * 2")[1] == "my-slice/0| 'blueblue'\n"
         assert notebook.run("%slice cells --end")[0]
     iris(head, workspace, "dev", "stop", "cells")

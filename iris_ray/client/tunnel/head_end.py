@@ -86,7 +86,7 @@ class _Downstream:
     def __enter__(self) -> "_Downstream":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         for _ in range(2):
             time.sleep(LAST_S / 2)
             self._wake(list(self._files))
@@ -344,10 +344,10 @@ async def _read_terminal(terminal: int, size: int) -> bytes:
             pass
         except OSError:
             return b""
-        there = loop.create_future()
-        loop.add_reader(terminal, lambda there=there: there.done() or there.set_result(None))
+        there = asyncio.Event()
+        loop.add_reader(terminal, there.set)
         try:
-            await there
+            await there.wait()
         finally:
             loop.remove_reader(terminal)
 

@@ -29,7 +29,6 @@ from iris_ray.cli import beside, streams
 from iris_ray.cli.beside import NOT_FOUND
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.client import port_forward
-from iris_ray.client.task_session import RemoteChannel
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, TooManySessionsError
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.processes import Nursery
@@ -158,7 +157,7 @@ def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monk
         await (asyncio.sleep(60) if task.task_index == 1 else enter(self, task))
 
     class CtrlC(streams.CtrlC):
-        def goes_to(self, channel: RemoteChannel) -> None:
+        def goes_to(self, channel: streams.Remote) -> None:
             super().goes_to(channel)
             runs.set()
 
