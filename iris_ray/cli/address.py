@@ -1,7 +1,7 @@
 """The cluster that ``--address`` or the environment chooses."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -62,6 +62,47 @@ def address_for_ray_jobs() -> str:
     return given
 
 
+# -- commands that the head runs ---------------------------------------------------------------------------------------
+
+ON_HEAD = frozenset({
+    "ls", "tasks", "why", "events", "stacks", "chips", "goodput", "host ls", "host drain", "host undrain",
+    "host give-notice", "team show", "cluster limits", "cluster settings", "cluster settings set",
+    "cluster settings reset", "cluster secrets ls", "cluster controller status", "history", "report", "slots ls",
+    "slots models", "slots runners", "slots why",
+})  # fmt: skip
+"""Commands that ask or change the cluster, and no more: with the address of a dashboard the head runs them."""
+_WORDS = f"{__name__}.words"
+
+
+def remember_words(context: click.Context, words: Sequence[str]) -> None:
+    """Keep what was typed after ``iris-ray`` for `words_for_head`."""
+    context.meta[_WORDS] = tuple(words)
+
+
+def words_for_head() -> list[str]:
+    """Return what was typed after ``iris-ray``, without the address."""
+    kept: list[str] = []
+    rest = iter(click.get_current_context().find_root().meta[_WORDS])
+    for word in rest:
+        if word == "--":
+            return [*kept, word, *rest]
+        if word == "--address":
+            next(rest, None)
+        elif not word.startswith("--address="):
+            kept.append(word)
+    return kept
+
+
+def _command() -> str:
+    """Return the current command, such as "host ls"; those of ``job`` without that."""
+    context: click.Context | None = click.get_current_context()
+    names: list[str] = []
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name or "")
+        context = context.parent
+    return " ".join(names).removeprefix("job ")
+
+
 _is_within: ContextVar[bool] = ContextVar("_is_within", default=False)
 """Whether a block of `cluster` runs."""
 
@@ -69,6 +110,8 @@ _is_within: ContextVar[bool] = ContextVar("_is_within", default=False)
 @contextmanager
 def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
     """Connect to the chosen cluster within the block. A block within a block is connected already.
+
+    With the address of a dashboard, the head runs the commands of `ON_HEAD`, and the block does not begin.
 
     Args:
         show_logs: whether the output of this process's tasks appears here.
@@ -81,6 +124,10 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
     if _is_within.get():
         yield
         return
+    if (dashboard := dashboard_address()) is not None and _command() in ON_HEAD:
+        from iris_ray.cli.on_head import run_on_head
+
+        run_on_head(dashboard, words_for_head())
     with live_line("iris-ray") as line:
         line.show(f"connecting to {'the cluster' if chosen_address() == AUTO else chosen_address()}")
         connect(chosen_address(), show_logs, **options)

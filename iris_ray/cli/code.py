@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from iris_ray.cli.conventions import say_error
-from iris_ray.client.dev.checkout import Checkout, keep_record
+from iris_ray.client.dev.checkout import Checkout, CodeRecord, keep_record, sent_record
 from iris_ray.client.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
@@ -26,22 +26,26 @@ class TravellingCode:
     Attributes:
         directory: is sent as it is, by Ray.
         checkout: the checkout of that directory, or of the current one; then it is sent itself.
+        record: says which code that is, if it is known.
     """
 
     directory: str | None
     checkout: Checkout | None
+    record: CodeRecord | None = None
 
     @staticmethod
     def of(working_dir: str | None) -> "TravellingCode":
         """Return the code that travels, given the directory that the user has named."""
         checkout = None
-        if working_dir is not None or (CODE.read() is not False and _OF_A_RAY_JOB not in os.environ):
+        if _OF_A_RAY_JOB in os.environ:
+            return TravellingCode(working_dir, None, sent_record())
+        if working_dir is not None or CODE.read() is not False:
             try:
                 checkout = Checkout.of(Path(working_dir or ".").absolute())
             except InvalidRequestError as error:
                 if working_dir is None:
                     say_error(f"your checkout stays here, and only the script travels: {error}")
-        return TravellingCode(working_dir, checkout)
+        return TravellingCode(working_dir, checkout, checkout.record if checkout is not None else None)
 
     @property
     def travels(self) -> bool:
@@ -61,8 +65,8 @@ class TravellingCode:
 
     def keep(self, job_id: str) -> None:
         """Keep which code a job has run; `iris-ray job status` shows it."""
-        if self.checkout is not None:
-            keep_record(job_id, self.checkout.record)
+        if self.record is not None:
+            keep_record(job_id, self.record)
 
 
 def _say_secrets(directory: Path) -> None:

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -10,16 +11,20 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address
-from iris_ray.cli.beside import KILLED, LabelledLines, print_bytes
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import INTERRUPTED, say_error
 from iris_ray.cli.main import Commands, Entry
 from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options, typed
+from iris_ray.cli.printing import print_json
 from iris_ray.cli.ray_job import run_through_dashboard, words_for_the_cluster
+from iris_ray.cli.streams import KILLED, LabelledLines, print_bytes
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
 from iris_ray.model.options import GangOptions, default_of
 from iris_ray.terminal import live_line
+
+HOSTS = "hosts"
+"""See `client/dev/held_run.py`."""
 
 if TYPE_CHECKING:
     from iris_ray.client.dev.held_run import HeldRun, Sent
@@ -36,8 +41,16 @@ class _Dev(Commands):
     """Takes a TPU type in place of a command for ``hold TYPE``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = (*self.entries, "-h", "--help", "--address")
+        names = (*self.entries, HOSTS, "-h", "--help", "--address")
         return super().parse_args(ctx, ["hold", *args] if args and args[0] not in names else args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return hosts if cmd_name == HOSTS else super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return (HOSTS, hosts, args[1:]) if args[:1] == [HOSTS] else super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Dev, sections={"Commands": DEV})
@@ -78,7 +91,7 @@ def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tupl
     if not is_job_id(name) or "/" in name:
         raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")
     if (dashboard := dashboard_address()) is not None:
-        run_through_dashboard(dashboard, ["dev", "hold", *_typed()])
+        run_through_dashboard(dashboard, ["dev", "hold", *_typed()], env=flags.env)
     from iris_ray.client.dev.held_job import submit, wait_for_hosts
 
     options = flags.options | {"env": flags.env, "keep_warm": default_of("keep_warm", "iris-ray submit")}
@@ -118,8 +131,9 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
 
     code = CodeDirectory.look(Path.cwd())
     if (dashboard := dashboard_address()) is not None:
+        click.echo(f"iris-ray: sending {code.in_words()}", err=True)
         with code.copied() as copy:
-            run_through_dashboard(dashboard, ["dev", "run", *_typed()], copy)
+            run_through_dashboard(dashboard, ["dev", "run", *_typed()], copy, env)
     with _begun(name) as held_run:
 
         def say(sent: "Sent") -> None:
@@ -152,6 +166,17 @@ def stop(name: str) -> None:
         ControllerConnection().ask(ControllerInterface.cancel, job_id, f"given back by {user}", user)
     forget(name, chosen_address())
     click.echo(f"{job_id} is given back")
+
+
+@click.command(HOSTS)
+@click.argument("name")
+def hosts(name: str) -> None:
+    """Print the way to held hosts, for the notebook of a person who can't ask the cluster."""
+    from iris_ray.client.dev.held_job import find, wait_for_hosts
+
+    with cluster(), live_line(name) as line:
+        held = wait_for_hosts(name, chosen_address(), find(name).job_id, line)
+    print_json({"job_id": held.job_id, "hosts": [asdict(host) for host in held.hosts]})
 
 
 def _typed() -> list[str]:

@@ -9,7 +9,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, chosen_address, cluster
+from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address, words_for_head
 from iris_ray.cli.checks.cluster import (
     check_clock,
     check_controller,
@@ -26,6 +26,7 @@ from iris_ray.cli.checks.hosts import ask_hosts, check_answers, claimed_nodes, t
 from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER, on_a_terminal
+from iris_ray.cli.on_head import run_on_head
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import Finding, Level, counted, print_finding, print_json
 from iris_ray.client.connection import AUTO, host_and_port
@@ -48,6 +49,8 @@ def doctor(as_json: bool) -> None:
       iris-ray doctor
       iris-ray doctor --json | jq '.[] | select(.level == "WARNING")'
     """
+    if (dashboard := dashboard_address()) is not None:
+        run_on_head(dashboard, words_for_head())
     if chosen_address() != AUTO:
         host_and_port(chosen_address())  # refuses a malformed address before it examines anything
     findings = []

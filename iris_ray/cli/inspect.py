@@ -2,6 +2,8 @@
 
 import contextlib
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +14,10 @@ from click.core import ParameterSource
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, require_place
+from iris_ray.cli.on_head import code_on_head, run_on_head, run_on_head_into
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
@@ -99,7 +102,7 @@ SECONDS, SECONDS_OF_JAX = 10, 3
 )  # fmt: skip
 @click.option(
     "--output", "-o", metavar="PATH",
-    help="Where to write it; - for stdout.  [default: JOB-TASK.svg; the directory JOB-xprof with --xprof]",
+    help="Where to write it; - for stdout, with --xprof as a tar file.  [default: JOB-TASK.svg, or JOB-xprof/]",
 )  # fmt: skip
 @click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
 @click.option("--idle", is_flag=True, help="Count threads that wait, too.")
@@ -131,11 +134,11 @@ def profile(
     JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows, 0 if it is left out.
     """
     if xprof:
-        if context.get_parameter_source("layout") is not ParameterSource.DEFAULT or idle or output == "-":
-            raise click.UsageError("--format, --idle and stdout are not for --xprof: it writes a directory")
+        if context.get_parameter_source("layout") is not ParameterSource.DEFAULT or idle:
+            raise click.UsageError("--format and --idle are not for --xprof")
         if everywhere and task is not None:
             raise click.UsageError(f"--all is for all tasks, and {task} is one; leave one of them out")
-        _trace(job, None if everywhere else task or 0, seconds or SECONDS_OF_JAX, Path(output or f"{_file(job)}-xprof"))
+        _traces(job, None if everywhere else task or 0, seconds or SECONDS_OF_JAX, output)
     elif everywhere:
         raise click.UsageError("--all is for --xprof; name one task")
     else:
@@ -146,6 +149,10 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
     path = Path(output or f"{_file(job)}-{task}.{_ENDINGS[layout]}")
     if output != "-":
         require_place(path)
+    if (dashboard := dashboard_address()) is not None:
+        words = ["job", "profile", job, str(task), "--seconds", str(seconds), "--format", layout, "--output", "-"]
+        words += ["--idle"] if idle else []
+        run_on_head(dashboard, words) if output == "-" else run_on_head_into(dashboard, words, path)
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
@@ -168,6 +175,36 @@ def _file(job: str) -> str:
     return job.replace("/", "-")
 
 
+def _traces(job: str, task: int | None, seconds: int, output: str | None) -> None:
+    directory = Path(output or f"{_file(job)}-xprof")
+    if (dashboard := dashboard_address()) is not None and output != "-":
+        words = ["job", "profile", job, *(["--all"] if task is None else [str(task)]), "--xprof"]
+        with tempfile.TemporaryFile() as packed:
+            code = code_on_head(dashboard, [*words, "--seconds", str(seconds), "--output", "-"], packed)
+            if packed.tell():
+                packed.seek(0)
+                with tarfile.open(fileobj=packed) as traces:
+                    traces.extractall(directory, filter="data")
+                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        raise click.exceptions.Exit(code)
+    if output != "-":
+        try:
+            _trace(job, task, seconds, directory)
+        finally:
+            if directory.exists():
+                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        return
+    out = sys.stdout.buffer
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as made, contextlib.redirect_stdout(sys.stderr):
+        directory = Path(made, "traces")
+        try:
+            _trace(job, task, seconds, directory)
+        finally:
+            if directory.exists():
+                with tarfile.open(fileobj=out, mode="w|") as traces:
+                    traces.add(directory, ".")
+
+
 def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
     """Write traces where TensorBoard and XProf look for them: ``plugins/profile/RUN/HOST.xplane.pb``."""
     run = directory / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S")
@@ -185,8 +222,6 @@ def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
                 empty.rmdir()
     for problem in problems:
         click.echo(f"iris-ray: {problem}", err=True)
-    if run.exists():
-        click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
     if problems:
         raise click.exceptions.Exit(FAILED)
 

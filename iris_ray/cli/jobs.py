@@ -7,9 +7,10 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.conventions import confirm
+from iris_ray.cli.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
 from iris_ray.cli.ray_job import show_ray_job_status, stop_ray_job
@@ -85,7 +86,9 @@ def status(job: str, difference: bool, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     if (dashboard := dashboard_address()) is not None:
-        show_ray_job_status(dashboard, job, as_json)
+        if difference:
+            run_on_head(dashboard, words_for_head())
+        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_status(dashboard, job, as_json))
         return
     with cluster():
         from iris_ray.client.dev.checkout import record_of  # these import Ray
@@ -279,7 +282,9 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
     from iris_ray.client.connection import current_user
 
     if (dashboard := dashboard_address()) is not None:
-        stop_ray_job(dashboard, job, yes, as_json)
+        ray_job_or_on_head(
+            dashboard, job, lambda: stop_ray_job(dashboard, job, yes, as_json), lambda: confirm(f"Cancel {job}?", yes)
+        )
         return
     with cluster():
         controller = ControllerConnection()

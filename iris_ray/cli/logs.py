@@ -10,9 +10,10 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.task_log import LogPosition, TaskLog, printable
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.cli.ray_job import show_ray_job_logs
@@ -79,8 +80,8 @@ def logs(
         raise click.UsageError("--json is for one task, without --follow.")
     if (dashboard := dashboard_address()) is not None:
         if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
-            raise click.UsageError("a job of Ray's job API has no tasks; of these options it takes --follow alone.")
-        show_ray_job_logs(dashboard, job, follow)
+            run_on_head(dashboard, words_for_head())  # jobs of Ray's job API have no tasks
+        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_logs(dashboard, job, follow))
         return
     with cluster():
         controller = ControllerConnection()

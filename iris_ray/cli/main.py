@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 import iris_ray
-from iris_ray.cli.address import address_option
+from iris_ray.cli.address import address_option, remember_words
 from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines
 
 
@@ -145,9 +145,12 @@ class Main(Commands):
         inner = (("job", JOB), ("host", HOST), ("team", TEAM), ("cluster", CLUSTER))
         return [*super().paths(ctx), *(f"{group} {name}" for group, entries in inner for name in entries)]
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **kwargs: Any) -> click.Context:
+        words = tuple(args)  # parsing empties the list
         with errors_as_lines():
-            return super().make_context(*args, **kwargs)
+            context = super().make_context(info_name, args, *others, **kwargs)
+        remember_words(context, words)
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         with errors_as_lines():

@@ -1,7 +1,8 @@
 """Jobs of Ray's job API on the command line: ``submit --ray-job``, and other commands with a dashboard's address."""
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -83,6 +84,46 @@ class Sending:
         jobs = _jobs(address_for_ray_jobs())
         return jobs, jobs.submit(config, self.run_id)
 
+    def submit_without_data(self, command: Sequence[str]) -> tuple["RayJobs", str]:
+        """Do as `submit`, but send what would travel from a node of the cluster, and tell which code that is."""
+        from iris_ray.client.ray_jobs import RayJobConfig
+
+        with sent_directory(self.directory, self.with_secrets) as (directory, packages):
+            config = RayJobConfig(
+                command, directory, list(self.excludes), dict(self.env), self.env_file, with_secrets=self.with_secrets
+            )
+            jobs = _jobs(address_for_ray_jobs())
+            return jobs, jobs.submit(config, self.run_id, packages, says=self.with_secrets)
+
+
+@contextlib.contextmanager
+def sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]]:
+    """Say what is sent of a directory, and yield what Ray is to send: the directory, and packages beside it.
+
+    Args:
+        path: of the directory.
+        whole: whether the user has named it, so that all of it travels.
+
+    Raises:
+        InvalidRequestError: it is too large.
+    """
+    from iris_ray.client.dev.checkout import Checkout, record_package
+    from iris_ray.client.dev.code_directory import CodeDirectory
+
+    path = path.absolute()
+    checkout: Checkout | None = None
+    with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():
+        checkout = Checkout.of(path)
+    with record_package(None if checkout is None else checkout.record) as packages:
+        if whole:
+            yield path, packages
+            return
+        code = CodeDirectory.look(path) if checkout is None else checkout.code
+        what = path if checkout is None else checkout.record
+        click.echo(f"iris-ray: sending {what}: {code.in_words()}", err=True)
+        with code.copied() as copy:
+            yield copy, packages
+
 
 def submit_ray_job(target: str, arguments: Sequence[str], sending: Sending, follow: bool, as_json: bool) -> None:
     """Send a directory and a command to a cluster; print the job's id."""
@@ -105,7 +146,7 @@ def submit_through_dashboard(target: str, sending: Sending, follow: bool, as_jso
     team = TEAM.read()
     own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
     command = ["env", *own, "python", "-m", "iris_ray", "submit"]
-    jobs, submitted = sending.submit([*command, *(() if follow else ("--json",)), *words])
+    jobs, submitted = sending.submit_without_data([*command, *(() if follow else ("--json",)), *words])
     if follow:
         follow_ray_job(jobs, submitted)
         return
@@ -142,27 +183,52 @@ def words_for_the_cluster(words: Sequence[str]) -> list[str]:
 
 
 def run_through_dashboard(
-    address: str, words: Sequence[str], working_dir: Path | None = None, excludes: Sequence[str] = ()
+    address: str,
+    words: Sequence[str],
+    working_dir: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    packages: Sequence[Path] = (),
 ) -> NoReturn:
     """Have a command of ``iris-ray`` run on the cluster; print what it prints, and end with its exit code.
 
     Args:
         address: of the dashboard.
         words: the command.
-        working_dir, excludes: the directory in which it runs, as in `RayJobConfig`.
+        working_dir: the directory in which it runs.
+        env: what ``--env`` has passed on: where the command runs, these variables are not set.
+        packages: as for `RayJobs.submit`.
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.ray_jobs import RayJobConfig
 
     jobs = _jobs(address)
     command = ["env", f"{USER.name}={current_user()}", "python", "-m", "iris_ray", *words]
-    run_id = jobs.submit(RayJobConfig(command, working_dir, excludes))
+    run_id = jobs.submit(RayJobConfig(command, working_dir, env=env or {}), None, packages, says=False)
     try:
         status = jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
     except BaseException:  # Ctrl-C above all
         jobs.stop(run_id)
         raise
     raise click.exceptions.Exit(FAILED if status.exit_code is None else status.exit_code)
+
+
+def run_directory_through_dashboard(
+    address: str, command: str, target: str, env: Mapping[str, str], named: str | None
+) -> NoReturn:
+    """Send a directory to a cluster, and have a command run in it there as it was typed, until its end.
+
+    Args:
+        address: of the dashboard.
+        command: such as "run".
+        target: the word of the command that is a script of the directory.
+        env: as for `run_through_dashboard`.
+        named: the directory that the user has named; None: what travels of the current one.
+    """
+    path = Path(named or ".")
+    there = _program(target, path)[-1]
+    words = [there if word == target else word for word in words_for_the_cluster(typed())]
+    with sent_directory(path, named is not None) as (directory, packages):
+        run_through_dashboard(address, [command, *words], directory, env, packages)
 
 
 def follow_ray_job(jobs: "RayJobs", run_id: str) -> None:

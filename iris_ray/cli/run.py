@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import click
 
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.code import TravellingCode
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
 from iris_ray.cli.printing import one_line
+from iris_ray.cli.ray_job import run_directory_through_dashboard
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.options import JobOptions, PodOptions, default_of
@@ -57,6 +58,8 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     where = chosen_mode(flags.options["mode"], None)
+    if not where.local and (dashboard := dashboard_address()) is not None:
+        run_directory_through_dashboard(dashboard, "run", target, flags.env, flags.working_dir)
     code = TravellingCode(flags.working_dir, None) if where.local else TravellingCode.of(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.session import CHUNK_BYTES
-from iris_ray.client.task_session import RemoteChannel, TaskPlace, TaskSession, locate
+from iris_ray.client.task_session import Channel, TaskPlace, TaskSession, locate
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, SessionError, TaskNotRunningError
 
 LOOK_S = 1.0
@@ -54,14 +54,7 @@ class PortForward:
             SessionError: its host refuses, at the beginning.
         """
         place: TaskPlace | None = await asyncio.to_thread(locate, self._controller, self._job_id, self._task_index)
-        try:
-            server = await asyncio.start_server(self._accept, LOOPBACK, local, start_serving=False)
-        except OSError as error:
-            raise InvalidRequestError(
-                f"port {local} of this machine can't be had ({error.strerror}); give another one before a colon, or 0"
-                f" for any that is free: 0:{self._remote}"
-            ) from None
-        port = server.sockets[0].getsockname()[1]
+        server, port = await listen(self._accept, local, self._remote)
         async with server:
             first = True
             while place is not None:
@@ -107,7 +100,7 @@ class PortForward:
         self._connections.add(task)
         try:
             if self._session is not None:
-                await self._carry(await self._session.connect(self._remote), reader, writer)
+                await carry(await self._session.connect(self._remote), reader, writer)
         except SessionError as error:
             if self._session is not None:
                 self._say(str(error))
@@ -117,19 +110,6 @@ class PortForward:
             self._connections.discard(task)
             writer.close()
 
-    async def _carry(self, channel: RemoteChannel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry bytes both ways, as fast as the slower side takes them, until the other side closes."""
-        sending = asyncio.create_task(_send(channel, reader))
-        try:
-            async for piece in channel.pieces():
-                writer.write(piece.out)
-                await writer.drain()
-        finally:
-            channel.close()
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, SessionError):
-                await sending
-
     async def _close_all(self) -> None:
         for one in self._connections:
             one.cancel()
@@ -137,7 +117,45 @@ class PortForward:
             await asyncio.wait(set(self._connections))
 
 
-async def _send(channel: RemoteChannel, reader: asyncio.StreamReader) -> None:
+async def listen(
+    accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], local: int, remote: int
+) -> tuple[asyncio.Server, int]:
+    """Take a port of this machine's loopback. Return a server that does not serve yet, and the port.
+
+    Args:
+        accept: serves a connection.
+        local: the port; 0: any free one.
+        remote: the one that it is to stand for.
+
+    Raises:
+        InvalidRequestError: the port is taken, or only root may have it.
+    """
+    try:
+        server = await asyncio.start_server(accept, LOOPBACK, local, start_serving=False)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"port {local} of this machine can't be had ({error.strerror}); give another one before a colon, or 0"
+            f" for any that is free: 0:{remote}"
+        ) from None
+    port: int = server.sockets[0].getsockname()[1]
+    return server, port
+
+
+async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry bytes both ways, as fast as the slower side takes them, until the other side closes."""
+    sending = asyncio.create_task(_send(channel, reader))
+    try:
+        async for piece in channel.pieces():
+            writer.write(piece.out)
+            await writer.drain()
+    finally:
+        channel.close()
+        sending.cancel()
+        with contextlib.suppress(asyncio.CancelledError, SessionError):
+            await sending
+
+
+async def _send(channel: Channel, reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(CHUNK_BYTES):
             await channel.write(data)

@@ -194,10 +194,25 @@ class RayJobs:
         for name in _CHATTY:  # each sets its own level when it is imported
             logging.getLogger(name).setLevel(logging.WARNING)
 
-    def submit(self, config: RayJobConfig, run_id: str | None = None, packages: Sequence[Path] = ()) -> str:
+    @property
+    def url(self) -> str:
+        """The URL of the dashboard."""
+        return self._address
+
+    @property
+    def access(self) -> dict[str, Any]:
+        """The arguments of an `aiohttp.ClientSession` that the dashboard serves."""
+        from iris_ray.actors.calls.ray_internals import http_access
+
+        return http_access(self._client)
+
+    def submit(
+        self, config: RayJobConfig, run_id: str | None = None, packages: Sequence[Path] = (), says: bool = True
+    ) -> str:
         """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`.
 
-        ``packages`` are directories of Python packages that are sent, too; the job can import them.
+        ``packages`` are directories of Python packages that are sent, too; the job can import them. ``says``: print a
+        line about the directory.
         """
         wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
         chosen = self._free_name(wanted)  # asks first, before anything is sent: the cluster may refuse the token
@@ -208,7 +223,7 @@ class RayJobs:
         if packages:
             runtime_env["py_modules"] = [str(package) for package in packages]
         if config.working_dir is not None:
-            what, excludes = _say_what_is_sent(config)
+            what, excludes = _say_what_is_sent(config, says)
             runtime_env |= {"working_dir": str(config.working_dir), "excludes": excludes}
         while True:
             try:
@@ -377,8 +392,8 @@ def _checked(run_id: str) -> str:
     return run_id
 
 
-def _say_what_is_sent(config: RayJobConfig) -> tuple[str, list[str]]:
-    """Print and return the size of the directory, before it is sent, and return patterns of what is not sent.
+def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]:
+    """Return the size of the directory, before it is sent, and patterns of what is not; print a line if it ``says``.
 
     Raises:
         InvalidRequestError: the directory is larger than Ray allows.
@@ -411,8 +426,9 @@ def _say_what_is_sent(config: RayJobConfig) -> tuple[str, list[str]]:
 
     walk_package(directory, list(config.excludes), add)
     what = f"{directory}: {files} files, {_in_words(total)}"
-    print(f"iris_ray: sending {what}", file=sys.stderr)
-    if secrets:
+    if says:
+        print(f"iris_ray: sending {what}", file=sys.stderr)
+    if secrets and says:
         print(f"iris_ray: {secrets_in_words(secrets, config.with_secrets)}", file=sys.stderr)
     left_out = () if config.with_secrets else map(_pattern_of, secrets)
     return what, [*config.excludes, *left_out]

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import ray
 
@@ -228,6 +228,22 @@ def moved(place: TaskPlace) -> TaskMovedError:
     )
 
 
+class Channel(Protocol):
+    """A command or a connection elsewhere."""
+
+    def pieces(self) -> AsyncIterator[Piece]:
+        """Yield pieces as they come, up to the last one. Raises SessionError if the way to it is lost."""
+
+    async def write(self, data: bytes) -> None:
+        """Hand bytes over; no bytes mean the end."""
+
+    def resize(self, size: Size) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RemoteChannel:
     """A command or a connection of a session."""
 
@@ -272,7 +288,7 @@ Show = Callable[[bytes, bool], object]
 Input = AsyncIterator[bytes]
 
 
-async def follow(channel: RemoteChannel, show: Show, given: Input | None = None) -> int:
+async def follow(channel: Channel, show: Show, given: Input | None = None) -> int:
     """Show the output of a command, and send it input, until it ends. Return its exit code.
 
     Raises:
@@ -294,7 +310,7 @@ async def follow(channel: RemoteChannel, show: Show, given: Input | None = None)
     return 137 if code is None else code  # its keeper was killed
 
 
-async def _send(channel: RemoteChannel, given: Input) -> None:
+async def _send(channel: Channel, given: Input) -> None:
     async for data in given:
         await channel.write(data)
     await channel.write(b"")

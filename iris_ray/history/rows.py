@@ -201,7 +201,7 @@ def job_story(
         submitted_at=round(submitted_at, 3),
         name=spec.name or spec.job_id,
         user=spec.user,
-        team=getattr(spec, "team", None),
+        team=spec.team or None,
         band=spec.priority.name.lower(),
         type=spec.device,
         slices=",".join(map(str, spec.coscheduling.num_groups)) if spec.coscheduling else "",

@@ -88,6 +88,14 @@ def _place(text: str) -> str:
     return text
 
 
+def _copies(text: str) -> str:
+    if text != OFF and not text.startswith("/") and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+(/\S*)?", text) is None:
+        raise ValueError(
+            f"give {OFF}, a directory on the head that begins with /, or a URL such as gs://bucket/history"
+        )
+    return text.rstrip("/") or "/"
+
+
 def _positive(text: str) -> int:
     found = _count(text)
     if found is None:
@@ -171,6 +179,13 @@ HISTORY_DAYS = ClusterSetting(
 HISTORY_MB = ClusterSetting(
     "history_mb", "1024", "megabytes", "How large the history may get; then the oldest goes first.", _positive
 )
+HISTORY_PARQUET = ClusterSetting(
+    "history_parquet",
+    OFF,
+    f"a directory, SCHEME://BUCKET/PATH, or {OFF}",
+    "Where the Controller copies the history once an hour, as Parquet files by table and month.",
+    _copies,
+)
 
 _ALL: tuple[ClusterSetting[Any], ...] = (
     OPERATORS,
@@ -184,6 +199,7 @@ _ALL: tuple[ClusterSetting[Any], ...] = (
     HISTORY,
     HISTORY_DAYS,
     HISTORY_MB,
+    HISTORY_PARQUET,
 )
 TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in _ALL}
 

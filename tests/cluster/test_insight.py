@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.proof]
 
 STEPS_S = 0.2
+NAMED, VALUE = "MY_VARIABLE", "a value that no report has"
 
 
 def training(directory: Path) -> Callable[[], int]:
@@ -62,7 +63,8 @@ def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedClus
     gibibyte = 1 << 30
     memory = {MEMORY_USED: {0: 3 * gibibyte}, MEMORY_TOTAL: {0: 32 * gibibyte}}
     with metrics_service({DUTY_CYCLE: {0: 97.0}, **memory}) as port:
-        gang = ray.remote(max_calls=1, runtime_env={"env_vars": {PORTS_VARIABLE: str(port), "JAX_PLATFORMS": "cpu"}})
+        variables = {PORTS_VARIABLE: str(port), "JAX_PLATFORMS": "cpu", NAMED: VALUE}
+        gang = ray.remote(max_calls=1, runtime_env={"env_vars": variables})
         results = run_on_pod_ray.remote(gang(computes), "v4-16", keep_warm=0)
         try:
             wait_until(lambda: len([*tmp_path.glob("computes-*")]) == 2, 120)
@@ -73,6 +75,10 @@ def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedClus
             row = iris(cluster, "job", "chips", job, "1").stdout.splitlines()[1]
             assert " ".join(row.split()).endswith("host 1 0 97 % 3.0 of 32.0 GiB")
             assert [one["chips"][0]["duty_cycle"] for one in iris_json(cluster, "job", "chips", job)] == [97.0, 97.0]
+            report = iris(cluster, "bug-report", job, "-o", "-").stdout
+            assert NAMED in report.partition("names of the variables of a task")[2]
+            assert VALUE not in report
+            assert f"== iris-ray job stacks {job}" in report
         finally:
             (tmp_path / "finish").touch()
             ray.get(results, timeout=60)

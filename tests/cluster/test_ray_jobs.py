@@ -4,17 +4,22 @@ The head is a process of its own, as `ray start --head` makes it, and knows noth
 """
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
-from iris_ray.cli.conventions import FAILED, OK, USAGE
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from tests.cluster.test_beside import Person
+from tests.support.notebooks import Notebook
 from tests.support.proofs import in_long
 from tests.support.ray_head import RayHead, ray_head
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 TOKEN = "a-token-of-more-than-sixteen-characters"
@@ -225,3 +230,90 @@ def test_held_slice_runs_directory_sent_through_dashboard(head: RayHead, workspa
     (workspace / "beside.py").write_text("WORD = 'red'")
     assert "red False" in iris(head, workspace, *words)
     assert "is given back" in iris(head, workspace, "dev", "stop", "mine")
+
+
+SERVES = """
+import http.server, os, threading, time
+
+class Says(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"beside the task" * 100_000)
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Says)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print("serves at", server.server_address[1], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.way_in
+def test_people_look_inside_through_dashboard(head: RayHead, workspace: Path) -> None:
+    (workspace / "serve.py").write_text(SERVES)
+    (workspace / ".env").write_text("KEY=s3cr3t")
+    for words in (("init", "--quiet"), ("add", "serve.py"), ("commit", "--quiet", "-m", "first")):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=workspace, check=True)
+    said = iris(head, workspace, "submit", "serve.py", "--tpu", "v4-8", "--env", "MINE", MINE="of the user")
+    assert re.search("sending commit .*left out: .env", said)
+    job = said.splitlines()[0] if said.startswith("serve-") else re.findall(r"^serve-[0-9a-f]{8}$", said, re.M)[0]
+
+    def printed() -> re.Match[str] | None:
+        return re.search(r"serves at (\d+)", iris(head, workspace, "logs", job))
+
+    port = wait_until(printed, 120)[1]
+    assert job in iris(head, workspace, "ls")
+    assert "changed lines" in iris(head, workspace, "job", "status", job)
+    assert "serves at" in iris(head, workspace, "logs", job, "--grep", "serves")
+    assert "+WORD = 'blue'" in iris(head, workspace, "job", "status", job, "--difference")
+    command = [sys.executable, "-m", "iris_ray", "--address", head.dashboard]
+    environ = dict(head.environ)
+
+    done = subprocess.run(
+        [*command, "exec", "-i", job, "--", "sh", "-c", "cat; echo $MINE >&2; exit 5"],
+        input=b"\x00\xffbytes", capture_output=True, env=environ, timeout=120, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (5, b"\x00\xffbytes")
+    assert done.stderr.endswith(b"of the user\n")
+
+    person = Person([*command, "shell", job, "--", "bash", "--norc", "-i"], environ)
+    person.waits_for("bash-")
+    person.type("echo $MINE, $TERM, $((40 + 2)); stty size\n")
+    person.waits_for("of the user, xterm-256color, 42")
+    person.waits_for("24 80")
+    person.type("sleep 100\n")
+    person.waits_for("sleep 100")
+    person.type("\x03")  # Ctrl-C ends the sleep, not the shell
+    person.waits_for("^C")
+    person.waits_for("bash-")
+    person.type("echo still $((6 * 7))\n")
+    person.waits_for("still 42")
+    person.type("exit 7\n")
+    assert person.process.wait(60) == 7
+    person.close()
+
+    with subprocess.Popen(
+        [*command, "port-forward", job, f"0:{port}"], stderr=subprocess.PIPE, text=True, env=environ
+    ) as forward:
+        assert forward.stderr is not None
+        line = next(line for line in forward.stderr if "is port" in line)
+        for _ in range(3):
+            with urlopen(line.split()[0], timeout=60) as answer:
+                assert answer.read() == b"beside the task" * 100_000
+        forward.send_signal(2)
+        assert forward.wait(60) == INTERRUPTED
+    assert "is cancelled" in iris(head, workspace, "cancel", job, "--yes")
+
+
+@pytest.mark.filterwarnings("default")  # Jupyter's
+def test_notebook_runs_cells_through_dashboard(head: RayHead, workspace: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
+    iris(head, workspace, "dev", "hold", "v4-8", "--name", "cells", "--preload", "json")
+    with Notebook.opened(workspace, tmp_path, {**head.environ, "RAY_ADDRESS": head.dashboard}) as notebook:
+        is_well, out, err = notebook.run("%%slice cells\nimport beside\nx = beside.WORD\nx")
+        assert is_well, err
+        assert out == "my-slice/0| 'blue'\n"
+        assert "sent " in err
+        assert notebook.run("%%slice cells\nx * 2")[1] == "my-slice/0| 'blueblue'\n"
+        assert notebook.run("%slice cells --end")[0]
+    iris(head, workspace, "dev", "stop", "cells")

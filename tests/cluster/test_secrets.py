@@ -1,9 +1,12 @@
 """Secrets on a cluster of real processes: what tasks get, and that no other place has a value."""
 
+import gzip
 import os
 import secrets
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -12,6 +15,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
+from tests.support.dashboard_pages import served
 from tests.support.gangs import alive
 from tests.support.leaks import is_in_memory, places_with
 from tests.support.waiting import wait_until
@@ -24,6 +28,22 @@ def put(cluster: SimulatedCluster, name: str, value: str) -> None:
         command_line("cluster", "secrets", "set", name), input=value.encode(), env=environment(cluster), timeout=120
     )
     assert done.returncode == 0
+
+
+def what_people_see(cluster: SimulatedCluster, job_id: str, directory: Path) -> Iterator[str]:
+    """What commands, an export and the dashboard show of a job that runs."""
+    for words in (("job", "status", job_id, "--json"), ("bug-report", job_id, "-o", "-"), ("history", job_id, "--json"),
+                  ("job", "tasks", job_id, "--json"), ("why", job_id), ("job", "events", job_id)):  # fmt: skip
+        yield iris(cluster, *words).stdout
+    export = directory / "export.jsonl"
+    iris(cluster, "cluster", "controller", "export", str(export), "--variables")
+    yield export.read_text()
+    export.unlink()
+    with served() as url:
+        for path in ("snapshot", f"jobs/{job_id}", f"jobs/{job_id}/logs?task=0", f"history/jobs/{job_id}"):
+            with urlopen(f"{url}/api/{path}", timeout=60) as answer:
+                data = answer.read()
+            yield (gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data).decode()
 
 
 @pytest.mark.way_in
@@ -58,6 +78,8 @@ def test_values_are_with_tasks_and_in_the_store_alone(cluster: SimulatedCluster,
     assert (head / "secrets" / "STORED").read_text().endswith(f"\n{stored}\n")
     for each in (stored, given):
         assert places_with(each.encode(), head.parent, head / "secrets") == []
+    for told_of_it in what_people_see(cluster, job.job_id, tmp_path):
+        assert not any(each in told_of_it for each in (stored, given))
     (listed,) = iris_json(cluster, "cluster", "secrets", "ls")
     assert (listed["secret"]["name"], listed["jobs"]) == ("STORED", [job.job_id])
     (tmp_path / "finish").touch()

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -19,6 +19,9 @@ from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
 
 STORE_TIMEOUT_S = 5.0
 RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
@@ -140,6 +143,24 @@ def store_package(uri: str, data: bytes) -> None:
     internal_kv._pin_runtime_env_uri(uri, expiration_s=KEEP_PACKAGE_S)
     if internal_kv._internal_kv_get(uri) is None:
         packaging.upload_package_to_gcs(uri, data)
+
+
+def delete_packages(beginning: str) -> None:
+    """Delete all packages in the GCS whose names begin so."""
+    internal_kv._internal_kv_del(f"gcs://{beginning}", del_by_prefix=True)
+
+
+def logs_directory() -> Path:
+    """Return the directory of Ray's logs on this node, whose files the dashboard shows. This process is connected."""
+    return Path(ray._private.worker._global_node.get_logs_dir_path())
+
+
+def http_access(client: "JobSubmissionClient") -> dict[str, Any]:
+    """Return the arguments of an `aiohttp.ClientSession` whose requests a dashboard takes as those of a client."""
+    import aiohttp
+
+    insecure = {"connector": aiohttp.TCPConnector(ssl=False)} if client._verify is False else {}
+    return {"headers": dict(client._headers), "cookies": client._cookies, **insecure}
 
 
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:

@@ -8,6 +8,8 @@ import asyncio
 import logging
 import math
 import os
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +38,7 @@ from iris_ray.history.rows import (
     sample,
     stage,
 )
-from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, OFF, ON
+from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET, OFF, ON
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
 
@@ -56,6 +58,8 @@ AT_ONCE = 2000
 """The limit for the records of one transaction."""
 SAY_S = 60.0
 """The same trouble is said again after so long."""
+COPY_S = 3600.0
+"""The copy in Parquet files is brought up to date at this interval; a copy may take as long."""
 FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
 
@@ -106,10 +110,18 @@ class HistoryService:
         self._next: asyncio.Task[None] | None = None  # the next look, for which statements wait
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="copying the history")
+        self._copy_to = OFF
+        self._copying: asyncio.Task[None] | None = None
+        self._copied_at: float | None = None  # the beginning of the last copy that is complete
+        self._copy_due_at = -math.inf
+        self._copy_trouble: str | None = None
 
     def follow_settings(self) -> None:
         """Write to the file that the cluster's settings name from now on."""
         value = self._state.settings.value
+        if (copy_to := value(HISTORY_PARQUET)) != self._copy_to:
+            self._copy_to, self._copied_at, self._copy_due_at, self._copy_trouble = copy_to, None, -math.inf, None
         chosen = where, days, megabytes = value(HISTORY), value(HISTORY_DAYS), value(HISTORY_MB)
         if chosen == self._chosen:
             return
@@ -126,7 +138,10 @@ class HistoryService:
     def about(self) -> dict[str, object]:
         """Return where the file is, and what is wrong with it."""
         path = None if self._file is None else str(self._file.path)
-        return {"path": path, "trouble": self._trouble, "lost": self._lost}
+        found: dict[str, object] = {"path": path, "trouble": self._trouble, "lost": self._lost}
+        if self._copy_to != OFF:
+            found["parquet"] = {"to": self._copy_to, "as_of": self._copied_at, "trouble": self._copy_trouble}
+        return found
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -173,6 +188,9 @@ class HistoryService:
                     await self._in_thread(file.tidy)
             except Exception as error:
                 self._failed(error, 0)
+            if self._copy_to != OFF and self._copying is None and now >= self._copy_due_at and file.path.exists():
+                self._copy_due_at = now + COPY_S
+                self._copying = self._background.start(self._copy(file.path, self._copy_to), "copying the history")
 
     async def _collect(self, now: float, refreshes: bool) -> None:
         """Make rows of the changed jobs, and pause every `TURN_S`."""
@@ -252,6 +270,20 @@ class HistoryService:
             self._begun = file.begun
             self._write_all_anew()
 
+    async def _copy(self, path: Path, target: str) -> None:
+        """Bring the copy in Parquet files up to date, in a process of the lowest priority."""
+        began, since = time.time(), () if self._copied_at is None else (str(self._copied_at),)
+        words = ["nice", "-n", "19", sys.executable, "-m", "iris_ray.history.parquet", str(path), target, *since]
+        try:
+            trouble = await asyncio.get_running_loop().run_in_executor(self._copier, _said_by, words)
+            if target == self._copy_to:
+                self._copy_trouble = trouble
+                self._copied_at = began if trouble is None else self._copied_at
+                if trouble is not None:
+                    logger.warning("the history is not copied to %s: %s; no job is affected", target, trouble)
+        finally:
+            self._copying = None
+
     def _write_all_anew(self) -> None:
         self._read = None
         self._stages.clear()
@@ -281,6 +313,15 @@ class HistoryService:
         await asyncio.wait([self._next], timeout=FRESH_S)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, read_history, self._file.path, sql, parameters, most_rows)
+
+
+def _said_by(words: list[str]) -> str | None:
+    """Run a program; return what it says of its failure, or None."""
+    try:
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COPY_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{type(error).__name__}: {error}"
+    return None if done.returncode == 0 else (done.stdout.strip().splitlines() or ["it was killed"])[-1]
 
 
 def _weight(record: Record) -> int:

@@ -1,5 +1,6 @@
 """A checkout that travels with a job: its files as a package of Ray, and the commit and difference that people see."""
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -112,6 +113,34 @@ def _difference(code: CodeDirectory) -> str:
         git(path, "--literal-pathspecs", *words, **environ)
         found = git(path, "diff", "--cached", "--no-color", "--no-ext-diff", "HEAD", "--", ".", **environ)
     return (found or b"").decode(errors="replace")
+
+
+# -- the record of a directory that travels through the dashboard ------------------------------------------------------
+
+_MODULE, _FILE = "iris_ray_sent_code", "record"
+
+
+@contextmanager
+def record_package(record: CodeRecord | None) -> Iterator[list[Path]]:
+    """Yield packages that take a record to a job of Ray's job API; see `sent_record`."""
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+        package = Path(directory, _MODULE)
+        if record is not None:
+            package.mkdir()
+            (package / "__init__.py").touch()
+            (package / _FILE).write_bytes(record.to_bytes())
+        yield [] if record is None else [package]
+
+
+def sent_record() -> CodeRecord | None:
+    """Return the record that has come with this job of Ray's job API; None if none has."""
+    found = importlib.util.find_spec(_MODULE)
+    if found is None or found.origin is None:
+        return None
+    return CodeRecord.of_bytes(Path(found.origin).with_name(_FILE).read_bytes())
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
 
 
 def keep_record(job_id: str, record: CodeRecord) -> None:

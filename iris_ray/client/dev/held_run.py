@@ -1,6 +1,7 @@
 """One run of a program on all hosts of a held job: connections to their warm processes, output as it comes."""
 
 import contextlib
+import json
 import queue
 import signal
 import socket
@@ -18,6 +19,7 @@ from iris_ray.client.dev.wire import ERR, FACTS, FILE, INPUT, OUT, Wire
 from iris_ray.errors import SessionError, TaskMovedError
 
 if TYPE_CHECKING:
+    from iris_ray.client.tunnel.laptop_end import TunnelInThread
     from iris_ray.terminal import LiveLine
 
 CONNECT_S = 3.0
@@ -60,11 +62,16 @@ class Sent(NamedTuple):
     size: int
 
 
+def _reach(address: str, port: int) -> socket.socket:
+    return socket.create_connection((address, port), CONNECT_S)
+
+
 class HeldRun:
     """A run; use it in a ``with`` statement, at whose end no process of it is left.
 
     Args:
         held: the job. All its hosts take part.
+        reach: connects to an address.
 
     Attributes:
         lost: which host was lost or is given back, in words; empty if none was.
@@ -73,8 +80,9 @@ class HeldRun:
         ConnectionError: a host can't be reached, or has become another job's.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: Held, reach: Callable[[str, int], socket.socket] = _reach) -> None:
         self._held = held
+        self._reach = reach
         self._codes: dict[HeldHost, int | None] = {}
         self._said: queue.Queue[tuple[HeldHost, bytes, Any]] = queue.Queue(MOST_PIECES)
         self._end_at = float("inf")
@@ -249,8 +257,7 @@ class HeldRun:
         return asked
 
     def _connect(self, host: HeldHost) -> None:
-        connected = socket.create_connection((host.address, host.port), CONNECT_S)
-        self._wires[host] = Wire(connected, host.token, is_host=False)
+        self._wires[host] = Wire(self._reach(host.address, host.port), host.token, is_host=False)
 
     def _everywhere(self, ask: Callable[[HeldHost], T], hosts: Sequence[HeldHost]) -> list[T]:
         if len(hosts) == 1:
@@ -301,3 +308,25 @@ def begin(name: str, cluster: str, line: "LiveLine") -> HeldRun:
                     " the dashboard's address"
                 ) from None
             unreachable = held
+
+
+def begin_through(tunnel: "TunnelInThread", name: str, cluster: str) -> HeldRun:
+    """Begin a run on hosts that only the head can reach, once they wait for it.
+
+    Args:
+        tunnel: to the head.
+        name, cluster: as in `Held`.
+
+    Raises:
+        SessionError: this user holds nothing of that name, or the hosts do not answer; the message says why.
+    """
+    facts = json.loads(tunnel.output_of("dev", HOSTS, name))
+    held = Held(name, cluster, facts["job_id"], tuple(HeldHost(**host) for host in facts["hosts"]))
+    try:
+        return HeldRun(held, tunnel.connect)
+    except ConnectionError as error:
+        raise SessionError(f"{error}; try again in a moment: the job gets others if they are lost") from None
+
+
+HOSTS = "hosts"
+"""The command below ``dev`` by which the head says where held hosts are. It has tokens, and is not for people."""

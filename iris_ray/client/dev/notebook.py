@@ -15,12 +15,13 @@ from iris_ray.client.connection import AUTO, connect
 from iris_ray.client.dev.cells import end_of
 from iris_ray.client.dev.code_directory import CodeDirectory
 from iris_ray.client.dev.held_job import HeldHost
-from iris_ray.client.dev.held_run import begin, try_remembered
+from iris_ray.client.dev.held_run import HeldRun, begin, begin_through, try_remembered
 from iris_ray.errors import IrisError, SessionError, TaskMovedError
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
     from iris_ray.client.dev.held_run import Sent
+    from iris_ray.client.tunnel.laptop_end import TunnelInThread
 
 WORDS = ("python", "-m", "iris_ray.client.dev.cells")
 
@@ -87,19 +88,11 @@ class _Cells:
 
     def __init__(self, name: str) -> None:
         cluster = os.environ.get("RAY_ADDRESS") or AUTO
-        held_run = try_remembered(name, cluster)
-        if held_run is None:
-            import ray
-
-            was_connected = ray.is_initialized()
-            connect(cluster)
-            try:
-                with live_line(name) as line:
-                    held_run = begin(name, cluster, line)
-            finally:
-                if not was_connected:
-                    ray.shutdown()
-        self._held_run = held_run
+        self._tunnel: TunnelInThread | None = None
+        if cluster.startswith(("http://", "https://")):
+            self._held_run = self._through_dashboard(name, cluster)
+        else:
+            self._held_run = try_remembered(name, cluster) or _asked_for(name, cluster)
         self.numbers: list[int] = []
         self.is_over = False
         code = CodeDirectory.look(Path.cwd())
@@ -109,9 +102,20 @@ class _Cells:
                 print(f"sent {code.in_words(sent.files, sent.size)}", file=sys.stderr)
 
         try:
-            held_run.start(code, WORDS, {}, say)
+            self._held_run.start(code, WORDS, {}, say)
         except BaseException:
             self.end()
+            raise
+
+    def _through_dashboard(self, name: str, address: str) -> HeldRun:
+        from iris_ray.client.ray_jobs import RayJobs  # these import Ray
+        from iris_ray.client.tunnel.laptop_end import TunnelInThread
+
+        self._tunnel = TunnelInThread(RayJobs(address))
+        try:
+            return begin_through(self._tunnel, name, address)
+        except BaseException:
+            self._tunnel.close()
             raise
 
     def run(self, cell: str, number: int) -> None:
@@ -158,6 +162,22 @@ class _Cells:
             self._held_run.end()
             for _ in self._held_run.pieces():
                 pass
+        if self._tunnel is not None:
+            self._tunnel.close()
+
+
+def _asked_for(name: str, cluster: str) -> HeldRun:
+    """Begin a run on hosts for which the cluster is asked."""
+    import ray
+
+    was_connected = ray.is_initialized()
+    connect(cluster)
+    try:
+        with live_line(name) as line:
+            return begin(name, cluster, line)
+    finally:
+        if not was_connected:
+            ray.shutdown()
 
 
 class _Output:

@@ -36,15 +36,8 @@ class Wire:
 
     def __init__(self, connected: socket.socket, token: str, is_host: bool) -> None:
         connected.settimeout(None)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            (socket.TCP_KEEPIDLE, SILENCE_S // 3),
-            (socket.TCP_KEEPINTVL, SILENCE_S // 6),
-            (socket.TCP_KEEPCNT, 4),
-            (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
-        ):
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        if connected.family != socket.AF_UNIX:  # through a dashboard the connection begins as a pair of sockets here
+            _watch_for_silence(connected)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", INTRODUCTION_S, 0))
         self._socket = connected
         self._messages: Connection = Connection(os.dup(connected.fileno()))
@@ -102,3 +95,15 @@ class Wire:
         """Close this process's end, while a fork goes on with its own."""
         self._messages.close()
         self._socket.close()
+
+
+def _watch_for_silence(connected: socket.socket) -> None:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, SILENCE_S // 3),
+        (socket.TCP_KEEPINTVL, SILENCE_S // 6),
+        (socket.TCP_KEEPCNT, 4),
+        (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+    ):
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -3,6 +3,7 @@ import { fill, h, setText } from "./dom.js";
 import { tick } from "./format.js";
 import { beginTheme } from "./theme.js";
 import { cluster, follow, tables } from "./store.js";
+import { comparePage } from "./compare.js";
 import { eventsPage } from "./events.js";
 import { fleetPage } from "./fleet.js";
 import { historyPage } from "./history.js";
@@ -13,8 +14,8 @@ import { slicePage } from "./slice.js";
 import { usersPage } from "./users.js";
 
 const PAGES = {
-  fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage, history: historyPage,
-  "jobs/": jobPage, "slices/": slicePage,
+  fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage, history: historyPage, compare: comparePage,
+  "compare/": comparePage, "jobs/": jobPage, "slices/": slicePage,
 };
 
 const main = document.getElementById("main");
@@ -32,7 +33,7 @@ function route() {
   page.update(new Set(Object.keys(tables)));
   const heading = root.querySelector("h1");
   document.title = `${heading?.textContent ?? "iris_ray"} · iris_ray`;
-  markCurrent(argument === null ? name || "fleet" : name === "slices" ? "fleet" : name);
+  markCurrent({ slices: "fleet", compare: "history" }[name] ?? (name || "fleet"));
   window.scrollTo(0, 0);
 }
 

@@ -69,6 +69,21 @@ export function curve(title, points) {
     h("div", { class: "axis", "aria-hidden": "true" }, [since, until].map((at) => h("span", {}, stamp(at)))), h("p", { class: "found small" }, words));
 }
 
+// Curves of several runs in one picture: parts are [{ name, look, points: [place, value] pairs }], said: a place in words.
+export function curves(title, parts, said) {
+  const all = parts.flatMap(({ points }) => points);
+  const [places, values] = [all.map(([at]) => at), all.map(([, value]) => value)];
+  const [since, until, low, high] = [Math.min(...places), Math.max(...places), Math.min(...values), Math.max(...values)];
+  const x = (at) => (WIDTH * (at - since)) / (until - since || 1);
+  const y = (value) => HEIGHT - HEIGHT * (0.06 + (0.88 * (value - low)) / (high - low || 1));
+  const drawing = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  for (const { look, points } of parts) drawing.append(shape("polyline", { class: `drawn ${look}`, points: points.map(([at, value]) => `${x(at)},${y(value)}`).join(" ") }));
+  const words = parts.map(({ name, points }) => `${name}: ${exact(points[0][1])} at ${said(points[0][0])}, ${exact(points.at(-1)[1])} at ${said(points.at(-1)[0])}`).join("; ");
+  return h("figure", { class: "chart" }, h("figcaption", {}, h("h3", {}, title)),
+    h("div", { class: "plot smooth", role: "img", "aria-label": `${title}: ${words}.` }, drawing, h("span", { class: "top-label" }, exact(high)), h("span", { class: "low-label" }, exact(low))),
+    h("div", { class: "axis", "aria-hidden": "true" }, [since, until].map((at) => h("span", {}, said(at)))), h("p", { class: "found small" }, `${words}.`), legend(parts, null));
+}
+
 const exact = (number) => Number(number.toPrecision(4)).toLocaleString(undefined, { maximumSignificantDigits: 4 });
 
 function legend(layers, line) {

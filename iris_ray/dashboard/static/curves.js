@@ -28,7 +28,7 @@ function show(element, rows) {
 }
 
 // Steps per second between two looks. After a restart, steps that are done again are a new beginning.
-function rates(steps) {
+export function rates(steps) {
   return steps.slice(1).flatMap(([at, step], place) => {
     const [before, done] = steps[place];
     return step >= done && at > before ? [[at, (step - done) / (at - before)]] : [];

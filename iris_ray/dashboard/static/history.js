@@ -1,5 +1,5 @@
 // The cluster over hours and weeks, and the jobs that ended then: from the history, which outlives the Controller.
-import { fill, h, jobLink, table, tr } from "./dom.js";
+import { fill, h, jobLink, link, table, tr } from "./dom.js";
 import { amount, badge, duration } from "./format.js";
 import { chart } from "./chart.js";
 
@@ -21,7 +21,7 @@ export function historyPage(root) {
   const { element, body } = table(COLUMNS, "Jobs of that time, the latest first");
   const none = h("p", { class: "found", role: "status" });
   const trouble = h("p", { class: "callout", hidden: true });
-  root.append(h("h1", {}, "History"), h("p", { class: "lead" }, "What the cluster did over hours and weeks, also before this dashboard and this Controller began."),
+  root.append(h("h1", {}, "History"), h("p", { class: "lead" }, "What the cluster did over hours and weeks, also before this dashboard and this Controller began. ", link("compare", "Compare two runs")),
     h("div", { class: "bar" }, choices, h("label", { for: "history-type", class: "unseen" }, "Type"), types), trouble, charts,
     h("section", {}, h("h2", {}, "Jobs of that time"), h("div", { class: "bar" }, h("label", { for: "history-search", class: "unseen" }, "Search jobs"), search), none, element));
 

@@ -2,6 +2,7 @@
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
 import { badge, clock, counted, duration, howFar, now, short, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
+import { compareLink } from "./compare.js";
 import { curvesView } from "./curves.js";
 import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
@@ -22,7 +23,7 @@ export function jobPage(root, id) {
   const logs = logView(id);
   const curves = curvesView(id);
   const logSection = h("section", {}, h("h2", {}, "Logs"), logs.element);
-  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput, curves.element,
+  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs"), " · ", h("a", { href: compareLink(id, "") }, "compare with another run")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput, curves.element,
     logSection, taskSection, parts.events);
   taskSection.append(taskNote);
 

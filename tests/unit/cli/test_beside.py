@@ -25,11 +25,10 @@ from iris_ray import IrisClient
 from iris_ray.actors.host.session import host_session
 from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.protocol.task_log import LogId
-from iris_ray.cli import beside
-from iris_ray.cli.beside import NOT_FOUND, _CtrlC
+from iris_ray.cli import beside, streams
+from iris_ray.cli.beside import NOT_FOUND
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.client import port_forward
-from iris_ray.client.task_session import RemoteChannel
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, TooManySessionsError
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.processes import Nursery
@@ -139,7 +138,7 @@ def test_exec_beside_moved_task_ends_with_its_attempt(
 def test_ctrl_c_ends_command_with_all_it_started(
     world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ignores: str, code: int
 ) -> None:
-    monkeypatch.setattr(beside, "INTERRUPT_S", 0.3)
+    monkeypatch.setattr(streams, "INTERRUPT_S", 0.3)
 
     def press() -> None:
         wait_until(lambda: (tmp_path / "daemon").exists())
@@ -157,8 +156,8 @@ def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monk
     async def enter_or_hang(self: HostSession, task: LogId) -> None:
         await (asyncio.sleep(60) if task.task_index == 1 else enter(self, task))
 
-    class CtrlC(_CtrlC):
-        def goes_to(self, channel: RemoteChannel) -> None:
+    class CtrlC(streams.CtrlC):
+        def goes_to(self, channel: streams.Remote) -> None:
             super().goes_to(channel)
             runs.set()
 
@@ -167,7 +166,7 @@ def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monk
             heard.release()
 
     monkeypatch.setattr(HostSession, "enter", enter_or_hang)
-    monkeypatch.setattr(beside, "_CtrlC", CtrlC)
+    monkeypatch.setattr(beside, "CtrlC", CtrlC)
 
     def press() -> None:
         assert runs.wait(30)
@@ -188,7 +187,7 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
     def broken(data: bytes, is_err: bool) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(beside, "print_bytes", broken)
+    monkeypatch.setattr(streams, "print_bytes", broken)
     caplog.set_level(logging.ERROR, "asyncio")
     script = '[ "$WHO" = "task 1" ] && printf rest && sleep 60; sleep 0.5; echo line'
     world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=FAILED, quotes=True)
@@ -204,12 +203,6 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
         (("shell", JOB), "a shell needs a terminal"),
         (("port-forward", JOB, "70000"), "no port"),
         (("port-forward", JOB, "tensorboard"), "no port"),
-        (("shell", JOB, "--address", "http://10.0.0.2:8265"), "ssh -t HEAD iris-ray shell"),
-        (("exec", "-i", "--address", "http://10.0.0.2:8265", JOB, "--", "cat"), f"iris-ray exec -i {JOB} -- cat"),
-        (
-            ("port-forward", JOB, "8080:6006", "--address", "http://10.0.0.2:8265"),
-            f"ssh -L 8080:localhost:8080 HEAD iris-ray port-forward {JOB} 8080:6006",
-        ),
     ],
 )
 def test_what_can_not_work_is_refused_with_advice(
@@ -377,7 +370,7 @@ def test_full_host_is_asked_again_and_said_once(
 
 def test_unreadable_stdin_ends_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def read() -> list[bytes]:
-        return [data async for data in beside._stdin()]
+        return [data async for data in streams.stdin_bytes()]
 
     before, directory = os.dup(0), os.open(tmp_path, os.O_RDONLY)
     os.dup2(directory, 0)
@@ -404,9 +397,9 @@ def test_unreadable_stdin_ends_input(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_terminal_is_as_before_however_session_ends(ends: str, restores: bool) -> None:
     script = f"""
         import sys, termios
-        from iris_ray.cli.beside import _raw_terminal
+        from iris_ray.cli.streams import raw_terminal
         def session():
-            with _raw_terminal() as show:
+            with raw_terminal() as show:
                 assert not termios.tcgetattr(0)[3] & termios.ICANON
                 show(b"raw", False)
                 {ends}

@@ -192,6 +192,29 @@ def test_operators_choose_place_and_switch_it_off(world: ControllerInProcess, tm
     assert "begins with /" in world.iris("cluster", "settings", "set", "history=there", code=USAGE).stderr
 
 
+def test_copy_in_parquet_files_is_made_or_says_why_not(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_service, "LOOK_S", 0.02)
+    world.succeed(world.start("train"))
+    world.json("history")
+    target = tmp_path / "copy"
+    world.iris("cluster", "settings", "set", f"history_parquet={target}")
+
+    def copy() -> dict[str, object] | None:
+        found = json.loads(world.iris("cluster", "controller", "status", "--json").stdout)["history"]["parquet"]
+        return found if found["as_of"] or found["trouble"] else None
+
+    found = wait_until(copy)
+    assert found["to"] == str(target)
+    if "pyarrow is not installed" in (found["trouble"] or ""):
+        assert not target.exists()
+    else:
+        assert found["trouble"] is None
+        assert len([*target.glob("jobs/*.parquet")]) == 1
+    assert "gs://bucket" in world.iris("cluster", "settings", "set", "history_parquet=there", code=USAGE).stderr
+
+
 def test_locked_file_costs_history_and_no_job(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,6 +35,8 @@ PAGES = {
     "jobs/train-llama": "step 7",
     "jobs/eval": "Why it waits",
     "slices/v4-16-2": "drained",
+    "compare": "Their step rate",
+    "compare/train-llama,ablate-lr": "Chip-hours lost",
 }
 """What each of them shows."""
 LOOKS = ("light", False, 1280), *in_long(("dark", True, 1280)), ("phone", True, 390)
@@ -413,6 +415,38 @@ def test_job_page_shows_curves(chromium: Browser, world: ControllerInProcess, ur
         picture(page, "curves")
         assert page.locator("h3").all_inner_texts() == ["steps per second", "loss"]
         waits_for(page, "3 at first, now 1.5")
+
+    chromium.see(story)
+
+
+def test_two_runs_are_compared_by_step_and_by_time(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    assert world.history is not None
+    jobs = {name: world.json("history", "--name", name)[0]["submitted_at"] for name in ("train-llama", "ablate-lr")}
+    points = [
+        CurvePoint(name, at, at + 60 * n, 100 * n * speed, {"loss": 3 - n / 2 / speed})
+        for speed, (name, at) in enumerate(jobs.items(), 1)
+        for n in range(4)
+    ]
+    HistoryFile(world.history / NAME, Bounds(400, 100)).write(points)
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs/train-llama")
+        page.get_by_role("link", name="compare with another run").click()
+        page.locator("#run1").fill("ablate-lr")
+        page.locator("#run1").press("Enter")
+        page.locator(".chart").nth(1).wait_for(timeout=PATIENCE_MS)
+        assert page.locator("h3").all_inner_texts() == ["steps per second", "loss"]
+        waits_for(page, "train-llama: 3 at step 0, 1.5 at step 300; ablate-lr: 3 at step 0, 2.25 at step 600")
+        assert page.locator(".chart polyline").count() == 4
+        page.get_by_role("button", name="by time").click()
+        waits_for(page, "train-llama: 3 at 0s, 1.5 at ")
+        assert re.search(r"ablate-lr: 3 at 0s, 2.25 at (2m59|3m00)s", page.locator(".charts").inner_text())
+        users = page.locator("tr", has_text="User").locator("td").all_inner_texts()
+        assert users[1:] == ["ann", "bob"]
+        picture(page, "compared")
+        page.locator("#run0").fill("nobody")
+        page.locator("#run0").press("Enter")
+        waits_for(page, "The history has no job nobody")
 
     chromium.see(story)
 

@@ -46,6 +46,11 @@ def test_writing_again_changes_nothing(history: History, ended: JobStory) -> Non
     assert contents(history) == once
 
 
+def test_job_of_no_team_has_none(history: History, ended: JobStory) -> None:
+    history.file.write([ended])
+    assert history.rows("SELECT team FROM jobs") == [(None,)]
+
+
 def test_same_id_in_another_life_is_another_job(history: History, ended: JobStory) -> None:
     later = replace(ended, job=replace(ended.job, submitted_at=ended.job.submitted_at + 86400))
     history.file.write([ended, later])
