@@ -194,18 +194,6 @@ class RayJobs:
         for name in _CHATTY:  # each sets its own level when it is imported
             logging.getLogger(name).setLevel(logging.WARNING)
 
-    @property
-    def url(self) -> str:
-        """The URL of the dashboard."""
-        return self._address
-
-    @property
-    def access(self) -> dict[str, Any]:
-        """The arguments of an `aiohttp.ClientSession` that the dashboard serves."""
-        from iris_ray.actors.calls.ray_internals import http_access
-
-        return http_access(self._client)
-
     def submit(
         self, config: RayJobConfig, run_id: str | None = None, packages: Sequence[Path] = (), says: bool = True
     ) -> str:
@@ -285,6 +273,13 @@ class RayJobs:
         self.status(run_id)  # raises if the job is unknown
         asyncio.run(copy())
         return self.status(run_id)
+
+    @property
+    def _access(self) -> tuple[str, dict[str, Any]]:
+        """The URL of the dashboard, and the arguments of an `aiohttp.ClientSession` that it serves."""
+        from iris_ray.actors.calls.ray_internals import http_access
+
+        return self._address, http_access(self._client)
 
     def _free_name(self, wanted: str) -> str:
         for number in range(MOST_NAMES):

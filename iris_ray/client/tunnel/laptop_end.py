@@ -85,7 +85,8 @@ class Tunnel:
         except BaseException:
             self._stop()
             raise
-        self._http = aiohttp.ClientSession(**self._jobs.access)
+        self._url, access = self._jobs._access
+        self._http = aiohttp.ClientSession(**access)
         self._heard_at = time.monotonic()
         work = (self._receive(), self._deliver(), self._ping())
         self._tasks = [asyncio.create_task(self._watched(one)) for one in work]
@@ -99,7 +100,7 @@ class Tunnel:
         self._send(Frame(BYE))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN_S):
-                while self._pending:
+                while self._pending and self._trouble is None:
                     await asyncio.sleep(FOLLOW_S)
         for task in (receiving, delivering):
             task.cancel()
@@ -144,6 +145,9 @@ class Tunnel:
             self._trouble = error
             for channel in self._channels.values():
                 channel.lose(error)
+            for task in self._tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
 
     async def _ping(self) -> None:
         while True:
@@ -172,7 +176,7 @@ class Tunnel:
         while True:
             try:
                 async with self._http.put(
-                    f"{self._jobs.url}/api/packages/gcs/{name}",
+                    f"{self._url}/api/packages/gcs/{name}",
                     data=io.BytesIO(data),
                     timeout=aiohttp.ClientTimeout(REQUEST_S),
                 ) as answer:
@@ -182,7 +186,7 @@ class Tunnel:
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = type(error).__name__
             if time.monotonic() > deadline:
-                raise SessionError(f"the dashboard at {self._jobs.url} takes nothing any more ({why})")
+                raise SessionError(f"the dashboard at {self._url} takes nothing any more ({why})")
             await asyncio.sleep(AGAIN_S)
 
     # -- from the head ------------------------------------------------------------------------------------------------
@@ -205,7 +209,7 @@ class Tunnel:
                 self._send(Frame.of(OPENED, number=number))
                 continue
             if time.monotonic() - self._heard_at > SILENCE_S:
-                raise SessionError(f"the dashboard at {self._jobs.url} does not answer any more ({why})")
+                raise SessionError(f"the dashboard at {self._url} does not answer any more ({why})")
             await asyncio.sleep(AGAIN_S)
 
     async def _followed(self, number: int, known: int) -> AsyncGenerator[bytes, None]:
@@ -215,7 +219,7 @@ class Tunnel:
             "interval": str(FOLLOW_S),
         }  # fmt: skip
         timeout = aiohttp.ClientTimeout(None, sock_connect=REQUEST_S, sock_read=SILENCE_S)
-        async with self._http.get(f"{self._jobs.url}/api/v0/logs/stream", params=asked, timeout=timeout) as answer:
+        async with self._http.get(f"{self._url}/api/v0/logs/stream", params=asked, timeout=timeout) as answer:
             answer.raise_for_status()
             seen = 0
             async for data in answer.content.iter_any():
