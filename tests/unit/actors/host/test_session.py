@@ -197,8 +197,8 @@ async def test_ended_command_leaves_no_daemon(work: Path) -> None:
 def test_daemon_ends_when_sessions_process_is_killed(work: Path, nursery: Nursery) -> None:
     script = """
         import os, sys, time
-        from iris_ray.actors.host.session.channels import Command
-        command = Command.start(["sh", "-c", sys.argv[1]], os.environ, sys.argv[2], "token")
+        from iris_ray.actors.host.session.channels import RunningCommand
+        command = RunningCommand.start(["sh", "-c", sys.argv[1]], os.environ, sys.argv[2], "token")
         print("ready", flush=True)
         time.sleep(600)
     """
