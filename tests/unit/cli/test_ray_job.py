@@ -103,14 +103,6 @@ def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> 
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]
 
 
-@pytest.mark.parametrize("option", [["--json"], ["--tail", "3"], ["--attempt", "1"], ["--all-tasks"], ["3"]], ids=str)
-def test_logs_refuses_options_of_tasks(dashboard: Dashboard, url: str, option: list[str]) -> None:
-    dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\n"
-    done = invoke("logs", "mine", *option, "--address", url)
-    assert (done.exit_code, done.stdout) == (USAGE, "")
-    assert "has no tasks" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
