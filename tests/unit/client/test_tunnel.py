@@ -294,8 +294,7 @@ def test_dashboard_that_is_gone_loses_all_channels(
         tunnel._url = "http://127.0.0.1:9"
         dashboard.breaks.set()
         with pytest.raises(SessionError, match="any more"):
-            while True:
-                await anext(pieces)
+            await output_of(channel)
         with pytest.raises(SessionError, match="any more"):
             await tunnel.connect("127.0.0.1", 9)
 
