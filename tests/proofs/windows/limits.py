@@ -69,12 +69,12 @@ class SeenLimits(Seen):
         there = {attempt.job_id for worker in self._state.workers.values() for _, attempt in worker.occupants}
         running |= self._state.limits.held(*account).running - there  # on hosts that are all gone
         for job_id, promised in self.ledger.promised.items():
-            other = self._state.jobs.get(job_id)  # a spare of a job that has ended is gone
-            if other is None or other is job or job_id in besides or self._is_too_late(other):
+            taker = self._state.jobs.get(job_id)  # a spare of a job that has ended is gone
+            if taker is None or taker is job or job_id in besides or self._is_too_late(taker):
                 continue
-            if promised.is_firm and account_of(other) == account:
+            if promised.is_firm and account_of(taker) == account:
                 chips += self._chips_of(promised.node_ids)
-                running |= {job_id} if other.spec.spare_for is None else set()
+                running |= {job_id} if taker.spec.spare_for is None else set()
         return chips, running
 
     def _is_kept_for_another(self, job: Job) -> bool:
