@@ -13,7 +13,7 @@ PINNED_MARIN := requirements/marin.txt
 OTHER_PYTHONS := 3.12 3.13
 ON_EVERY_PYTHON ?= $(addprefix tests/unit/, \
 	$(addprefix actors/host/test_,exit_status.py inspector.py ledger.py process_tree.py stall_look.py task_*.py user_code.py) \
-	actors/calls actors/protocol slots/front client/modes $(addprefix client/test_,job_*.py launch.py run_options.py user_*.py) \
+	actors/calls actors/protocol history slots/front client/modes $(addprefix client/test_,job_*.py launch.py run_options.py user_*.py) \
 	$(addprefix task/test_,endpoints.py preemption.py progress.py) $(addprefix model/test_,job_*.py plain_values.py) \
 	$(addprefix test_,errors.py public_names.py))
 PINNED_PYTHONS := $(if $(CI),requirements/pythons.txt)
@@ -100,7 +100,7 @@ chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/
 	$(BIN)/python -m tests.proofs.chaos
 
 marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
-	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/cluster/marin $(ARGS)
+	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/unit/history/test_parquet.py tests/cluster/marin $(ARGS)
 
 $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
 	python=$$(tools/find_python $(MARINS_PYTHON)) && $$python -m venv $(MARIN)

@@ -120,7 +120,7 @@ STEP = "step"
 """The name of the curve of a job's steps. Other curves have the names of the numbers in the job's status."""
 _PUT_POINT = """
     INSERT OR REPLACE INTO curves (job, at, step, name, value)
-    SELECT id, ?1, ?2, ?5, ?6 FROM jobs WHERE job_id = ?3 AND submitted_at = ?4
+    SELECT id, ?, ?, ?, ? FROM jobs WHERE job_id = ? AND submitted_at = ?
 """
 _PUT_FLEET = _insert("fleet_samples", ["at", "span_s", "type", "chips"], "INSERT OR REPLACE")
 _PUT_USER = _insert("user_samples", ["at", "span_s", *_USER], "INSERT OR REPLACE")
@@ -268,8 +268,8 @@ class HistoryFile:
                     db.execute(_PUT_EVENT, _values_of_event(record))
                 case CurvePoint(job_id, submitted_at, at, step, numbers):
                     points = {**numbers, **({} if step is None else {STEP: step})}
-                    of_it = int(at), step, job_id, submitted_at
-                    db.executemany(_PUT_POINT, [(*of_it, name, value) for name, value in points.items()])
+                    then, of_it = (int(at), step), (job_id, submitted_at)
+                    db.executemany(_PUT_POINT, [(*then, *point, *of_it) for point in points.items()])
                 case Sample():
                     at = int(record.at) // MINUTE_S * MINUTE_S
                     db.executemany(_PUT_FLEET, [(at, MINUTE_S, *one) for one in record.chips.items()])
