@@ -16,7 +16,7 @@ class Availabilities:
     Args:
         fleet: the workers that the plan is made for.
         cache: the evaluations of their groups.
-        plan: what was given away.
+        plan: the hosts that the plan has given away.
         now: seconds on the clock of the events.
     """
 

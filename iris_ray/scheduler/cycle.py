@@ -24,7 +24,7 @@ from iris_ray.scheduler.explanation import (
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit
-from iris_ray.scheduler.promises import Lifted, Promises
+from iris_ray.scheduler.promises import Lifted, PlannedPromises
 from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
@@ -140,7 +140,7 @@ class Cycle:
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
         about_promises = fleet, deadlines, plan, allowances, self._evictor, self._fits_on
-        promises = self._promises = Promises(pending.others.values(), *about_promises)
+        promises = self._promises = PlannedPromises(pending.others.values(), *about_promises)
 
         def standing(job: Job) -> int:
             return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)

@@ -179,10 +179,10 @@ class Evictor:
         return self._idle.keys()
 
     def find_within_limit(self, job: Job, available: Availability, reached: ReachedLimit) -> Taking | None:
-        """Return what a job takes from those in whose place it is within a limit.
+        """Return what a job takes from attempts whose chips count towards the limit that it has reached.
 
-        Within the limit of its user, it is in the place of spares of its own user and band; within what its team may
-        have, also in that of gangs of lower bands.
+        For a limit of the job's user, these are spares of the same user and band. For a limit of its team, these are
+        also gangs of the team's lower bands.
 
         Args:
             job: the job, which waits for the limit.

@@ -55,7 +55,7 @@ class _Promise:
     reason: str = ""
 
 
-class Promises:
+class PlannedPromises:
     """The promises that jobs have in a plan.
 
     Args:
@@ -138,7 +138,7 @@ class Promises:
     # -- for the moment --------------------------------------------------------------------------------------------
 
     def lift(self, job: Job) -> Lifted:
-        """Free what is promised to a job for the moment. If its gang returns, free its former groups, too.
+        """Free the hosts that are promised to a job until `put_back`. If its gang returns, free its former groups, too.
 
         A gang does not return to hosts that somebody has left for another job of its band.
         """
@@ -158,7 +158,7 @@ class Promises:
         return lifted
 
     def lift_own(self, job: Job) -> Lifted:
-        """Free what is promised to a job for the moment, and what is kept for its gangs that return."""
+        """Free the hosts that are promised to a job, and those kept for its returning gangs, until `put_back`."""
         job_id = job.spec.job_id
         lifted = self._own(job) + [(self._fleet.workers[i], job_id) for i in self._for_now.get(job_id, ())]
         for worker, _ in lifted:
@@ -244,7 +244,7 @@ class Promises:
         return names
 
     def lift_of_group(self, leader: Job) -> Lifted:
-        """Free what is promised to a group for the moment, and count it for none of its jobs."""
+        """Free the hosts that are promised to a group until `put_back`, and count their chips for none of its jobs."""
         lifted = self._own(leader)
         for worker, _ in lifted:
             self._plan.lift(worker)

@@ -148,7 +148,7 @@ class TeamQuotas:
         return self._use.path(spec.team)[0], self.kind(spec)
 
     def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return the same as `standing` if those stayed that leave their hosts to the job."""
+        """Return the job's standing, as `standing` does, if the attempts stayed that leave their hosts to the job."""
         stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
             self._count_leaving(leaving, sign=-1)

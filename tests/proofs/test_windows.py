@@ -10,7 +10,7 @@ import pytest
 
 from iris_ray.model import workers
 from iris_ray.scheduler.limits import Allowances
-from iris_ray.scheduler.promises import Promises
+from iris_ray.scheduler.promises import PlannedPromises
 from iris_ray.state import promises
 from tests.proofs.windows.__main__ import play
 from tests.support.proofs import EXAMPLES, a_seed, examples
@@ -38,8 +38,8 @@ def test_a_world_is_the_same_each_time() -> None:
     ("where", "what", "instead"),
     [
         (workers, "UNCONFIRMED_S", 1e9),
-        (Promises, "_problem", lambda *_: "no reason"),
-        (Promises, "_gives_way", lambda _, one, job: one.job.spec.priority >= job.spec.priority),
+        (PlannedPromises, "_problem", lambda *_: "no reason"),
+        (PlannedPromises, "_gives_way", lambda _, one, job: one.job.spec.priority >= job.spec.priority),
         (Allowances, "promised", lambda *_: None),
         (promises.Promises, "restored", lambda _, job, workers: setattr(job, "promise", None)),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iris_ray.client.dev.code_directory import CodeDirectory
 from iris_ray.client.dev.held_job import Held, HeldHost, warm_process
-from iris_ray.client.dev.held_run import HeldRun, Piece, Sent
+from iris_ray.client.dev.held_run import HeldRun, HostPiece, Sent
 from iris_ray.client.dev.warm_process import HeldDirectory
 
 
@@ -62,7 +62,7 @@ class HeldHosts:
             pieces = list(run.pieces())
         return run.exit_code, self._printed(pieces, False), self._printed(pieces, True)
 
-    def _printed(self, pieces: Sequence[Piece], is_err: bool) -> list[str]:
+    def _printed(self, pieces: Sequence[HostPiece], is_err: bool) -> list[str]:
         return [
             b"".join(piece.data for piece in pieces if piece.host == host and piece.is_err == is_err).decode()
             for host in self.held.hosts

@@ -34,7 +34,7 @@ MOST_PIECES = 64
 T = TypeVar("T")
 
 
-class Piece(NamedTuple):
+class HostPiece(NamedTuple):
     """What one host says.
 
     Attributes:
@@ -147,7 +147,7 @@ class HeldRun:
         for host in self._held.hosts:
             threading.Thread(target=self._listen, args=(host,), name="iris_ray.held_run", daemon=True).start()
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[HostPiece]:
         """Yield what the hosts say, until nothing of the run is left anywhere.
 
         Raises:
@@ -160,9 +160,9 @@ class HeldRun:
                 self._end_if_due()
                 continue
             if kind in (OUT, ERR):
-                yield Piece(host, said, kind == ERR)
+                yield HostPiece(host, said, kind == ERR)
             elif "notice" in said:
-                yield Piece(host, note=f"is to go: {said['notice']}")
+                yield HostPiece(host, note=f"is to go: {said['notice']}")
             elif "over" in said:
                 self.lost = f"{host.label} is given back: {said['over']}"
             else:
@@ -172,7 +172,7 @@ class HeldRun:
                 if self._codes[host] != 0:
                     self._end_at = min(self._end_at, time.monotonic() + (0.0 if self.lost else TOGETHER_S))
                 if self._codes[host] and len(self._codes) < len(self._wires):
-                    yield Piece(host, note=f"has ended with code {self._codes[host]}; so do the others")
+                    yield HostPiece(host, note=f"has ended with code {self._codes[host]}; so do the others")
         if self.lost:
             raise TaskMovedError(
                 f"{self.lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
