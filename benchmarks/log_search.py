@@ -43,8 +43,8 @@ def one_host() -> None:
             row(pattern, f"{size / 1e6 / (time.perf_counter() - began):,.0f} MB/s")
 
 
-def talking(lines: bytes, times: int, last: bytes, attempts: int) -> Callable[[], None]:
-    """A function whose every attempt prints so much, and fails up to the last one."""
+def talking(lines: bytes, times: int, last: bytes, attempts: int, directory: str) -> Callable[[], None]:
+    """A function whose every attempt prints so much, and fails up to the last one once all its tasks have printed."""
 
     def talk() -> None:
         from iris_ray import get_job_info
@@ -55,6 +55,9 @@ def talking(lines: bytes, times: int, last: bytes, attempts: int) -> Callable[[]
             sys.stdout.buffer.write(lines)
         sys.stdout.buffer.write(last)
         sys.stdout.buffer.flush()
+        (Path(directory) / f"{me.attempt}-{me.task_index}").touch()
+        while len(list(Path(directory).glob(f"{me.attempt}-*"))) < me.num_tasks:
+            time.sleep(0.1)
         if me.attempt < attempts:
             raise RuntimeError("it tries again")
 
@@ -63,18 +66,18 @@ def talking(lines: bytes, times: int, last: bytes, attempts: int) -> Callable[[]
 
 def cluster() -> None:
     """Search what all hosts of a gang keep, with the command that people use."""
-    with SimulatedCluster({TPU_TYPE: 1}, quiet=True) as hosts:
+    with tempfile.TemporaryDirectory() as directory, SimulatedCluster({TPU_TYPE: 1}, quiet=True) as hosts:
         times = FILE_BYTES * FILES_KEPT // len(LINES)
-        run_on_pod(talking(LINES, times, SAID, ATTEMPTS), TPU_TYPE, max_retries_failure=ATTEMPTS)
-        size = ATTEMPTS * HOSTS * times * len(LINES)
-        row("printed", f"{size / 1e9:.1f} GB")
+        talk = talking(LINES, times, SAID, ATTEMPTS, directory)
+        run_on_pod(talk, TPU_TYPE, max_retries_failure=ATTEMPTS)
+        row("printed", f"{ATTEMPTS * HOSTS * times * len(LINES) / 1e9:.1f} GB")
         job_id = IrisClient().list_jobs()[-1].job_id
         for pattern in (PATTERNS[0], PATTERNS[2]):
             words = [sys.executable, "-m", "iris_ray", "logs", job_id, "--all-tasks", "--grep", pattern]
             began = time.perf_counter()
             found = subprocess.run(words, env={**os.environ, "RAY_ADDRESS": hosts.address}, capture_output=True)
             seconds = time.perf_counter() - began
-            row(pattern, f"{seconds:.1f} s, {len(found.stdout.splitlines())} lines, exit code {found.returncode}")
+            row(pattern, f"{seconds:.1f} s, {found.stdout.count(SAID)} found, exit code {found.returncode}")
 
 
 def main() -> None:
