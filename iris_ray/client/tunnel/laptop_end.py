@@ -265,7 +265,7 @@ class TunnelChannel:
             self._came.put_nowait(frame)
 
     def lose(self, error: SessionError) -> None:
-        """Have whoever reads it hear that the tunnel is lost."""
+        """Raise the error for the reader of this channel: the tunnel is lost."""
         self._came.put_nowait(error)
         self._credit.add(WINDOW)
 
@@ -343,7 +343,7 @@ class TunnelInThread:
     async def _carry(self, channel: TunnelChannel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await carry(channel, reader, writer)
-        except (SessionError, ConnectionError):  # whoever reads the socket sees its end
+        except (SessionError, ConnectionError):  # the reader of the socket sees its end
             pass
         finally:
             writer.close()
