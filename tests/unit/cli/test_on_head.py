@@ -1,4 +1,4 @@
-"""Commands with the address of a dashboard: what the head is asked to run, and what it is not."""
+"""Commands with the address of a dashboard: which ones the head runs, and which ones run here."""
 
 import os
 import tarfile
