@@ -43,11 +43,11 @@ from figures import percentile, spent
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.host.output.log_search import LogSearch
-from iris_ray.actors.protocol.session import CommandLine, Size
-from iris_ray.client.host_logs import host_logs
-from iris_ray.client.port_forward import PortForward
-from iris_ray.client.task_session import TaskSession, locate
+from iris_ray.logs.client import host_logs
+from iris_ray.logs.search import LogSearch
+from iris_ray.sessions.client import TaskSession, locate
+from iris_ray.sessions.core import CommandLine, Size
+from iris_ray.sessions.port_forward import PortForward
 from iris_ray.testing import SimulatedCluster
 
 HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"

@@ -48,7 +48,7 @@ def main() -> None:
 def measure(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, tuple[float, float]]:
     """Return the medians of each measurement, in seconds: of the memory, and of Orbax."""
     from iris_ray.actors.host.directories import LocalDirectories
-    from iris_ray.actors.host.file_service import FileService
+    from iris_ray.checkpoint.host import FileService
 
     hosts = [LocalDirectories(folder / str(host), Path("/dev/shm")) for host in range(SLICES * HOSTS)]
     services = [FileService("127.0.0.1", host) for host in hosts]

@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.host.task_watch import TaskProgress
-from iris_ray.actors.pool.stall_blame import StallFinding, find_culprit
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.hangs.blame import StallFinding, find_culprit
+from iris_ray.hangs.host import look_at
 from iris_ray.model.outcomes import TaskKey
 
 PROCESSES = 4

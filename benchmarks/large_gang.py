@@ -40,11 +40,11 @@ from iris_ray.actors.protocol.messages import (
     TaskLaunch,
 )
 from iris_ray.actors.protocol.version import versions_here
+from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
-from iris_ray.model.stall_limit import StallLimit
 
 HOSTS = 1024
 WATCH_S = 20.0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from figures import row
 from iris_ray import IrisClient, run_on_pod
-from iris_ray.actors.host.output.log_files import FILE_BYTES, FILES_KEPT, AttemptLog, LogWriter
-from iris_ray.actors.host.output.log_search import MOST_FOUND_BYTES, LogSearch, search
+from iris_ray.logs.files import FILE_BYTES, FILES_KEPT, AttemptLog, LogWriter
+from iris_ray.logs.search import MOST_FOUND_BYTES, LogSearch, search
 from iris_ray.testing import SimulatedCluster
 
 PATTERNS = "Traceback", "Traceback|Error", r"worker \d+ failed", "(?i)out of memory"

@@ -1,11 +1,7 @@
 from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
-from .actors.protocol.task_log import TaskLog
 from .client.client import IrisClient
-from .client.dev.notebook import load_ipython_extension
 from .client.job_group import GroupHandle, JobGroup
 from .client.job_handle import JobHandle
-from .client.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
-from .client.run_docker_on_pod import run_docker_on_pod
 from .client.run_on_pod import (
     release,
     run_on_pod,
@@ -15,7 +11,10 @@ from .client.run_on_pod import (
     run_on_pod_resumable,
 )
 from .client.secret import Secret
+from .dev.notebook import load_ipython_extension
+from .docker.client import run_docker_on_pod
 from .errors import IrisError
+from .logs.core import TaskLog
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
 from .model.job_spec import CoschedulingConfig
@@ -26,6 +25,7 @@ from .model.options import PriorityBand
 from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
 from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
+from .remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request
 from .slots.client.session import Session

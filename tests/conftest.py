@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tests.support.gangs import Trace
 
 TESTS = Path(__file__).parent
+LOOK_AT_ALL_PROCESSES = tuple(
+    f"tests/unit/{room}/" for room in ("actors/host", "docker", "hangs", "inspection", "logs", "preflight", "sessions")
+)
+"""Tests there look for processes on the whole machine, so they don't run side by side."""
 CLUSTER_TESTS, PROOFS = TESTS / "cluster", TESTS / "proofs"
 PASSED = pytest.StashKey[bool]()
 SHRINKING_S = 20
@@ -101,8 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFolder(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            if path.startswith("tests/unit/actors/host/"):  # they look for processes on the whole machine
-                return "tests/unit/actors/host"
+            if path.startswith(LOOK_AT_ALL_PROCESSES):
+                return "processes of this machine"
             return path if path.startswith(("tests/cluster/", "tests/unit/")) else nodeid
 
     return ByFolder(config, log)

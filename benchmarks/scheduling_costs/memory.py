@@ -7,8 +7,8 @@ from typing import Any
 
 import psutil
 
-from iris_ray.actors.controller.log_service import LogMemory
-from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.logs.controller import LogMemory
+from iris_ray.logs.core import LastLines
 from iris_ray.state import ControllerState
 from iris_ray.state.events import JobSubmittedEvent
 from scheduling_costs.cycles import cycle

@@ -6,6 +6,6 @@ page for users.
 """
 
 from iris_ray.checkpoint.memory import MemoryCheckpointer
-from iris_ray.task.mirror import mirror
+from iris_ray.checkpoint.mirror import mirror
 
 __all__ = ["MemoryCheckpointer", "mirror"]

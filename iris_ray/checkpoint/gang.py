@@ -17,12 +17,12 @@ import psutil
 
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.checkpoint.parts import PartName
+from iris_ray.checkpoint.peer_files import peers
 from iris_ray.checkpoint.search import Files
 from iris_ray.checkpoint.store import DirectoryFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.job_info import get_job_info
-from iris_ray.task.peer_files import peers
 
 logger = logging.getLogger(__name__)
 

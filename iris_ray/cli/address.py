@@ -125,7 +125,7 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
         yield
         return
     if (dashboard := dashboard_address()) is not None and _command() in ON_HEAD:
-        from iris_ray.cli.on_head import run_on_head
+        from iris_ray.remote.on_head import run_on_head
 
         run_on_head(dashboard, words_for_head())
     with live_line("iris-ray") as line:

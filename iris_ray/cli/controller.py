@@ -15,11 +15,11 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
-from iris_ray.cli.handover import export, import_
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
+from iris_ray.handover.cli import export, import_
 from iris_ray.terminal import live_line
 
 STOPPED = (

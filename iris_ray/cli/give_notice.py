@@ -98,7 +98,7 @@ def _tell_here(seconds: int, why: str, deadline: float) -> bool:
 
 def _jobs_here(directory: Path) -> list[str]:
     """Return the ids of the jobs that have tasks on this machine."""
-    from iris_ray.actors.host.output.redirect import started_tasks
+    from iris_ray.actors.host.redirect import started_tasks
 
     return list(dict.fromkeys(task.job_id for task in started_tasks(directory).values()))
 

@@ -10,11 +10,11 @@ from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.conventions import confirm
-from iris_ray.cli.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
-from iris_ray.cli.ray_job import show_ray_job_status, stop_ray_job
 from iris_ray.model.lifecycle import JobState
+from iris_ray.remote.on_head import ray_job_or_on_head, run_on_head
+from iris_ray.remote.ray_job import show_ray_job_status, stop_ray_job
 from iris_ray.scheduler.pending_reason import PendingReason
 
 _JOB_HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
@@ -91,8 +91,8 @@ def status(job: str, difference: bool, as_json: bool) -> None:
         ray_job_or_on_head(dashboard, job, lambda: show_ray_job_status(dashboard, job, as_json))
         return
     with cluster():
-        from iris_ray.client.dev.checkout import record_of  # these import Ray
         from iris_ray.dashboard.place import link_to
+        from iris_ray.dev.checkout import record_of  # these import Ray
 
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
         page, code = link_to(f"jobs/{job}"), record_of(job)

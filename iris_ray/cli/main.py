@@ -30,19 +30,19 @@ JOB: Final[Mapping[str, Entry]] = {
     "status": Entry("cli.jobs:status", "One job: its state, attempts and retry budgets."),
     "tasks": Entry("cli.jobs:tasks", "The tasks of a job: where each is or was, for how long, and how it ended."),
     "why": Entry("cli.jobs:why", "Why a job waits: what is missing, and which jobs come first."),
-    "logs": Entry("cli.logs:logs", "What a task has printed, even after its end."),
+    "logs": Entry("logs.cli:logs", "What a task has printed, even after its end."),
     "events": Entry("cli.jobs:events", "What has happened to a job: its latest attempts and why each ended."),
-    "stacks": Entry("cli.inspect:stacks", "What each thread of a job's tasks does now."),
-    "profile": Entry("cli.inspect:profile", "Where the time of a task goes: a picture, or a trace for XProf."),
-    "chips": Entry("cli.inspect:chips", "How much the chips of a job are used: duty cycle and memory."),
+    "stacks": Entry("inspection.cli:stacks", "What each thread of a job's tasks does now."),
+    "profile": Entry("inspection.cli:profile", "Where the time of a task goes: a picture, or a trace for XProf."),
+    "chips": Entry("inspection.cli:chips", "How much the chips of a job are used: duty cycle and memory."),
     "goodput": Entry(
-        "cli.goodput:goodput",
+        "goodput.cli:goodput",
         "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
     ),
-    "bug-report": Entry("cli.bug_report:bug_report", "One file about a job, to read and then to send."),
-    "exec": Entry("cli.beside:exec_", "Run a command beside a task, with its variables, on its host or all hosts."),
-    "shell": Entry("cli.beside:shell", "A terminal beside a task, on its host."),
-    "port-forward": Entry("cli.beside:port_forward", "Make a port on a task's host a port of this machine."),
+    "bug-report": Entry("doctor.bug_report:bug_report", "One file about a job, to read and then to send."),
+    "exec": Entry("sessions.cli:exec_", "Run a command beside a task, with its variables, on its host or all hosts."),
+    "shell": Entry("sessions.cli:shell", "A terminal beside a task, on its host."),
+    "port-forward": Entry("sessions.cli:port_forward", "Make a port on a task's host a port of this machine."),
     "cancel": Entry("cli.jobs:cancel", "End a job, whether it waits or runs."),
 }
 HOST: Final[Mapping[str, Entry]] = {
@@ -54,25 +54,25 @@ HOST: Final[Mapping[str, Entry]] = {
     ),
 }
 TEAM: Final[Mapping[str, Entry]] = {
-    "show": Entry("cli.team:show", "Teams: their quotas, and what each uses, borrows and lends."),
-    "apply": Entry("cli.team:apply", "Replace the tree of teams by that of a file; shows the difference first."),
+    "show": Entry("teams.cli:show", "Teams: their quotas, and what each uses, borrows and lends."),
+    "apply": Entry("teams.cli:apply", "Replace the tree of teams by that of a file; shows the difference first."),
 }
 CLUSTER: Final[Mapping[str, Entry]] = {
-    "doctor": Entry("cli.doctor:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
+    "doctor": Entry("doctor.cli:doctor", "Check this machine, the cluster and each of its TPU hosts; say what to do."),
     "dashboard": Entry("cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."),
-    "limits": Entry("cli.limits:limits", "How much each user has and may have, or set it."),
-    "secrets": Entry("cli.secrets:secrets", "API keys and the like for all jobs: set, list and remove them."),
+    "limits": Entry("teams.limits:limits", "How much each user has and may have, or set it."),
+    "secrets": Entry("secrets.cli:secrets", "API keys and the like for all jobs: set, list and remove them."),
     "settings": Entry("cli.settings:settings", "What operators have decided for the whole cluster, or set it."),
     "controller": Entry("cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."),
     "provision": Entry(
-        "cli.provision:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."
+        "capacity.cli:provision", "Ask Google for slices that waiting jobs miss, and give unused ones back."
     ),
-    "selftest": Entry("cli.selftest:selftest", "Try real TPU slices, and write a report."),
+    "selftest": Entry("selftest.cli:selftest", "Try real TPU slices, and write a report."),
 }
 SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
     "Every day": {
         **{name: JOB[name] for name in ("run", "submit", "ls", "why", "logs", "cancel")},
-        "dev": Entry("cli.dev:dev", "Hold slices, and run what you have just edited on all their hosts."),
+        "dev": Entry("dev.cli:dev", "Hold slices, and run what you have just edited on all their hosts."),
         "doctor": CLUSTER["doctor"],
     },
     "Inside a job": {name: JOB[name] for name in ("exec", "shell", "port-forward", "bug-report")},
@@ -85,12 +85,12 @@ SECTIONS: Final[Mapping[str, Mapping[str, Entry]]] = {
         "cluster": Entry(
             "cli.main:cluster", "The whole cluster: dashboard, limits, Controller, provisioning, self-test."
         ),
-        "history": Entry("cli.history:history", "Jobs that ended long ago, utilisation over time, and any SELECT."),
-        "report": Entry("cli.history:report", "Chip-hours and goodput of a month by user, and what failures cost."),
+        "history": Entry("history.cli:history", "Jobs that ended long ago, utilisation over time, and any SELECT."),
+        "report": Entry("history.cli:report", "Chip-hours and goodput of a month by user, and what failures cost."),
     },
     "Without a cluster": {
         "demo": Entry("cli.demo:demo", "See a job lose two TPU slices and finish anyway, without any TPU."),
-        "study": Entry("cli.study:study", "See in virtual time how long jobs would wait, and what faults would cost."),
+        "study": Entry("study.cli:study", "See in virtual time how long jobs would wait, and what faults would cost."),
     },
 }
 """The commands and what each does, so that the list of them needs none of their modules."""

@@ -10,15 +10,15 @@ from typing import Any, cast
 import click
 
 from iris_ray.cli.address import address_option, cluster, dashboard_address
-from iris_ray.cli.code import TravellingCode
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
 from iris_ray.cli.printing import one_line
-from iris_ray.cli.ray_job import run_directory_through_dashboard
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
+from iris_ray.dev.code import TravellingCode
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.options import JobOptions, PodOptions, default_of
+from iris_ray.remote.ray_job import run_directory_through_dashboard
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0

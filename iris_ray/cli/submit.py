@@ -9,21 +9,21 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster, dashboard_address
-from iris_ray.cli.code import TravellingCode
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
-from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
 from iris_ray.cli.printing import one_line, print_json
-from iris_ray.cli.ray_job import Sending, require_fitting_options, submit_ray_job, submit_through_dashboard
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.client.connection import current_user
-from iris_ray.client.log_stream import stream_logs
+from iris_ray.dev.code import TravellingCode
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
+from iris_ray.logs.cli import show
+from iris_ray.logs.stream import stream_logs
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import JobOptions, default_of
 from iris_ray.model.workers import TPU_NAME
+from iris_ray.remote.ray_job import Sending, require_fitting_options, submit_ray_job, submit_through_dashboard
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.terminal import live_line
@@ -185,7 +185,7 @@ def _say_if_it_can_not_run(job_id: str) -> None:
 
 def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
-    from iris_ray.client.host_logs import host_logs  # imports Ray
+    from iris_ray.logs.client import host_logs  # imports Ray
 
     controller = ControllerConnection()
     try:

@@ -14,7 +14,6 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
-from iris_ray.actors.protocol.task_log import LogPosition, TaskLog
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
@@ -24,13 +23,14 @@ from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
-from iris_ray.client.task_session import run_beside
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.history.reading import MOST_ROWS_EVER
+from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
+from iris_ray.sessions.client import run_beside
 from iris_ray.task.job_info import get_job_info
 
 
@@ -66,7 +66,7 @@ class IrisClient:
         """
         require_no_local_mode()  # before the process is connected
         if isinstance(address, str) and address.startswith(("http://", "https://")):
-            from iris_ray.client.dashboard_client import DashboardClient
+            from iris_ray.remote.dashboard_client import DashboardClient
 
             return cast(Self, DashboardClient(address, workspace))
         join(address, workspace)

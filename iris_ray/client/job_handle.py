@@ -12,11 +12,11 @@ from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerCon
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
-from iris_ray.client.host_logs import host_logs
 from iris_ray.client.job_progress import wait_visibly
-from iris_ray.client.log_stream import print_logs
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
+from iris_ray.logs.client import host_logs
+from iris_ray.logs.stream import print_logs
 from iris_ray.model.checks import require_int
 from iris_ray.terminal import live_line
 

@@ -11,7 +11,6 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
-from iris_ray.actors.protocol.task_log import LogPosition, printable
 from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
 from iris_ray.history.questions import (
     Question,
@@ -23,6 +22,7 @@ from iris_ray.history.questions import (
     users_question,
 )
 from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows
+from iris_ray.logs.core import LogPosition, printable
 from iris_ray.model.goodput import Totals, productive_share
 from iris_ray.model.options import WHOLE_JOB
 

@@ -15,7 +15,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
     condition_of,
 )
-from iris_ray.model.capacity import CapacityReport
+from iris_ray.capacity.core import CapacityReport
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU

@@ -10,13 +10,13 @@ from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerCon
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
-from iris_ray.client.dashboard_client import DashboardClient
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.fray.job_request import fray_request
+from iris_ray.remote.dashboard_client import DashboardClient
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:

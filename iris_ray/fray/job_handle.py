@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus
-from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.client.connection import current_user
 from iris_ray.errors import IrisError
+from iris_ray.logs.core import LogPosition
 from iris_ray.model.lifecycle import JobState, TaskState
 
 if TYPE_CHECKING:

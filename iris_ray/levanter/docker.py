@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
-from iris_ray.client.ray_jobs import RayJobConfig
-from iris_ray.client.ray_jobs import submit_tpu_job_on_ray as submit
-from iris_ray.client.run_docker_on_pod import make_docker_request
-from iris_ray.client.run_docker_on_pod import run_docker_on_pod as run
 from iris_ray.client.run_options import takes
+from iris_ray.docker.client import make_docker_request
+from iris_ray.docker.client import run_docker_on_pod as run
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.options import DockerOptions, default_of
+from iris_ray.remote.ray_jobs import RayJobConfig
+from iris_ray.remote.ray_jobs import submit_tpu_job_on_ray as submit
 
 FILE = "run_docker_on_pod.json"
 

@@ -39,9 +39,9 @@ class JobInfo:
         failure_domain: what starts again together: the whole "job" or each "slice".
         group: the jobs of its group, ``name=id`` with commas between; see `group_jobs`. Empty if it is in none.
         file_services: ``host:port`` by gang rank, where the host of each task of the gang serves the job's files in
-            ``local_dir`` to the job's tasks (see `iris_ray.task.peer_files`); "" for a host that can't. A task that is
-            placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang of so
-            many hosts that the addresses don't fit into a variable: about 5,000.
+            ``local_dir`` to the job's tasks (see `iris_ray.checkpoint.peer_files`); "" for a host that can't. A task
+            that is placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang
+            whose addresses don't fit into a variable: about 5,000 hosts.
     """
 
     job_id: str

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from iris_ray.actors.protocol.jax_traces import answer_trace_requests
+from iris_ray.checkpoint.compilation_cache import use_compilation_cache
+from iris_ray.inspection.jax_traces import answer_trace_requests
 from iris_ray.model.job_info import JobInfo
-from iris_ray.task.compilation_cache import use_compilation_cache
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, known_notice, note_asking, preemption_notice
 

@@ -26,9 +26,9 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli import completion
-from iris_ray.cli.checks.hosts import ask_hosts, tpu_hosts
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK
 from iris_ray.cli.main import main
+from iris_ray.doctor.hosts import ask_hosts, tpu_hosts
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json

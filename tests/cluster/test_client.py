@@ -30,7 +30,6 @@ from iris_ray import (
 )
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.conventions import OK
-from iris_ray.client.log_stream import FIRST_WORD_S
 from iris_ray.errors import (
     EndpointNotFoundError,
     InvalidJobError,
@@ -39,6 +38,7 @@ from iris_ray.errors import (
     JobCancelledError,
     UnknownNameError,
 )
+from iris_ray.logs.stream import FIRST_WORD_S
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.command_line import command_line, environment, iris

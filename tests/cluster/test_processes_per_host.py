@@ -8,8 +8,8 @@ import pytest
 
 from iris_ray import IrisClient, get_job_info, preemption_notice, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.client.host_logs import host_logs
-from iris_ray.client.log_stream import stream_logs
+from iris_ray.logs.client import host_logs
+from iris_ray.logs.stream import stream_logs
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, job_view, result_of
 from tests.support.jax_reader import Found, jax_reader

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from iris_ray.actors.controller.metrics import METRICS, MetricKind
+from iris_ray.goodput.metrics import METRICS, MetricKind
 from tests.docs.pages import REPOSITORY
 
 GRAFANA = REPOSITORY / "examples" / "grafana" / "iris_ray.json"

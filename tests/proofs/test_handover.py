@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_ray.actors.controller import journal as journal_module
-from iris_ray.actors.controller.handover import HandedOver, hand_over, take_over
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.protocol.export_file import END, read, spec_in, written
+from iris_ray.goodput.sums import ChipState, UserDay
+from iris_ray.handover.controller import HandedOver, hand_over, take_over
+from iris_ray.handover.file import END, read, spec_in, written
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import TimeKind
-from iris_ray.model.goodput_sums import ChipState, UserDay
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all

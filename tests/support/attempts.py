@@ -18,10 +18,10 @@ from iris_ray.actors.protocol.messages import (
     RunRequest,
     TaskLook,
 )
+from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
-from iris_ray.model.stall_limit import StallLimit
 from tests.support.worlds import gang_spec
 
 

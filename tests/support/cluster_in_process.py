@@ -23,17 +23,17 @@ from iris_ray.actors.calls.names import CONTROLLER_NAME
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.controller.metrics import Metric, MetricKind
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.output.log_reader import LogReader
-from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import others_waiting, reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
+from iris_ray.goodput.metrics import Metric, MetricKind
+from iris_ray.logs.reader import LogReader
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.sessions.host import HostSession
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
 from tests.support.sessions import SessionInProcess

@@ -24,16 +24,16 @@ from ray.exceptions import ActorDiedError
 import iris_ray
 from iris_ray.actors.calls.controller_client import get_or_start_controller
 from iris_ray.actors.controller import bootstrap
-from iris_ray.actors.controller.autoscaler_demand import Demand
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
+from iris_ray.capacity.autoscaler import Demand
+from iris_ray.capacity.core import CapacityReport
 from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import IrisError
-from iris_ray.model.capacity import CapacityReport
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.state import job_table

@@ -5,10 +5,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from iris_ray.client.dev.code_directory import CodeDirectory
-from iris_ray.client.dev.held_job import Held, HeldHost, warm_process
-from iris_ray.client.dev.held_run import HeldRun, HostPiece, Sent
-from iris_ray.client.dev.warm_process import HeldDirectory
+from iris_ray.dev.code_directory import CodeDirectory
+from iris_ray.dev.held_job import Held, HeldHost, warm_process
+from iris_ray.dev.held_run import HeldRun, HostPiece, Sent
+from iris_ray.dev.warm_process import HeldDirectory
 
 
 class HeldHosts:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from iris_ray.actors.host.chips import NotFree
-from iris_ray.actors.host.output.log_files import AttemptLog, LogWriter, logs_directory
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, Saves, StandbyReady, TaskLaunch, TaskLook
 from iris_ray.actors.protocol.version import versions_here
+from iris_ray.hangs.limit import RhythmMeter
+from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
-from iris_ray.model.stall_limit import RhythmMeter
 from iris_ray.model.workers import TPU
 from tests.support.ray_in_process import Handle
 

@@ -20,9 +20,9 @@ from ray.autoscaler.v2.instance_manager.cloud_providers.kuberay import cloud_pro
 from ray.autoscaler.v2.instance_manager.config import KubeRayConfigReader
 from ray.core.generated.autoscaler_pb2 import ClusterResourceState, NodeStatus
 
-from iris_ray.actors.controller.autoscaler_demand import Slices
-from iris_ray.cloud.kuberay import REPLICA
-from iris_ray.cloud.kubernetes import KubernetesApi
+from iris_ray.capacity.autoscaler import Slices
+from iris_ray.capacity.kuberay import REPLICA
+from iris_ray.capacity.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderError
 from iris_ray.model.topology import get_tpu_config
 from tests.support.rays_autoscaler import SLICE_LABEL, PaperGcs, add_gang, add_node

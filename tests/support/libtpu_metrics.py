@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf import descriptor_pb2
 
-from iris_ray.actors.host.chip_metrics import METHOD, message
+from iris_ray.inspection.chip_metrics import METHOD, message
 
 DEVICE_ATTRIBUTE = "device-id"
 

@@ -15,7 +15,7 @@ import psutil
 
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.model.notices import Notice, NoticeKind

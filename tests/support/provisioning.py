@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from iris_ray.cloud.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
-from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, Wait, plan
-from iris_ray.cloud.provisioning_history import ProvisioningHistory
+from iris_ray.capacity.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
+from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Settings, Wait, plan
+from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import get_tpu_config
 
 Q = QueuedState

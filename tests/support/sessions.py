@@ -6,8 +6,8 @@ from pathlib import Path
 
 import psutil
 
-from iris_ray.actors.host.session.host_session import HostSession
-from iris_ray.actors.protocol.task_log import LogId
+from iris_ray.logs.core import LogId
+from iris_ray.sessions.host import HostSession
 from tests.support.processes import TOKEN, Nursery
 
 DAEMON = "env -i setsid sh -c 'echo $$ > daemon; exec sleep 60' &"
@@ -16,8 +16,8 @@ DAEMON = "env -i setsid sh -c 'echo $$ > daemon; exec sleep 60' &"
 _TASK = """
     import os, sys, time
     from pathlib import Path
-    from iris_ray.actors.host.output.redirect import StartedTask
-    from iris_ray.actors.host.session.surroundings import Surroundings
+    from iris_ray.actors.host.redirect import StartedTask
+    from iris_ray.sessions.surroundings import Surroundings
     from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
     directory, work, token, job, index, attempt = sys.argv[1:]
     (Path(directory) / "tasks").mkdir(exist_ok=True)

@@ -3,13 +3,20 @@
 import asyncio
 import inspect
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+
+if TYPE_CHECKING:
+    from tests.support.containers import StandIn
+    from tests.support.processes import Make, Nursery
+    from tests.support.virtual_cluster import Stage
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,3 +58,58 @@ def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
     files = TaskFiles.of_process(own_host, os.getpid())
     monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
     return files
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Stage":
+    """A stage for stories of whole jobs in virtual time."""
+    from tests.support.virtual_cluster import Stage
+
+    return Stage(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def standby() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for a task."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def nursery() -> Iterator["Nursery"]:
+    from tests.support.processes import Nursery
+
+    nursery = Nursery()
+    yield nursery
+    nursery.clear()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator["StandIn"]:
+    """A container engine on this host, called docker."""
+    from tests.support.containers import a_stand_in
+
+    with a_stand_in(tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture
+def make(own_host: Path) -> Iterator["Make"]:
+    """Starts tasks of this host."""
+    from tests.support.processes import Child
+
+    children = []
+
+    def make(*args: str) -> "Child":
+        children.append(Child(*args))
+        return children[-1]
+
+    yield make
+    for child in children:
+        if child.process.returncode is None:
+            child.clear()
+        for stream in (child.process.stdin, child.process.stdout, child.process.stderr):
+            if stream is not None:
+                stream.close()

@@ -14,27 +14,26 @@ from typing import Any, ParamSpec, TypeVar
 
 import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.controller.autoscaler_demand import Demand
-from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
-from iris_ray.actors.controller.history_service import HistoryService, history_directory
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.kuberay_demand import find_demand as demand_of_this_cluster
-from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
-from iris_ray.actors.controller.metrics import ControllerFacts, Measurements, Meter, RayMeter
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
-from iris_ray.actors.controller.secret_store import SecretStore
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.cloud.cloud_tpu import ProviderWords
-from iris_ray.cloud.demand import missing_slices, slices_in
+from iris_ray.capacity.autoscaler import Demand
+from iris_ray.capacity.board import CapacityBoard
+from iris_ray.capacity.cloud_tpu import ProviderWords
+from iris_ray.capacity.demand import missing_slices, slices_in
+from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
+from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
+from iris_ray.history.controller import HistoryService, history_directory
+from iris_ray.logs.controller import LogService
 from iris_ray.model.cluster_settings import (
     AUTOSCALER_DEMAND,
     CLOUD_TPU,
@@ -51,6 +50,7 @@ from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
+from iris_ray.secrets.store import SecretStore
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
 

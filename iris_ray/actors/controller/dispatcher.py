@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.node_table import TOPOLOGY_LABEL
 from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
+from iris_ray.logs.controller import LogService
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.workers import string_attribute

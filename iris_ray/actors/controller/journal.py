@@ -58,7 +58,7 @@ from iris_ray.actors.controller.write_ahead_log import (
     numbers_after,
     read_left_behind,
 )
-from iris_ray.model.goodput_sums import FleetTimes, UserTimes
+from iris_ray.goodput.sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
 from iris_ray.state.fleet import Taint

@@ -11,8 +11,8 @@ from iris_ray.actors.controller.progress_board import newer_marks, news_of_saves
 from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
+from iris_ray.logs.core import LastLines
 from iris_ray.model.checks import shown, unknown, unknown_number
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState

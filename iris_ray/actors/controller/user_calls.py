@@ -14,11 +14,8 @@ import ray
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.handover import take_over, what_is_there
 from iris_ray.actors.controller.journal import add_forgotten
-from iris_ray.actors.controller.log_service import log_standing
 from iris_ray.actors.controller.message_checks import checked
-from iris_ray.actors.controller.team_views import about_team, teams_status
 from iris_ray.actors.controller.views import (
     job_events,
     job_goodput,
@@ -41,15 +38,17 @@ from iris_ray.actors.protocol.status import (
     TeamsStatus,
     WorkerStatus,
 )
-from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.actors.protocol.version import package_directory
+from iris_ray.capacity.core import CapacityReport
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
+from iris_ray.goodput.sums import UserDay
+from iris_ray.handover.controller import take_over, what_is_there
 from iris_ray.history.reading import HistoryRows, Value
-from iris_ray.model.capacity import CapacityReport
+from iris_ray.logs.controller import log_standing
+from iris_ray.logs.core import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
-from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
@@ -67,6 +66,7 @@ from iris_ray.state.events import (
     TeamsSetEvent,
 )
 from iris_ray.state.job_table import is_measured
+from iris_ray.teams.controller import about_team, teams_status
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeVar
 
-from iris_ray.actors.controller.capacity_board import CapacityBoard
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
 from iris_ray.actors.controller.progress_board import Heard, ProgressBoard, newer_marks
-from iris_ray.actors.controller.team_views import largest_share, teams_status
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
@@ -26,9 +24,10 @@ from iris_ray.actors.protocol.status import (
     TeamStatus,
     WorkerStatus,
 )
+from iris_ray.capacity.board import CapacityBoard
+from iris_ray.goodput.sums import ChipState
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
-from iris_ray.model.goodput_sums import ChipState
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
@@ -43,6 +42,7 @@ from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
 from iris_ray.state.runtime_limits import ends_at
+from iris_ray.teams.controller import largest_share, teams_status
 
 
 def job_status(

@@ -22,24 +22,24 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.file_service import FileService
 from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.output.pump import OutputPump
-from iris_ray.actors.host.preflight import measure_link, problem_of
+from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, TaskLook
 from iris_ray.actors.protocol.pool_interface import PoolInterface
-from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.actors.protocol.version import versions_here
+from iris_ray.checkpoint.host import FileService
+from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
+from iris_ray.preflight.host import measure_link, problem_of
 
 logger = logging.getLogger(__name__)
 

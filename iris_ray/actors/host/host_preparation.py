@@ -9,8 +9,8 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.host.chips import Devices, NotFree, wait_until_free
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.output.log_files import logs_directory, prune
 from iris_ray.actors.host.reaper import start_reaper
+from iris_ray.logs.files import logs_directory, prune
 
 logger = logging.getLogger(__name__)
 

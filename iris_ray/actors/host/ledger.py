@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
-from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file, write_whole
+from iris_ray.docker.host import end_container
 
 TERM_GRACE_S = 1.0
 """Leftover processes may take so long to end after SIGTERM."""

@@ -19,9 +19,8 @@ from iris_ray.actors.calls.ray_internals import label_output
 from iris_ray.actors.host.chips import LockProbe, NotFree, describe, in_use, lock_file
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.output.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_tree import mark_forks, stat_of
-from iris_ray.actors.host.session.surroundings import Surroundings
+from iris_ray.actors.host.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.task_environment import (
     PORTS_HELD,
     bind_to_cpus,
@@ -32,13 +31,14 @@ from iris_ray.actors.host.task_environment import (
     task_environment,
 )
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
-from iris_ray.actors.protocol.jax_traces import answer_trace_requests
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
+from iris_ray.inspection.jax_traces import answer_trace_requests
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.sessions.surroundings import Surroundings
 
 
 class TaskProcess:

@@ -20,13 +20,11 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.host.chips import Devices, wait_until_free
-from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, WatchedProcess, diagnose
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree, end_task
-from iris_ray.actors.host.stall_look import look_at
 from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress, Saves, TaskLook
 from iris_ray.actors.protocol.task_files import (
@@ -36,12 +34,14 @@ from iris_ray.actors.protocol.task_files import (
     TaskFiles,
     write_whole,
 )
+from iris_ray.docker.host import end_container
+from iris_ray.hangs.host import look_at
+from iris_ray.hangs.limit import Rhythm
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
-from iris_ray.model.stall_limit import Rhythm
 
 logger = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
+from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, is_as_urgent, is_same
 from iris_ray.model.outcomes import EndKind, TaskEnd
-from iris_ray.model.stall_limit import StallLimit
 
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is never reported as running."""

@@ -32,10 +32,10 @@ from iris_ray.errors import (
     TaskSetupError,
     VersionMismatchError,
 )
+from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
-from iris_ray.model.stall_limit import StallLimit
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (

@@ -8,7 +8,6 @@ from typing import Any
 
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
-from iris_ray.actors.pool.preflight import Preflight
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -23,6 +22,7 @@ from iris_ray.model.secret import with_value
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
+from iris_ray.preflight.pool import Preflight
 
 FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
 """On hosts with few cores the next standbys start late, and those that import modules start later still. Else they

@@ -14,14 +14,14 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.stall_blame import StallFinding, find_culprit
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves, TaskLook
+from iris_ray.hangs.blame import StallFinding, find_culprit
+from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
-from iris_ray.model.stall_limit import StallLimit
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.export_file import environment_line, run_line
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
-from iris_ray.actors.protocol.task_log import LastLines, LogId
 from iris_ray.errors import DeposedError, NotYetError
+from iris_ray.handover.file import environment_line, run_line
+from iris_ray.logs.core import LastLines, LogId
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU

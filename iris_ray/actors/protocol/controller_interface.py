@@ -19,10 +19,10 @@ from iris_ray.actors.protocol.status import (
     TeamsStatus,
     WorkerStatus,
 )
-from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
-from iris_ray.model.capacity import CapacityReport
+from iris_ray.capacity.core import CapacityReport
+from iris_ray.goodput.sums import UserDay
+from iris_ray.logs.core import LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.cluster_settings import WasSet
-from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
@@ -312,7 +312,7 @@ class ForPeople(Protocol):
         """Take over the settings, limits, taints and sums of another Controller's export: all or none.
 
         Args:
-            lines: a JSON list of lines; see `iris_ray.actors.protocol.export_file`.
+            lines: a JSON list of lines; see `iris_ray.handover.file`.
             user: who imports it.
 
         Returns:

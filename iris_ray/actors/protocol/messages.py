@@ -9,6 +9,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
+from iris_ray.hangs.limit import Rhythm
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import JobSpec
@@ -17,7 +18,6 @@ from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
 from iris_ray.model.secret import SecretValue
-from iris_ray.model.stall_limit import Rhythm
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from iris_ray.actors.protocol.status import JobStatus, LimitStatus, TeamStatus, WorkerStatus
-from iris_ray.model.capacity import CapacityReport
+from iris_ray.capacity.core import CapacityReport
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 

@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView, RunRequest
-from iris_ray.actors.protocol.task_log import LastLines
+from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.host.containers import end_container
 from iris_ray.actors.host.exit_status import ProcessExit, diagnose
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, kept_in_memory, task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace
@@ -28,10 +27,11 @@ from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import load
 from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
-from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
+from iris_ray.docker.host import end_container
+from iris_ray.logs.stream import print_line
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership

@@ -67,7 +67,7 @@ class Gang:
 def test_manager_restores_from_hosts_only_covered_losses(
     tmp_path: Path, manager: str, covered: list[str], lost: str
 ) -> None:
-    """The emergency manager keeps no local copies on slice 0. `tests/unit/task/test_mirror.py` has the replicator."""
+    """The emergency manager keeps no local copies on slice 0. tests/unit/checkpoint has the replicator."""
     gang = Gang(tmp_path, manager)
     gang.lose(HOSTS[lost])
     assert gang.restored_step() == (ON_HOSTS if lost in covered else IN_BUCKET)

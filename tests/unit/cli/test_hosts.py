@@ -14,7 +14,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, TOPOLOGY_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.host import announced_end
 from iris_ray.actors.host.announced_end import LocalNode
-from iris_ray.actors.host.output.redirect import StartedTask
+from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, USAGE

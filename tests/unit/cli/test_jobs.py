@@ -7,10 +7,10 @@ import pytest
 
 from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
-from iris_ray.actors.host.inspector import Profile
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
-from iris_ray.client import inspection
 from iris_ray.errors import UnknownNameError
+from iris_ray.inspection import client as inspection
+from iris_ray.inspection.host import Profile
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
@@ -174,7 +174,7 @@ def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess)
     assert "did you mean train" in world.iris("job", "events", "trian", code=USAGE).stderr
 
 
-# -- stacks and profile of what does not run (tests/cluster/test_insight.py has what does) ----------------------------
+# -- stacks and profile of what does not run (tests/cluster/inspection has what does) ---------------------------------
 
 
 def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:

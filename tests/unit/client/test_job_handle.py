@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray.client import inspection, job_handle
-from iris_ray.client.inspection import SameStacks
+from iris_ray.client import job_handle
 from iris_ray.client.job_handle import JobHandle
 from iris_ray.errors import NoClusterError
+from iris_ray.inspection import client as inspection
+from iris_ray.inspection.client import SameStacks
 
 # -- handles ----------------------------------------------------------------------------------------------------------
 

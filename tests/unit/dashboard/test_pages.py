@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from iris_ray.actors.pool import attempt
+from iris_ray.capacity.core import CapacityReport, Lot, Trouble
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.history.rows import CurvePoint
-from iris_ray.model.capacity import CapacityReport, Lot, Trouble
 from iris_ray.model.options import PriorityBand
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served

@@ -20,11 +20,11 @@ import pytest
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import PAGE
-from iris_ray.actors.protocol.task_log import LogPosition
 from iris_ray.dashboard import place, server
 from iris_ray.dashboard.access import COOKIE, MOST_WRONG, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
+from iris_ray.logs.core import LogPosition
 from iris_ray.model.checks import is_loopback
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import served

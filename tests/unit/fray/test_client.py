@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from iris_ray.client.dashboard_client import DashboardClient
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.fray.actor_handle import ActorFuture, ActorGroup, ActorMethod
 from iris_ray.fray.client import Client
 from iris_ray.fray.current import as_current_client
 from iris_ray.fray.job_handle import JobHandle, last_traceback
+from iris_ray.remote.dashboard_client import DashboardClient
 
 
 def test_names_are_importable_without_fray_and_iris() -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 
 from iris_ray.history.history_file import NAME, Bounds
+from tests.support.controller_in_process import bare_cluster
 from tests.support.histories import History
 from tests.support.worlds import World
+
+__all__ = ["bare_cluster"]
 
 
 @pytest.fixture

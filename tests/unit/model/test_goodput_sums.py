@@ -2,8 +2,7 @@
 
 import pytest
 
-from iris_ray.model.goodput import Totals
-from iris_ray.model.goodput_sums import (
+from iris_ray.goodput.sums import (
     DAY_S,
     DAYS_KEPT,
     ENTRIES_KEPT,
@@ -13,6 +12,7 @@ from iris_ray.model.goodput_sums import (
     UserDay,
     UserTimes,
 )
+from iris_ray.model.goodput import Totals
 
 # -- chips ------------------------------------------------------------------------------------------------------------
 

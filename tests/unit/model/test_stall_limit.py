@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_ray.model.stall_limit import ENOUGH_STEPS, FACTOR, FIRST_STEPS, FLOOR_S, Rhythm, RhythmMeter, StallLimit
+from iris_ray.hangs.limit import ENOUGH_STEPS, FACTOR, FIRST_STEPS, FLOOR_S, Rhythm, RhythmMeter, StallLimit
 
 LOOK_S = 5.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.host.containers import ContainerRecord
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.docker.host import ContainerRecord
 from iris_ray.testing.machine import Machine
 from tests.support.containers import a_stand_in
 from tests.support.gangs import alive

@@ -119,7 +119,7 @@ ROOMS = (PACKAGE / "actors", PACKAGE / "slots" / "actors")
 
 HANDED_ON = {
     "actors/controller/controller_process.py": "ping raises the error of the start to its caller",
-    "actors/pool/preflight.py": "failed says what each test has found, or that it could not be made",
+    "preflight/pool.py": "failed says what each test has found, or that it could not be made",
     "actors/pool/slice_pool_manager.py": "results raises the error of a detached job to the client that asks for them",
     "slots/actors/model_call.py": "the caller of a model gets the error of the call",
 }

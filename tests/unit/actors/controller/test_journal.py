@@ -12,8 +12,8 @@ from iris_ray.actors.controller import journal as record_collector
 from iris_ray.actors.controller import write_ahead_log
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, USAGE_EVERY_S, Journal
 from iris_ray.errors import DeposedError
+from iris_ray.goodput.sums import DAY_S
 from iris_ray.model.constraints import AttributeValue
-from iris_ray.model.goodput_sums import DAY_S
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.teams import Quota, Team
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT

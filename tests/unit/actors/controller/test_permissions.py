@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
-from iris_ray.actors.protocol.task_log import LastLines
 from iris_ray.cli.conventions import FAILED
 from iris_ray.errors import NotPermittedError
+from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (

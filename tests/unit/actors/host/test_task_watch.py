@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 
-from iris_ray.actors.host import stall_look, task_watch
+from iris_ray.actors.host import task_watch
 from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.exit_status import WatchedProcess
@@ -26,6 +26,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace, Progress, TaskLook
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
+from iris_ray.hangs import host as stall_look
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind

@@ -8,14 +8,14 @@ import pytest
 
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.session.host_session import HostSession
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ForPeople
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.pool_interface import PoolInterface
-from iris_ray.actors.protocol.session import SessionInterface
+from iris_ray.sessions.core import SessionInterface
+from iris_ray.sessions.host import HostSession
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.capacity.cloud_tpu import NOT_SERVED, CloudTpu
+from iris_ray.capacity.compute_engine import ComputeEngine, machine_type
+from iris_ray.capacity.prices import Prices, read_prices
+from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
+from iris_ray.capacity.provisioner import Jobs, Provisioner
+from iris_ray.capacity.provisioning import Settings
+from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
+from iris_ray.cli.address import address_option, chosen_address, cluster
+from iris_ray.cli.options import FiniteRange
+from iris_ray.client.connection import AUTO
+from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
+from iris_ray.model.checks import shown
+from iris_ray.model.cluster_settings import CLOUD_TPU, LOCATION
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+
+DAY_S = 86_400.0
+CLOUD_TPU_API, COMPUTE_ENGINE = "cloud-tpu", "compute-engine"
+_NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
+_TAG = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_NETWORK = re.compile(rf"(?:projects/[a-z0-9.:-]+/(?:global/networks|regions/[a-z0-9-]+/subnetworks)/)?{_TAG.pattern}")
+_EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
+_RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_GCE = "pip install 'iris-ray[gce]'"
+
+
+@click.command(short_help="Ask Google for slices that waiting jobs miss, and give unused ones back.")
+@click.option("--type", "tpu_types", required=True, multiple=True, metavar="TYPE", help="Of slices, such as v6e-16.")
+@click.option(
+    "--min", "least", type=click.IntRange(0), default=0, show_default=True, help="Slices of each type to keep."
+)
+@click.option("--max", "most", type=click.IntRange(1), help="Slices of each type to have at most.")
+@click.option("--budget", type=click.IntRange(1), metavar="CHIPS", help="Chips to ask for and to hold at most, in all.")
+@click.option(
+    "--location",
+    "locations",
+    multiple=True,
+    metavar="PLACE",
+    help="projects/PROJECT/locations/ZONE. Of several, the first that has capacity is asked."
+    f"  [default: the cluster's setting {CLOUD_TPU.name}]",
+)
+@click.option(
+    "--reservation",
+    "reservations",
+    multiple=True,
+    metavar="NAME[:CHIPS]",
+    help="projects/PROJECT/locations/ZONE/reservations/NAME. Asked before all --location.",
+)
+@click.option(
+    "--api",
+    type=click.Choice([CLOUD_TPU_API, COMPUTE_ENGINE]),
+    default=CLOUD_TPU_API,
+    show_default=True,
+    help=f"Of Google; {COMPUTE_ENGINE} needs {_GCE}.",
+)
+@click.option("--runtime-version", metavar="NAME", help=f"Of the TPU software, for {CLOUD_TPU_API}: v2-alpha-tpuv6e.")
+@click.option("--vm-image", metavar="IMAGE", help=f"Of the disk, for {COMPUTE_ENGINE}.  [default: Google's for TPUs]")
+@click.option("--spot", is_flag=True, help="Slices that may be preempted at any time; otherwise on demand.")
+@click.option(
+    "--flex-start",
+    "max_run_s",
+    type=click.IntRange(600, 7 * 86_400),
+    metavar="SECONDS",
+    help=f"Slices that Google queues for, and ends after so long; with --api {COMPUTE_ENGINE}.",
+)
+@click.option(
+    "--max-wait",
+    "max_wait_s",
+    type=FiniteRange(30),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a request may wait before the next location is asked instead.",
+)
+@click.option("--docker-image", metavar="IMAGE", help="Run Ray on each host in a container of this image.")
+@click.option(
+    "--startup-script",
+    "script",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"Run on each host; {HEAD_MARK} in it becomes the head's address. No secrets: everybody in the project can"
+    " read it.  [default: one that runs ray start]",
+)
+@click.option("--show-startup-script", "show_script", is_flag=True, help="Print the start-up script, and end.")
+@click.option("--head", metavar="HOST:PORT", help="Where hosts join the cluster.  [default: the cluster's address]")
+@click.option("--network", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
+@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
+@click.option("--service-account", default="", metavar="EMAIL", help="Of the hosts.  [default: Compute Engine's]")
+@click.option("--tag", "tags", multiple=True, metavar="TAG", help="A network tag of the hosts, for firewalls.")
+@click.option("--external-ips", is_flag=True, help="Give hosts addresses of their own on the internet.")
+@click.option("--name", "owner", default="iris", show_default=True, help="Of this provisioner: it marks its slices.")
+@click.option(
+    "--idle",
+    "idle_s",
+    type=FiniteRange(0),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a slice must be unused before it is given back.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=FiniteRange(1, DAY_S),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between two looks.",
+)
+@click.option(
+    "--prices",
+    "price_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with the prices of chip-hours, for what people are shown.",
+)
+@click.option("--once", is_flag=True, help="Look and act once, then end.")
+@click.option("--dry-run", is_flag=True, help="Look once, and print what would be done. Changes nothing.")
+@address_option
+def provision(
+    tpu_types: Sequence[str],
+    least: int,
+    most: int | None,
+    budget: int | None,
+    locations: Sequence[str],
+    reservations: Sequence[str],
+    api: str,
+    runtime_version: str | None,
+    vm_image: str | None,
+    spot: bool,
+    max_run_s: int | None,
+    max_wait_s: float,
+    docker_image: str | None,
+    script: Path | None,
+    show_script: bool,
+    head: str | None,
+    network: str,
+    subnetwork: str,
+    service_account: str,
+    tags: Sequence[str],
+    external_ips: bool,
+    owner: str,
+    idle_s: float,
+    every_s: float,
+    price_file: Path | None,
+    once: bool,
+    dry_run: bool,
+) -> None:
+    """Ask Google for slices that waiting jobs miss, and give back slices that no job needs.
+
+    This runs until you end it; the slices that it has made stay. It never touches slices that it has not made. Try it
+    with --dry-run first.
+
+    \b
+      iris-ray cluster provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
+    """
+    configs = tuple(dict.fromkeys(map(_config, tpu_types)))
+    _require_limits(configs, least, most, budget)
+    if not _NAME.fullmatch(owner):
+        raise InvalidRequestError(f"--name is {owner!r}; give up to 16 small letters and digits, a letter first")
+    if spot and max_run_s is not None:
+        raise InvalidRequestError("--spot and --flex-start are two ways to pay for a slice; give one of them")
+    image = _image(api, configs, runtime_version, vm_image, max_run_s)
+    if script is not None and docker_image is not None:
+        raise InvalidRequestError("--startup-script and --docker-image both say what hosts run; give one of them")
+    for flag, value, pattern, instead in (
+        *(("--location", location, LOCATION, "projects/PROJECT/locations/ZONE") for location in locations),
+        ("--network", network, _NETWORK, "a name, or projects/PROJECT/global/networks/NAME"),
+        ("--subnetwork", subnetwork, _NETWORK, "a name, or projects/PROJECT/regions/REGION/subnetworks/NAME"),
+        ("--service-account", service_account, _EMAIL, "its email, such as hosts@my-project.iam.gserviceaccount.com"),
+        *(("--tag", tag, _TAG, "small letters, digits and hyphens, a letter first") for tag in tags),
+    ):
+        if (value or flag in ("--location", "--tag")) and not pattern.fullmatch(value):
+            raise InvalidRequestError(f"{flag} is {shown(value)}; give {instead}")
+    default = script_for_docker(docker_image) if docker_image is not None else STARTUP_SCRIPT
+    text = _text("--startup-script", script) if script else default
+    given = head or chosen_address()
+    text = text if given == AUTO else startup_script(text, given)
+    if show_script:
+        click.echo(startup_script(text, given), nl=False)
+        return
+    prices = read_prices(_text("--prices", price_file), str(price_file)) if price_file else Prices()
+    market = Market.FLEX if max_run_s is not None else Market.SPOT if spot else Market.ON_DEMAND
+    sources = [Source.reserved(name) for name in reservations]
+    if len({source.key for source in sources}) < len(sources):
+        raise InvalidRequestError("a --reservation is given twice; give each once, since its chips count once")
+    sources += [Source(location, market) for location in dict.fromkeys(locations)]
+    for source in sources:
+        _zone(api, source.location)  # a missing client of Google's is told here
+    with cluster():
+        if not sources:
+            sources = [Source(location, market) for location in _zones_of_the_cluster()]
+        settings = Settings(owner, configs, tuple(sources), least, most, idle_s, max_wait_s, budget)
+        zones = [_zone(api, location) for location in dict.fromkeys(source.location for source in sources)]
+        for zone in zones:
+            for config in configs:
+                zone.require_type(config)
+        hosts = HostSettings(
+            image=image,
+            labels={OWNER_LABEL: owner},
+            startup_script=text if HEAD_MARK not in text else startup_script(text, head_of_the_cluster()),
+            external_ips=external_ips,
+            network=network,
+            subnetwork=subnetwork,
+            service_account=service_account,
+            tags=tuple(tags),
+            max_run_s=max_run_s,
+        )
+        provisioner = Provisioner(settings, zones, Jobs(), hosts, prices, every_s, dry_run)
+        provisioner.run(once)
+
+
+def _config(tpu_type: str) -> TPUConfig:
+    try:
+        return get_tpu_config(tpu_type)
+    except UnknownTPUTypeError as error:
+        raise InvalidRequestError(f"--type {error}") from None
+
+
+def _text(flag: str, path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidRequestError(f"{flag} {path} can't be read: {why}") from None
+
+
+def _require_limits(configs: Sequence[TPUConfig], least: int, most: int | None, budget: int | None) -> None:
+    """Refuse limits that contradict each other, or within which no slice fits."""
+    if most is None and budget is None:
+        raise InvalidRequestError("give --max SLICES, or --budget CHIPS, or both: how much may this hold?")
+    if most is not None and most < least:
+        raise InvalidRequestError(f"--max is {most}, which is less than --min {least}")
+    if budget is None:
+        return
+    for config in configs:
+        if config.chip_count > budget:
+            raise InvalidRequestError(
+                f"--budget is {budget} chips, and one slice of --type {config.name} has {config.chip_count}"
+            )
+    if (kept := least * sum(config.chip_count for config in configs)) > budget:
+        raise InvalidRequestError(f"--budget is {budget} chips, and --min {least} keeps {kept}")
+
+
+def _image(
+    api: str, configs: Sequence[TPUConfig], runtime_version: str | None, vm_image: str | None, max_run_s: int | None
+) -> str:
+    """Return the image of the hosts; refuse what the API does not serve."""
+    if api == COMPUTE_ENGINE:
+        if runtime_version is not None:
+            raise InvalidRequestError(f"--runtime-version is for --api {CLOUD_TPU_API}; give --vm-image, or neither")
+        for config in configs:
+            machine_type(config)  # refuses types that this API does not have
+        return vm_image or ""
+    instead = f"use --api {COMPUTE_ENGINE}, for which this machine needs {_GCE}"
+    for config in configs:
+        if config.generation in NOT_SERVED:
+            raise InvalidRequestError(
+                f"Google's Cloud TPU API does not serve --type {config.name}: {instead}, or GKE (docs/gke.md)"
+            )
+    if max_run_s is not None:
+        raise InvalidRequestError(f"Google's client of the Cloud TPU API knows no --flex-start: {instead}")
+    if vm_image is not None:
+        raise InvalidRequestError(f"--vm-image is for --api {COMPUTE_ENGINE}; give --runtime-version")
+    if runtime_version is None:
+        raise InvalidRequestError("give --runtime-version, the software of the hosts, such as v2-alpha-tpuv6e for v6e")
+    if not _RUNTIME.fullmatch(runtime_version):
+        raise InvalidRequestError(f"--runtime-version is {shown(runtime_version)}; give one such as v2-alpha-tpuv6e")
+    return runtime_version
+
+
+def _zone(api: str, location: str) -> Provider:
+    if api == CLOUD_TPU_API:
+        return CloudTpu.at(location)
+    return ComputeEngine.at(location)
+
+
+def _zones_of_the_cluster() -> tuple[str, ...]:
+    found = ControllerConnection().ask(ControllerInterface.list_settings) if find_controller() else {}
+    if CLOUD_TPU.name not in found or not (zones := CLOUD_TPU.parse(found[CLOUD_TPU.name].text)):
+        raise InvalidRequestError(
+            "give --location projects/PROJECT/locations/ZONE, or set it for the cluster: iris-ray cluster settings set"
+            f" {CLOUD_TPU.name}=projects/PROJECT/locations/ZONE"
+        )
+    return zones
+
+
+def head_of_the_cluster() -> str:
+    """Return the address at which Ray's processes know the head, such as ``10.0.0.2:6379``.
+
+    Raises:
+        InvalidRequestError: no other host could join at it.
+    """
+    import ray
+
+    address = str(ray.get_runtime_context().gcs_address)
+    if address.startswith(("127.", "localhost", "[::1]")):
+        raise InvalidRequestError(f"the head is known as {address}; give --head HOST:PORT, as other hosts see it")
+    return address

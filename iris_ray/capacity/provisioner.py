@@ -1,0 +1,311 @@
+"""Carries out the plans of `iris_ray.capacity.provisioning`, one turn after the other."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import click
+
+from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.slices import SliceState, slices_of
+from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.prices import Prices
+from iris_ray.capacity.provider import HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
+from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Settings, plan
+from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
+from iris_ray.capacity.report import capacity_report
+from iris_ray.cli.conventions import say_error
+from iris_ray.client.connection import current_user
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    NotPermittedError,
+    ProviderError,
+    ProvisionerTakenError,
+    UnknownNameError,
+)
+from iris_ray.model.constraints import TAINT_PREFIX
+
+TURN_S = 120.0
+"""How long one turn may take. A name is leased for that, and two intervals between turns."""
+GIVEN_BACK = "given-back"
+"""The taint of slices that are about to be deleted."""
+
+
+class Jobs:
+    """What the cluster's jobs miss and use."""
+
+    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
+        """Return how many slices of each type each waiting gang misses (None without a Controller), and all slices."""
+        if find_controller() is None:
+            return None, {}
+        controller = ControllerConnection()
+        demand = controller.ask(ControllerInterface.demand)
+        return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
+
+    def lease(self, owner: str, instance: str, seconds: float) -> None:
+        """Keep other provisioners of this name from working for some seconds, if a Controller runs."""
+        if find_controller() is not None:
+            ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
+
+    def report(self, report: CapacityReport) -> None:
+        """Tell the Controller what this provisioner has asked for and holds."""
+        ControllerConnection().ask(ControllerInterface.report_capacity, report)
+
+    def close(self, name: str) -> None:
+        """Keep new jobs off a slice, if it has hosts."""
+        with suppress(UnknownNameError):
+            why = "iris-ray cluster provision gives it back"
+            ControllerConnection().ask(ControllerInterface.taint, name, GIVEN_BACK, why, current_user())
+
+    def reopen(self, name: str) -> None:
+        """Let a slice take new jobs again."""
+        with suppress(UnknownNameError):  # it was not closed, or an operator has opened it
+            ControllerConnection().ask(ControllerInterface.lift_taint, name, GIVEN_BACK, current_user())
+
+
+def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
+    """Return the slices that have hosts in the cluster, by name."""
+    return {
+        view.slice: Joined(
+            whole=view.state is not SliceState.INCOMPLETE,
+            in_use=bool(view.jobs) or any(host.holder or host.foreign for host in view.hosts),
+            closed=any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in view.hosts),
+        )
+        for view in slices_of([worker for worker in workers if worker.attributes])  # no job gets the others
+        if view.is_slice
+    }
+
+
+class Provisioner:
+    """Looks, plans and acts, turn by turn.
+
+    Args:
+        settings: what is wanted.
+        clouds: the zones of its sources.
+        jobs: the cluster.
+        hosts: what the hosts of all slices have in common.
+        prices: of chips, for people.
+        every_s: seconds between two turns.
+        dry_run: print what would be done, and change nothing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clouds: Sequence[Provider],
+        jobs: Jobs,
+        hosts: HostSettings,
+        prices: Prices = Prices(),  # noqa: B008 - frozen
+        every_s: float = 30.0,
+        dry_run: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._clouds = {cloud.location: cloud for cloud in clouds}
+        self._jobs = jobs
+        self._hosts = hosts
+        self._prices = prices
+        self._every_s, self._lease_s = every_s, 2 * every_s + TURN_S
+        self._dry_run = dry_run
+        self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
+        self._history = ProvisioningHistory()
+        self._seen: dict[str, list[QueuedSlice]] = {}  # by location
+        self._closed: set[str] = set()  # slices with our taint
+        self._said: set[str] = set()
+        self._said_before: set[str] = set()
+        self._undeleted: dict[str, str] = {}  # slices that are to go and stay, with the reason
+
+    def run(self, once: bool = False) -> None:
+        """Take one turn, or turns until Ctrl-C.
+
+        An error of the first one is raised, unless another process has the name: an option or the account is wrong.
+        """
+        if self._dry_run:
+            self.turn()
+            return
+        in_order = once
+        try:
+            try:
+                self.turn()
+            except ProvisionerTakenError as error:
+                if once:
+                    raise
+                self._say(str(error), problem=True)
+            while not once:
+                time.sleep(self._every_s)
+                self.try_turn()
+        except KeyboardInterrupt:
+            in_order = True
+            raise
+        finally:
+            if in_order:
+                self._end()
+
+    def try_turn(self) -> None:
+        """Take a turn, and report errors that may be gone by the next one, such as those of a missing head."""
+        from ray.exceptions import RayError
+
+        try:
+            self.turn()
+        except (ProviderError, ControllerUnavailableError, ProvisionerTakenError) as error:
+            self._say(str(error), problem=True)
+        except (RayError, OSError) as error:
+            self._say(f"Ray does not answer: {(str(error).splitlines() or [type(error).__name__])[0]}", problem=True)
+
+    def turn(self) -> None:
+        """Take a turn.
+
+        A zone that can't be reached keeps nothing from the others: its error is raised at the end.
+
+        Raises:
+            ProviderError: a zone can't be reached.
+            ProvisionerTakenError: another provisioner of the same name works.
+            ControllerUnavailableError, VersionMismatchError: the Controller can't be asked.
+        """
+        self._said_before, self._said = self._said, set()
+        if not self._dry_run:
+            self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
+        unreachable = self._list()
+        found = [one for slices in self._seen.values() for one in slices]
+        demand, joined = self._jobs.look()
+        if demand is None:
+            self._say(NO_CONTROLLER, problem=True)
+
+        def make_plan() -> list[Action]:
+            now, date = time.monotonic(), time.time()
+            return plan(self._settings, demand, found, joined, self._history, now, date, unreachable)
+
+        actions = make_plan()
+        self._tell(actions)
+        if self._dry_run:
+            if not actions:
+                missed = (f"{sum(demand.get(c.name, ())) if demand else 0} {c.name}" for c in self._settings.configs)
+                self._say(f"would do nothing; waiting jobs miss {', '.join(missed)}")
+            return
+        if demand is not None:
+            self._reopen(found, joined, actions)
+        self._undeleted = {}
+        for action in actions:
+            if isinstance(action, Delete):
+                self._delete(action, self._location_of(action.name), unreachable)
+        for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
+            if not self._create_all(actions, unreachable):
+                break
+            actions = [action for action in make_plan() if not isinstance(action, Delete)]
+            self._tell(actions)
+        if demand is not None:
+            now, date = time.monotonic(), time.time()
+            self._jobs.report(
+                capacity_report(
+                    self._settings, found, joined, self._history, actions, self._undeleted, self._prices, now, date
+                )
+            )
+        if unreachable:
+            raise next(iter(unreachable.values()))
+
+    def _end(self) -> None:
+        """Give this provisioner's name back to the Controller: it is not overdue, and another one may have the name."""
+        with suppress(ControllerUnavailableError, ProvisionerTakenError):
+            self._jobs.lease(self._settings.owner, self._instance, 0.0)
+
+    def _list(self) -> dict[str, ProviderError]:
+        """List the slices of all zones. Return the errors of those that can't be asked, by location.
+
+        Raises:
+            ProviderError: none can be asked, or one that never could: nobody knows what is held there.
+        """
+        errors: dict[str, ProviderError] = {}
+        for location, cloud in self._clouds.items():
+            try:
+                self._seen[location] = cloud.queued_slices()
+            except ProviderError as error:
+                errors[location] = error
+                if location not in self._seen or len(errors) == len(self._clouds):
+                    raise
+        return errors
+
+    def _location_of(self, name: str) -> str:
+        return next(location for location, slices in self._seen.items() if any(one.name == name for one in slices))
+
+    def _tell(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._say(f"would {action}" if self._dry_run else str(action))
+
+    def _create_all(self, actions: Sequence[Action], unreachable: dict[str, ProviderError]) -> bool:
+        """Request slices. Return whether a source has refused one."""
+        refusing: set[tuple[str, str]] = set()  # the API would refuse the next request of this type, too
+        for action in actions:
+            if isinstance(action, Create) and action.source.location not in unreachable:
+                kind = action.source.key, action.config.name
+                if kind in refusing:
+                    continue
+                now = time.monotonic()
+                self._history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, now))
+                try:
+                    refused = self._clouds[action.source.location].create(
+                        NewSlice(action.name, action.config, action.source, self._hosts)
+                    )
+                except ProviderError as error:
+                    unreachable[action.source.location] = error
+                    continue
+                if refused is not None:
+                    refusing.add(kind)
+                    self._history.refused(action.name, *kind, now, refused)
+                    self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
+        return bool(refusing)
+
+    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> None:
+        if location in unreachable:
+            self._undeleted[action.name] = str(unreachable[location])
+            return
+        try:
+            if action.if_unused and not self._close(action.name):
+                self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
+                return
+        except NotPermittedError as error:
+            self._undeleted[action.name] = f"it can't be closed to jobs: {error}"
+            self._say(f"{action.name} stays: it can't be closed to jobs: {error}", problem=True)
+            return
+        try:
+            refused = self._clouds[location].delete(action.name)
+        except ProviderError as error:
+            unreachable[location] = error
+            self._undeleted[action.name] = str(error)
+            return
+        if refused is not None:  # it counts towards the limits as long as it is there; the next turn tries again
+            self._undeleted[action.name] = refused
+            self._say(f"{action.name} can't be deleted: {refused}", problem=True)
+
+    def _close(self, name: str) -> bool:
+        """Keep new jobs off the slice. Return whether it is unused."""
+        self._jobs.close(name)
+        self._closed.add(name)
+        demand, joined = self._jobs.look()
+        return demand is not None and (name not in joined or not joined[name].in_use)
+
+    def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
+        """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""
+        states = {one.name: one.state for one in found}
+        given_back = {action.name for action in actions if isinstance(action, Delete)}
+        ours = {one.name for one in found if self._settings.owns(one)}
+        closed_before = {
+            name for name, one in joined.items() if one.closed and name in ours
+        }  # by a provisioner that has died
+        for name in (self._closed | closed_before) - given_back:
+            if states.get(name) not in (None, QueuedState.ACTIVE):
+                continue
+            try:
+                self._jobs.reopen(name)
+                self._closed.discard(name)
+            except NotPermittedError as error:
+                self._say(f"{name} can't be opened to jobs: {error}", problem=True)
+
+    def _say(self, line: str, problem: bool = False) -> None:
+        """Print a line, unless the turn before printed it too."""
+        if line not in self._said_before | self._said:
+            (say_error if problem else click.echo)(line)
+        self._said.add(line)

@@ -1,0 +1,160 @@
+"""A checkout that travels with a job: its files as a package of Ray, and the commit and difference that people see."""
+
+import importlib.util
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from iris_ray.dev.code_directory import CodeDirectory, git
+
+MOST_STORED_BYTES = 48 << 10
+"""Of a larger difference, compressed, only the beginning is kept: it lies in the memory of the cluster's GCS."""
+CUT = "\n… cut here: the difference is too large to be kept\n"
+_OLDEST = (1980, 1, 1, 0, 0, 0)
+"""The same files make the same package, so it is sent once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRecord:
+    """Which code a job has run.
+
+    Attributes:
+        commit, branch: of the checkout; the branch is empty if none is checked out.
+        difference: between the commit and what was sent, as ``git diff`` shows it; files that git does not track yet
+            included.
+        sent: how much was sent and what was left out, in words.
+    """
+
+    commit: str
+    branch: str
+    difference: str
+    sent: str
+
+    def __str__(self) -> str:
+        lines = [line for line in self.difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+        branch = f" ({self.branch})" if self.branch else ""
+        changed = f" and {len(lines)} changed line{'s' * (len(lines) != 1)}" if self.difference else ""
+        return f"commit {self.commit[:12]}{branch}{changed}"
+
+    def to_bytes(self) -> bytes:
+        """Return it as it is stored, with as much of the difference as there is room for."""
+        record = self
+        while len(stored := zlib.compress(json.dumps(asdict(record)).encode())) > MOST_STORED_BYTES:
+            kept = record.difference.removesuffix(CUT)
+            record = replace(record, difference=kept[: len(kept) // 2] + CUT)
+        return stored
+
+    @staticmethod
+    def of_bytes(stored: bytes) -> "CodeRecord":
+        return CodeRecord(**json.loads(zlib.decompress(stored)))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A directory of a checkout, and its record."""
+
+    code: CodeDirectory
+    record: CodeRecord
+
+    @staticmethod
+    def of(path: Path) -> "Checkout | None":
+        """Return the checkout that a directory belongs to; None if it belongs to none, or that has no commit.
+
+        Raises:
+            InvalidRequestError: the directory is too large to travel.
+        """
+        commit = git(path, "rev-parse", "HEAD")
+        if commit is None or git(path, "check-ignore", "--quiet", ".") is not None:
+            return None
+        code = CodeDirectory.look(path)
+        branch = git(path, "symbolic-ref", "--short", "HEAD") or b""
+        record = CodeRecord(commit.decode().strip(), branch.decode().strip(), _difference(code), code.in_words())
+        return Checkout(code, record)
+
+    @contextmanager
+    def package(self) -> Iterator[str]:
+        """Yield the path of a package that Ray sends and unpacks on each host."""
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+            path = Path(directory, "code.zip")
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
+                for file, content in self.code.without_links():
+                    entry = zipfile.ZipInfo(file.path, _OLDEST)
+                    entry.compress_type = zipfile.ZIP_DEFLATED
+                    entry.external_attr = (0o755 if file.executable else 0o644) << 16
+                    package.writestr(entry, content)
+            yield str(path)
+
+
+def _difference(code: CodeDirectory) -> str:
+    """Return what differs from the commit of what travels. Git's index and objects stay as they are."""
+    path = code.path
+    objects = git(path, "rev-parse", "--git-path", "objects") or b""
+    changed = (git(path, "diff", "--relative", "--name-only", "-z", "HEAD", "--", ".") or b"").split(b"\0")
+    new = (git(path, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
+    names = [name for name in map(os.fsdecode, (*changed, *new)) if name]
+    names = [name for name in names if name in code.files or not os.path.lexists(path / name)]
+    if not names:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+        environ = {
+            "GIT_INDEX_FILE": f"{directory}/index",
+            "GIT_OBJECT_DIRECTORY": directory,
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((path / os.fsdecode(objects).strip()).resolve()),
+        }
+        Path(directory, "names").write_bytes(b"\0".join(map(os.fsencode, names)))
+        git(path, "read-tree", "HEAD", **environ)
+        words = ("add", "--all", "--pathspec-file-nul", f"--pathspec-from-file={directory}/names")
+        git(path, "--literal-pathspecs", *words, **environ)
+        found = git(path, "diff", "--cached", "--no-color", "--no-ext-diff", "HEAD", "--", ".", **environ)
+    return (found or b"").decode(errors="replace")
+
+
+# -- the record of a directory that travels through the dashboard ------------------------------------------------------
+
+_MODULE, _FILE = "iris_ray_sent_code", "record"
+
+
+@contextmanager
+def record_package(record: CodeRecord | None) -> Iterator[list[Path]]:
+    """Yield packages that take a record to a job of Ray's job API; see `sent_record`."""
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+        package = Path(directory, _MODULE)
+        if record is not None:
+            package.mkdir()
+            (package / "__init__.py").touch()
+            (package / _FILE).write_bytes(record.to_bytes())
+        yield [] if record is None else [package]
+
+
+def sent_record() -> CodeRecord | None:
+    """Return the record that has come with this job of Ray's job API; None if none has."""
+    found = importlib.util.find_spec(_MODULE)
+    if found is None or found.origin is None:
+        return None
+    return CodeRecord.of_bytes(Path(found.origin).with_name(_FILE).read_bytes())
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def keep_record(job_id: str, record: CodeRecord) -> None:
+    """Keep the record of a job as long as the Controller knows the job. This process is in the cluster."""
+    from iris_ray.actors.calls.names import code_key
+    from iris_ray.actors.calls.ray_internals import ClusterStore
+
+    ClusterStore().put(code_key(job_id), record.to_bytes())
+
+
+def record_of(job_id: str) -> CodeRecord | None:
+    """Return the record of a job; None if it was not submitted from a checkout."""
+    from iris_ray.actors.calls.names import code_key
+    from iris_ray.actors.calls.ray_internals import ClusterStore
+
+    stored = ClusterStore().get(code_key(job_id))
+    return None if stored is None else CodeRecord.of_bytes(stored)

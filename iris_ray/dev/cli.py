@@ -1,0 +1,226 @@
+"""``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address
+from iris_ray.cli.completion import tpu_types
+from iris_ray.cli.conventions import INTERRUPTED, say_error
+from iris_ray.cli.main import Commands, Entry
+from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options, typed
+from iris_ray.cli.printing import print_json
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import is_job_id
+from iris_ray.model.options import GangOptions, default_of
+from iris_ray.remote.ray_job import run_through_dashboard, words_for_the_cluster
+from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
+from iris_ray.terminal import live_line
+
+HOSTS = "hosts"
+"""See `dev/held_run.py`."""
+
+if TYPE_CHECKING:
+    from iris_ray.dev.held_run import HeldRun, Sent
+
+DEV: Final[Mapping[str, Entry]] = {
+    "hold": Entry("dev.cli:hold", "Hold slices. `iris-ray dev v4-32` is short for it."),
+    "run": Entry("dev.cli:run", "Send what changed of this directory, and run a program on every held host."),
+    "stop": Entry("dev.cli:stop", "Give held slices back."),
+}
+_NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "tpu_type", "name", "working_dir")
+
+
+class _Dev(Commands):
+    """Takes a TPU type in place of a command for ``hold TYPE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = (*self.entries, HOSTS, "-h", "--help", "--address")
+        return super().parse_args(ctx, ["hold", *args] if args and args[0] not in names else args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return hosts if cmd_name == HOSTS else super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return (HOSTS, hosts, args[1:]) if args[:1] == [HOSTS] else super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Dev, sections={"Commands": DEV})
+def dev() -> None:
+    """Slices to work on: held by a job of the queue, with a process on every host that starts your code at once.
+
+    \b
+      iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
+      iris-ray dev run mine -- python train.py         what changed travels; runs on all hosts; prints what they print
+      iris-ray dev stop mine                           gives it back; else it goes back after an hour without a run
+    """
+
+
+@dev.command(cls=ScriptCommand)
+@click.argument("type_", metavar="TPU_TYPE", shell_complete=tpu_types)
+@click.option("--name", metavar="NAME", help="What to call what you hold.  [default: its type]")
+@job_options(GangOptions, but=_NOT_TAKEN)
+@click.option("--idle", type=FiniteRange(1.0), default=60.0, show_default=True, metavar="MINUTES",
+              help="The slices are given back when nothing has run on them for so long.")  # fmt: skip
+@click.option("--at-most", type=FiniteRange(0.01), default=12.0, show_default=True, metavar="HOURS",
+              help="They are given back after so long in any case.")  # fmt: skip
+@click.option("--preload", multiple=True, default=("jax",), show_default=True, metavar="MODULE",
+              help="A module that is imported ahead, if the hosts have it; repeatable.")  # fmt: skip
+@address_option
+def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tuple[str, ...]) -> None:
+    """Hold slices, to run programs on with `iris-ray dev run`.
+
+    \b
+      iris-ray dev hold v4-32 --name mine
+      iris-ray dev hold v4-32 --name two --num-slices 2 --idle 30 --at-most 4
+      iris-ray dev hold v5litepod-16 --preload jax --preload flax
+
+    It is a job of the queue, dev-NAME, for which fair share, limits and priorities hold as for any other; `iris-ray ls`
+    shows it. This command ends when the slices are there. If one is lost, the job gets another one. You hold one job of
+    a name at a time.
+    """
+    name = flags.name or type_
+    if not is_job_id(name) or "/" in name:
+        raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")
+    if (dashboard := dashboard_address()) is not None:
+        run_through_dashboard(dashboard, ["dev", "hold", *_typed()], env=flags.env)
+    from iris_ray.dev.held_job import submit, wait_for_hosts
+
+    options = flags.options | {"env": flags.env, "keep_warm": default_of("keep_warm", "iris-ray submit")}
+    with cluster():
+        job_id = submit(name, type_, flags.num_slices or 1, idle * 60, at_most * 3600, preload, options)
+        try:
+            with live_line(job_id) as line:
+                hosts = wait_for_hosts(name, chosen_address(), job_id, line).hosts
+        except KeyboardInterrupt:
+            say_error(f"{job_id} goes on, and holds them once it has them; to end it: iris-ray dev stop {name}")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+    click.echo(f"{job_id} holds {', '.join(host.label for host in hosts)}; now: iris-ray dev run {name} -- python …")
+
+
+@dev.command(cls=ScriptCommand)
+@click.argument("name")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@ENV
+@address_option
+def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
+    """Send what changed of the current directory to all held hosts, run a program there, and print what it prints.
+
+    \b
+      iris-ray dev run mine -- python train.py --steps 10
+      iris-ray dev run mine -- python -m pytest tests/
+      iris-ray dev run mine --env LIBTPU_INIT_ARGS=… -- python train.py
+      iris-ray dev run mine -- sh -c 'ls *.log'
+
+    The program has the environment that a task has, with all chips; iris_ray.jax.initialize() joins all hosts. What
+    .gitignore names stays here, and so do files that look like secrets, files above 64 MB, and links out of the
+    directory; a line says so. `python` starts in a process that has imported --preload already.
+
+    Ctrl-C ends it everywhere; nothing of it is left. The exit code is that of the first program that fails. Then the
+    others end, too.
+    """
+    from iris_ray.dev.code_directory import CodeDirectory
+
+    code = CodeDirectory.look(Path.cwd())
+    if (dashboard := dashboard_address()) is not None:
+        click.echo(f"iris-ray: sending {code.in_words()}", err=True)
+        with code.copied() as copy:
+            run_through_dashboard(dashboard, ["dev", "run", *_typed()], copy, env)
+    with _begun(name) as held_run:
+
+        def say(sent: "Sent") -> None:
+            if sent.files or code.left_out:
+                click.echo(f"iris-ray: sent {code.in_words(sent.files, sent.size)}", err=True)
+
+        held_run.start(code, command, env, say)
+        exit_code = _shown(held_run)
+    raise click.exceptions.Exit(exit_code)
+
+
+@dev.command()
+@click.argument("name")
+@address_option
+def stop(name: str) -> None:
+    """Give held slices back. What runs there ends.
+
+    \b
+      iris-ray dev stop mine
+    """
+    if (dashboard := dashboard_address()) is not None:
+        run_through_dashboard(dashboard, ["dev", "stop", name])
+    from iris_ray.actors.calls.controller_connection import ControllerConnection
+    from iris_ray.actors.protocol.controller_interface import ControllerInterface
+    from iris_ray.client.connection import current_user
+    from iris_ray.dev.held_job import find, forget
+
+    with cluster():
+        job_id, user = find(name).job_id, current_user()
+        ControllerConnection().ask(ControllerInterface.cancel, job_id, f"given back by {user}", user)
+    forget(name, chosen_address())
+    click.echo(f"{job_id} is given back")
+
+
+@click.command(HOSTS)
+@click.argument("name")
+def hosts(name: str) -> None:
+    """Print the way to held hosts, for the notebook of a person who can't ask the cluster."""
+    from iris_ray.dev.held_job import find, wait_for_hosts
+
+    with cluster(), live_line(name) as line:
+        held = wait_for_hosts(name, chosen_address(), find(name).job_id, line)
+    print_json({"job_id": held.job_id, "hosts": [asdict(host) for host in held.hosts]})
+
+
+def _typed() -> list[str]:
+    return words_for_the_cluster(typed())
+
+
+@contextmanager
+def _begun(name: str) -> Iterator["HeldRun"]:
+    """Begin a run: at once if the hosts are those of the run before, else once the cluster says where they are."""
+    from iris_ray.dev.held_run import begin, try_remembered
+
+    held_run = try_remembered(name, chosen_address())
+    if held_run is None:
+        with cluster(), live_line(f"{name}") as line:
+            held_run = begin(name, chosen_address(), line)
+    with held_run:
+        yield held_run
+
+
+def _shown(held_run: "HeldRun") -> int:
+    """Print what the hosts say until the end, pass Ctrl-C on, and return the exit code."""
+    widest = max(len(host.label) for host in held_run.hosts)
+    lines = {host: LabelledLines(f"{host.label.ljust(widest)}| ".encode()) for host in held_run.hosts}
+    pressed = 0
+
+    def press(_: int, __: FrameType | None) -> Any:
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1:
+            held_run.interrupt()
+        else:
+            held_run.end()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        for piece in held_run.pieces():
+            if piece.note:
+                say_error(f"{piece.host.label} {piece.note}")
+            elif len(lines) > 1:
+                lines[piece.host].print(piece.data, piece.is_err)
+            else:
+                print_bytes(piece.data, piece.is_err)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        for one in lines.values():
+            one.print_rest()
+    return INTERRUPTED if pressed and held_run.exit_code == KILLED else held_run.exit_code

@@ -1,0 +1,84 @@
+"""The directory that ``iris-ray run`` and ``submit`` send along: the one that is named, or the checkout they are in."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from iris_ray.cli.conventions import say_error
+from iris_ray.dev.checkout import Checkout, CodeRecord, keep_record, sent_record
+from iris_ray.dev.code_directory import looks_secret, secrets_in_words
+from iris_ray.errors import InvalidRequestError
+from iris_ray.settings import CODE
+
+_OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Ray sets it in a job of its API, whose directory is on the hosts already."""
+
+
+@dataclass(frozen=True, slots=True)
+class TravellingCode:
+    """The code that travels with a job.
+
+    Attributes:
+        directory: is sent as it is, by Ray.
+        checkout: the checkout of that directory, or of the current one; then it is sent itself.
+        record: says which code that is, if it is known.
+    """
+
+    directory: str | None
+    checkout: Checkout | None
+    record: CodeRecord | None = None
+
+    @staticmethod
+    def of(working_dir: str | None) -> "TravellingCode":
+        """Return the code that travels, given the directory that the user has named."""
+        checkout = None
+        if _OF_A_RAY_JOB in os.environ:
+            return TravellingCode(working_dir, None, sent_record())
+        if working_dir is not None or CODE.read() is not False:
+            try:
+                checkout = Checkout.of(Path(working_dir or ".").absolute())
+            except InvalidRequestError as error:
+                if working_dir is None:
+                    say_error(f"your checkout stays here, and only the script travels: {error}")
+        return TravellingCode(working_dir, checkout, checkout.record if checkout is not None else None)
+
+    @property
+    def travels(self) -> bool:
+        return self.directory is not None or self.checkout is not None
+
+    @contextlib.contextmanager
+    def for_ray(self) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of ``ray.init`` that send the code to the hosts, and print its size."""
+        with contextlib.ExitStack() as packed:
+            directory = self.directory
+            if directory is not None:
+                _say_secrets(Path(directory).absolute())
+            elif self.checkout is not None:
+                directory = packed.enter_context(self.checkout.package())
+                click.echo(f"iris-ray: sending {self.checkout.record}: {self.checkout.record.sent}", err=True)
+            yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
+
+    def keep(self, job_id: str) -> None:
+        """Keep which code a job has run; `iris-ray job status` shows it."""
+        if self.record is not None:
+            keep_record(job_id, self.record)
+
+
+def _say_secrets(directory: Path) -> None:
+    """Name the files of a directory that look like secrets, and that Ray sends nonetheless."""
+    from iris_ray.actors.calls.ray_internals import walk_package  # imports Ray
+
+    names: list[str] = []
+
+    def look(path: Path) -> None:
+        if path.is_file() and looks_secret(name := str(path.relative_to(directory))):
+            names.append(name)
+
+    walk_package(directory, [], look)
+    if names:
+        say_error(secrets_in_words(names, travel=True))

@@ -1,0 +1,332 @@
+"""One run of a program on all hosts of a held job: connections to their warm processes, output as it comes."""
+
+import contextlib
+import json
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+from iris_ray.actors.host.task_environment import split_by_start
+from iris_ray.dev.code_directory import CodeDirectory, CodeFile, as_wire
+from iris_ray.dev.held_job import Held, HeldHost, find, remembered, wait_for_hosts
+from iris_ray.dev.wire import ERR, FACTS, FILE, INPUT, OUT, Wire
+from iris_ray.errors import SessionError, TaskMovedError
+
+if TYPE_CHECKING:
+    from iris_ray.remote.laptop_end import TunnelInThread
+    from iris_ray.terminal import LiveLine
+
+CONNECT_S = 3.0
+TOGETHER_S = 5.0
+"""After one host's program has failed, or Ctrl-C, those of the others have so long to end by themselves."""
+GONE_S = 15.0
+"""A host that was told to end its run says within so long that nothing of it is left."""
+MOST_THREADS = 64
+MOST_PIECES = 64
+"""So many pieces of output wait to be shown; then the programs wait."""
+
+T = TypeVar("T")
+
+
+class HostPiece(NamedTuple):
+    """What one host says.
+
+    Attributes:
+        host: which.
+        data: some output.
+        is_err: whether it is of stderr.
+        note: what the person has to know, in place of output.
+    """
+
+    host: HeldHost
+    data: bytes = b""
+    is_err: bool = False
+    note: str = ""
+
+
+class Sent(NamedTuple):
+    """What was sent of a directory.
+
+    Attributes:
+        files: how many files differed on some host.
+        size: of those files, in bytes.
+    """
+
+    files: int
+    size: int
+
+
+def _reach(address: str, port: int) -> socket.socket:
+    return socket.create_connection((address, port), CONNECT_S)
+
+
+class HeldRun:
+    """A run; use it in a ``with`` statement, at whose end no process of it is left.
+
+    Args:
+        held: the job. All its hosts take part.
+        reach: connects to an address.
+
+    Attributes:
+        lost: which host was lost or is given back, in words; empty if none was.
+
+    Raises:
+        ConnectionError: a host can't be reached, or has become another job's.
+    """
+
+    def __init__(self, held: Held, reach: Callable[[str, int], socket.socket] = _reach) -> None:
+        self._held = held
+        self._reach = reach
+        self._codes: dict[HeldHost, int | None] = {}
+        self._said: queue.Queue[tuple[HeldHost, bytes, Any]] = queue.Queue(MOST_PIECES)
+        self._end_at = float("inf")
+        self._is_over = False
+        self.lost = ""
+        self._wires: dict[HeldHost, Wire] = {}
+        try:
+            self._everywhere(self._connect, held.hosts)
+        except OSError as error:
+            self.__exit__(None, None, None)
+            raise ConnectionError(f"{held.job_id}: a host does not answer: {error}") from error
+
+    @property
+    def hosts(self) -> tuple[HeldHost, ...]:
+        return self._held.hosts
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over = True
+        for wire in self._wires.values():
+            wire.end()
+
+    def start(
+        self, code: CodeDirectory, words: Sequence[str], env: Mapping[str, str], told: Callable[[Sent], object]
+    ) -> None:
+        """Send what a host lacks of a directory, and start a program in it on all hosts at the same time.
+
+        Args:
+            code: the directory.
+            words: the program and its arguments.
+            env: variables besides those of the task.
+            told: hears what was sent, before the program starts.
+
+        Raises:
+            SessionError: a host refuses, or is lost; then the program has started nowhere.
+        """
+        asked = {
+            "files": as_wire(list(code.files.values())),
+            "words": list(words),
+            "env": dict(env),
+            "warm": not split_by_start(env, ("jax",))[0],  # a variable that acts when a process starts
+        }
+        by_digest = {file.digest: file for file in code.files.values() if file.link is None}
+
+        def send(host: HeldHost) -> set[str]:
+            wire = self._wires[host]
+            wire.say(**asked)
+            missing = self._answer(host)["missing"]
+            for digest in missing:
+                wire.send(FILE, _content(code, by_digest[digest]))
+            self._answer(host)
+            return {*missing}
+
+        sent = set[str]().union(*self._everywhere(self._or_lost(send), self._held.hosts))
+        told(Sent(len(sent), sum(by_digest[digest].size for digest in sent)))
+        for host in self._held.hosts:
+            self._or_lost(lambda host: self._wires[host].say(go=True))(host)
+        for host in self._held.hosts:
+            threading.Thread(target=self._listen, args=(host,), name="iris_ray.held_run", daemon=True).start()
+
+    def pieces(self) -> Iterator[HostPiece]:
+        """Yield what the hosts say, until nothing of the run is left anywhere.
+
+        Raises:
+            TaskMovedError: a host was lost, or is given back; the message says which, and what to do.
+        """
+        while len(self._codes) < len(self._wires):
+            try:
+                host, kind, said = self._said.get(timeout=max(0.0, min(1.0, self._end_at - time.monotonic())))
+            except queue.Empty:
+                self._end_if_due()
+                continue
+            if kind in (OUT, ERR):
+                yield HostPiece(host, said, kind == ERR)
+            elif "notice" in said:
+                yield HostPiece(host, note=f"is to go: {said['notice']}")
+            elif "over" in said:
+                self.lost = f"{host.label} is given back: {said['over']}"
+            else:
+                self._codes[host] = said.get("exit_code")
+                if said.get("lost"):
+                    self.lost = self.lost or f"{host.label} is lost"
+                if self._codes[host] != 0:
+                    self._end_at = min(self._end_at, time.monotonic() + (0.0 if self.lost else TOGETHER_S))
+                if self._codes[host] and len(self._codes) < len(self._wires):
+                    yield HostPiece(host, note=f"has ended with code {self._codes[host]}; so do the others")
+        if self.lost:
+            raise TaskMovedError(
+                f"{self.lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
+                f" iris-ray dev run {self._held.name} -- …, which waits for other hosts and sends everything there"
+            )
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code after the end: that of the first program that failed; 137 if one was killed from here."""
+        failed = [code for code in self._codes.values() if code != 0]  # in the order of their ends
+        return next((code for code in failed if code is not None), 137) if failed else 0
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the programs."""
+        self._tell_all(lambda wire: wire.say(signal=int(number)))
+
+    def interrupt(self) -> None:
+        """Interrupt the programs, as Ctrl-C does, and have them killed after `TOGETHER_S`."""
+        self._end_at = min(self._end_at, time.monotonic() + TOGETHER_S)
+        self.signal(signal.SIGINT)
+
+    def write(self, data: bytes) -> None:
+        """Give bytes to the stdin of each program; no bytes mean its end."""
+        self._tell_all(lambda wire: wire.send(INPUT, data))
+
+    def end(self) -> None:
+        """Have the hosts kill what is left. `pieces` goes on until they have."""
+        for wire in self._wires.values():
+            wire.end_sending()
+        self._end_at = float("inf")
+        timer = threading.Timer(GONE_S, self._give_up)
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self) -> None:
+        for host in self._held.hosts:
+            if host not in self._codes:
+                self._said.put((host, FACTS, {"lost": True}))
+
+    def _end_if_due(self) -> None:
+        if time.monotonic() >= self._end_at:
+            self.end()
+
+    def _tell_all(self, tell: Callable[[Wire], object]) -> None:
+        for host, wire in self._wires.items():
+            if host not in self._codes:
+                try:
+                    tell(wire)
+                except OSError:
+                    continue  # who listens to it says so
+
+    def _listen(self, host: HeldHost) -> None:
+        wire = self._wires[host]
+        while True:
+            try:
+                kind, said = wire.receive()
+            except (OSError, EOFError, ValueError):
+                kind, said = FACTS, {"exit_code": None, "lost": True}
+            while not self._is_over:
+                with contextlib.suppress(queue.Full):
+                    self._said.put((host, kind, said), timeout=1.0)
+                    break
+            if self._is_over or (kind == FACTS and "exit_code" in said):
+                return
+
+    def _answer(self, host: HeldHost) -> dict[str, Any]:
+        answer = self._wires[host].hear()
+        if "error" in answer:
+            raise SessionError(f"{host.label}: {answer['error']}")
+        return answer
+
+    def _or_lost(self, ask: Callable[[HeldHost], T]) -> Callable[[HeldHost], T]:
+        def asked(host: HeldHost) -> T:
+            try:
+                return ask(host)
+            except (OSError, EOFError) as error:
+                raise TaskMovedError(
+                    f"{host.label} is lost ({error or 'it has closed the connection'}); run it again: iris-ray dev run"
+                    f" {self._held.name} -- …, which waits for other hosts"
+                ) from None
+
+        return asked
+
+    def _connect(self, host: HeldHost) -> None:
+        self._wires[host] = Wire(self._reach(host.address, host.port), host.token, is_host=False)
+
+    def _everywhere(self, ask: Callable[[HeldHost], T], hosts: Sequence[HeldHost]) -> list[T]:
+        if len(hosts) == 1:
+            return [ask(hosts[0])]
+        with ThreadPoolExecutor(min(MOST_THREADS, len(hosts))) as threads:
+            return list(threads.map(ask, hosts))
+
+
+def _content(code: CodeDirectory, file: CodeFile) -> bytes:
+    try:
+        return code.content(file)
+    except OSError as error:
+        raise SessionError(f"{file.path!r} has changed meanwhile ({error.strerror}); run it again") from None
+
+
+def try_remembered(name: str, cluster: str) -> HeldRun | None:
+    """Begin a run on the hosts of the run before, without asking anybody; None if that is not possible any more."""
+    if (known := remembered(name, cluster)) is None:
+        return None
+    try:
+        return HeldRun(known)
+    except ConnectionError:
+        return None
+
+
+def begin(name: str, cluster: str, line: "LiveLine") -> HeldRun:
+    """Begin a run; wait for the hosts if they are not there yet, or are no more. This process is in the cluster.
+
+    Args:
+        name, cluster: as in `Held`.
+        line: says what it waits for.
+
+    Raises:
+        UnknownNameError: this user holds nothing of that name.
+        TaskNotRunningError: the job has ended meanwhile.
+        SessionError: the hosts do not answer, and the job does not get others.
+    """
+    job_id = find(name).job_id
+    unreachable: Held | None = None
+    while True:
+        held = wait_for_hosts(name, cluster, job_id, line, unreachable)
+        try:
+            return HeldRun(held)
+        except ConnectionError as error:
+            if held == unreachable:
+                raise SessionError(
+                    f"{error}. This machine must reach the hosts of the cluster at any port: see docs/ports.md, or give"
+                    " the dashboard's address"
+                ) from None
+            unreachable = held
+
+
+def begin_through(tunnel: "TunnelInThread", name: str, cluster: str) -> HeldRun:
+    """Begin a run on hosts that only the head can reach, once they wait for it.
+
+    Args:
+        tunnel: to the head.
+        name, cluster: as in `Held`.
+
+    Raises:
+        SessionError: this user holds nothing of that name, or the hosts do not answer; the message says why.
+    """
+    facts = json.loads(tunnel.output_of("dev", HOSTS, name))
+    held = Held(name, cluster, facts["job_id"], tuple(HeldHost(**host) for host in facts["hosts"]))
+    try:
+        return HeldRun(held, tunnel.connect)
+    except ConnectionError as error:
+        raise SessionError(f"{error}; try again in a moment: the job gets others if they are lost") from None
+
+
+HOSTS = "hosts"
+"""The command below ``dev`` by which the head says where held hosts are. It has tokens, and is not for people."""

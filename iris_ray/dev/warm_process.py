@@ -1,0 +1,381 @@
+"""The process that waits on a held host with modules imported, and forks for each run: user code starts at once.
+
+It has one thread and no connection to Ray, which is what makes the fork safe. The fork is a run's keeper: it takes what
+the person's process sends, starts the program in a fork of its own, and passes output, input and signals on. When the
+program ends, or the connection closes, it ends the program's whole tree.
+"""
+
+import contextlib
+import fcntl
+import importlib
+import itertools
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import process
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
+from iris_ray.dev.code_copy import CodeCopy
+from iris_ray.dev.code_directory import CodeFile
+from iris_ray.dev.wire import ERR, FILE, INPUT, OUT, Wire
+from iris_ray.inspection.jax_traces import answer_trace_requests
+from iris_ray.sessions.keeper import DEFAULTS, end_all, end_with_parent, settle, take_orphans
+
+FREE_S, FREE_POLL_S = 2.0, 0.02
+"""The run before, which is being ended, has so long to be gone."""
+LOOK_S = 0.5
+"""Seconds between two looks whether the run has to end."""
+CHUNK_BYTES = 1 << 16
+
+Program = Callable[[], None]
+
+
+class HeldDirectory:
+    """The directory of one held host: the copy of the code, and what its processes tell each other.
+
+    Args:
+        path: exists, and is this attempt's own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[bool]:
+        """Take the host for a run within the block. Yield whether it was free."""
+        with open(self.path / "run", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+
+    @property
+    def used(self) -> Path:
+        """Its time is that of the latest beginning or end of a run."""
+        return self.path / "used"
+
+    @property
+    def over(self) -> Path:
+        """Why the host is given back, if it is."""
+        return self.path / "over"
+
+
+def serve(listener: socket.socket, token: str, directory: HeldDirectory) -> Program:
+    """Fork for each connection, for ever. Return only in the process of a run: what the run is to do."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
+    while True:
+        connected, _ = listener.accept()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # modules may have started threads that do not matter
+            is_run = os.fork() == 0
+        if is_run:
+            listener.close()
+            return _keep(connected, token, directory)
+        connected.close()
+
+
+def _keep(connected: socket.socket, token: str, directory: HeldDirectory) -> Program:
+    """Be the keeper of one run: end this process with it. Return only in the process of its program."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        wire = Wire(connected, token, is_host=True)
+        for number in DEFAULTS:
+            signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
+        take_orphans()
+        program = _Run(wire, directory).begin()
+    except (OSError, EOFError):  # they are gone
+        os._exit(0)
+    return program
+
+
+class _Run:
+    def __init__(self, wire: Wire, directory: HeldDirectory) -> None:
+        self._wire = wire
+        self._directory = directory
+        self._files = TaskFiles.of_this_task()
+
+    def begin(self) -> Program:
+        """Do all of a run and end this process; in the process of its program, return what that is to do."""
+        asked = self._wire.hear()
+        deadline = time.monotonic() + FREE_S
+        while True:
+            with self._directory.taken() as is_ours:
+                if is_ours:
+                    if (program := self._begin(asked)) is not None:
+                        return program
+                    os._exit(0)
+            if time.monotonic() > deadline:
+                self._wire.say(error="another run goes on here; end it, or wait for its end")
+                os._exit(0)
+            time.sleep(FREE_POLL_S)
+
+    def _begin(self, asked: dict[str, Any]) -> Program | None:
+        try:
+            copy = self._receive(asked)
+        except (ValueError, OSError) as error:
+            self._wire.say(error=f"the directory can't be written there: {error}")
+            return None
+        self._wire.say(ready=True)
+        if not self._wire.hear().get("go"):
+            return None
+        self._directory.used.touch()
+        streams = [os.pipe() for _ in range(3)]
+        root = os.fork()
+        if root == 0:
+            return self._become(asked, copy, streams)
+        (theirs, into), (out, its_out), (err, its_err) = streams
+        for descriptor in (theirs, its_out, its_err):
+            os.close(descriptor)
+        self._pump(root, into, {out: OUT, err: ERR})
+        self._directory.used.touch()
+        return None
+
+    def _receive(self, asked: dict[str, Any]) -> CodeCopy:
+        copy = CodeCopy(self._directory.path)
+        wanted = [CodeFile(path, digest, 0, executable, link) for path, digest, executable, link in asked["files"]]
+        missing = copy.missing(wanted)
+        self._wire.say(missing=missing)
+        contents = {}
+        for digest in missing:
+            kind, contents[digest] = self._wire.receive()
+            if kind != FILE:
+                raise ValueError(f"a message of kind {kind!r} came in place of a file")
+        copy.update(wanted, contents)
+        return copy
+
+    def _pump(self, root: int, into: int, outputs: dict[int, bytes]) -> None:
+        """Pass bytes and signals on until the program's tree is gone, and tell its exit code."""
+        code: int | None = None
+        with contextlib.suppress(OSError, EOFError):  # they are gone, and so is the run
+            code = self._pump_until_end(root, into, outputs)
+        end_all()
+        for descriptor, kind in outputs.items():
+            while self._pass_on(descriptor, kind):
+                pass
+        self._wire.say(exit_code=code if code is None or code >= 0 else 128 - code)
+
+    def _pump_until_end(self, root: int, into: int, outputs: dict[int, bytes]) -> int | None:
+        """Return the exit code of the program as the kernel says it; None if the run ends before.
+
+        Raises:
+            OSError, EOFError: the other side is gone, or has ended the run.
+        """
+        pidfd, poll = os.pidfd_open(root), select.poll()
+        given = _Input(into, poll)
+        for descriptor in (self._wire.fileno(), pidfd, *outputs):
+            poll.register(descriptor, select.POLLIN)
+        look_at, told = 0.0, False
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(LOOK_S * 1000)}
+            for descriptor in ready & outputs.keys():
+                if not self._pass_on(descriptor, outputs[descriptor]):
+                    poll.unregister(descriptor)
+            if self._wire.fileno() in ready:
+                kind, said = self._wire.receive()
+                if kind == INPUT:
+                    given.add(said)
+                elif "signal" in said:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(root, int(said["signal"]))
+            given.write()
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == root:
+                    return os.waitstatus_to_exitcode(reaped[1])
+            if (now := time.monotonic()) >= look_at:
+                look_at = now + LOOK_S
+                if self._is_over():
+                    return None
+                told = told or self._tell_notice(root)
+
+    def _pass_on(self, descriptor: int, kind: bytes) -> bool:
+        """Pass output on, and return whether there was any."""
+        if data := os.read(descriptor, CHUNK_BYTES):
+            self._wire.send(kind, data)
+        return bool(data)
+
+    def _is_over(self) -> bool:
+        """Return whether the host is given back, and say so."""
+        try:
+            why = self._directory.over.read_text()
+        except OSError:
+            return False
+        self._wire.say(over=why)
+        return True
+
+    def _tell_notice(self, root: int) -> bool:
+        """Tell of the task's notice once there is one, and return whether there is."""
+        notice = None if self._files is None else self._files.read_notice()
+        if notice is None:
+            return False
+        self._wire.say(notice=notice.reason)
+        if _catches(root, signal.SIGTERM):
+            os.kill(root, signal.SIGTERM)
+        return True
+
+    def _become(self, asked: dict[str, Any], copy: CodeCopy, streams: Sequence[tuple[int, int]]) -> Program:
+        """Make this process the run's. Return what it is to do, unless that is another program: then be that."""
+        (stdin, _), (_, stdout), (_, stderr) = streams
+        settle()
+        for stream, descriptor in enumerate((stdin, stdout, stderr)):
+            os.dup2(descriptor, stream)
+        for descriptor in itertools.chain(*streams):
+            os.close(descriptor)
+        self._wire.close()
+        os.chdir(copy.path)
+        os.environ.update(asked["env"])
+        words = asked["words"]
+        if asked["warm"] and (program := python_program(words)) is not None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            if self._files is not None:
+                survive_notices(self._files)
+                answer_trace_requests(self._files)
+            return program
+        try:
+            os.execvp(words[0], words)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            os.write(2, f"iris-ray: {words[0]!r} can't be started on this host: {why}\n".encode())
+            os._exit(127)
+
+
+class _Input:
+    """What a program has yet to read from its stdin, a pipe. A poll ends when more of it can be written."""
+
+    def __init__(self, into: int, poll: "select.poll") -> None:
+        os.set_blocking(into, False)
+        self._into: int | None = into
+        self._poll = poll
+        self._rest = bytearray()
+        self._ends = False
+
+    def add(self, data: bytes) -> None:
+        """Add bytes; none mean the end."""
+        self._rest += data
+        self._ends = self._ends or not data
+
+    def write(self) -> None:
+        """Write what goes into the pipe now."""
+        if self._into is None:
+            return
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(self._into)
+        try:
+            while self._rest:
+                del self._rest[: os.write(self._into, self._rest)]
+        except BlockingIOError:
+            self._poll.register(self._into, select.POLLOUT)
+            return
+        except OSError:  # nobody reads it
+            self._ends = True
+        if self._ends:
+            os.close(self._into)
+            self._into = None
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
+    return bool(caught >> (number - 1) & 1)
+
+
+# -- Python programs ---------------------------------------------------------------------------------------------------
+
+
+def python_program(words: Sequence[str]) -> Program | None:
+    """Return how a forked process does what ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` do; None for others."""
+    if os.path.basename(words[0]) not in ("python", "python3"):
+        return None
+    rest = list(words[1:])
+    if rest[:1] == ["-u"]:
+        del rest[0]
+    match rest:
+        case ["-m", module, *arguments]:
+            return lambda: _as_main(["-m", *arguments], "", lambda: runpy.run_module(module, None, "__main__", True))
+        case ["-c", code, *arguments]:
+            return lambda: _as_main(["-c", *arguments], "", lambda: _execute(code.encode(), "<string>"))
+        case [script, *arguments] if not script.startswith("-"):
+            folder = str(Path(script).resolve().parent)
+            return lambda: _as_main([script, *arguments], folder, lambda: _execute(_text_of(script), script))
+    return None
+
+
+def _text_of(script: str) -> bytes:
+    try:
+        return Path(script).read_bytes()
+    except OSError as error:
+        print(f"python: can't open file {script!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _execute(text: bytes, file: str) -> None:
+    main = types.ModuleType("__main__")
+    if file != "<string>":
+        main.__file__ = file
+    sys.modules["__main__"] = main
+    exec(compile(text, file, "exec", dont_inherit=True), main.__dict__)
+
+
+def _as_main(arguments: list[str], folder: str, run: Callable[[], object]) -> NoReturn:
+    """Run a program as the interpreter would: its arguments, its folder, its streams, and how its errors are told."""
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where what it spawns looks for its script
+    sys.argv = arguments
+    sys.path.insert(0, folder)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    random.seed()
+    if (of_numpy := sys.modules.get("numpy.random")) is not None:
+        of_numpy.seed()  # else each run would draw the same numbers
+    try:
+        run()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        users = error.with_traceback(_users_part(error.__traceback__))
+        sys.excepthook(type(users), users, users.__traceback__)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+    sys.exit(0)
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and (trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")):
+        trace = trace.tb_next
+    return trace
+
+
+def main() -> None:
+    """Import modules, listen, tell where, and serve. What to do comes as a line of JSON on stdin."""
+    end_with_parent()
+    wanted = json.loads(sys.stdin.readline())
+    problems = []
+    for module in wanted["preload"]:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            problems.append(f"{module} can't be imported ahead: {type(error).__name__}: {error}")
+    listener = socket.create_server((wanted["address"], 0), backlog=64)
+    print(json.dumps({"port": listener.getsockname()[1], "problems": problems}), flush=True)
+    os.dup2(2, 1)
+    serve(listener, wanted["token"], HeldDirectory(Path(wanted["directory"])))()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Tasks that are containers.
+
+A service. May import: everything.
+"""

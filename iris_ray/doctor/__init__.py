@@ -1,0 +1,4 @@
+"""Checks this machine, the cluster and each host; gathers a bug report.
+
+A service. May import: everything.
+"""

@@ -1,0 +1,114 @@
+"""``iris-ray bug-report``: one file with what other commands say about a job, for a person to read and then to send."""
+
+import contextlib
+import io
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+import iris_ray
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.address import address_given, address_option, cluster, dashboard_address
+from iris_ray.cli.completion import all_jobs
+from iris_ray.cli.conventions import INTERRUPTED, require_place
+from iris_ray.errors import IrisError
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.remote.on_head import run_on_head, run_on_head_into
+from iris_ray.terminal import live_line
+
+LINES = 200
+"""So many of the last lines are kept of the task that failed first."""
+_WARNING = """\
+Read this before you send it, and delete what others must not see. The log and the stacks are what your program printed
+and does; of environment variables there are names only."""
+
+
+@click.command("bug-report")
+@click.argument("job", shell_complete=all_jobs)
+@click.option("--output", "-o", metavar="FILE", help="Where to write it; - for stdout.  [default: JOB.report.txt]")
+@address_option
+def bug_report(job: str, output: str | None) -> None:
+    """Write one text file about a job, to read and then to send: what happened, why, where, and with which versions.
+
+    It has the job's state, tasks and events with their causes, its goodput, the last lines of the task that failed
+    first, the stacks and names of variables of running tasks, and what the doctor says of the cluster and its hosts.
+
+    \b
+      iris-ray bug-report train-1a2b3c4d                 writes train-1a2b3c4d.report.txt
+      iris-ray bug-report train-1a2b3c4d -o - | less
+
+    JOB is an id that `iris-ray ls --all` shows. This takes half a minute, and changes nothing.
+    """
+    path = Path(output or f"{job.replace('/', '-')}.report.txt")
+    if output != "-":
+        require_place(path)
+    if (dashboard := dashboard_address()) is not None:
+        words = ["bug-report", job, "--output", "-"]
+        run_on_head(dashboard, words) if output == "-" else run_on_head_into(dashboard, words, path)
+    with cluster():
+        ControllerConnection().ask(ControllerInterface.job_status, job)  # raises if there is no such job
+        text = "\n".join(_sections(job))
+    if output == "-":
+        click.echo(text)
+        return
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    click.echo(f"{path}: {len(text.splitlines())} lines. Read it before you send it")
+
+
+def _sections(job: str) -> Iterator[str]:
+    """Yield the parts of the report."""
+    now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    here = f"iris_ray {iris_ray.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield f"iris-ray bug-report {job}, {now}\n{here}\n\n{_WARNING}\n"
+    tasks = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
+    runs = any(task.state is TaskState.RUNNING for task in tasks)
+    for command in (
+        f"job status {job}",
+        f"why {job}",
+        f"job tasks {job}",
+        f"job events {job}",
+        f"job goodput {job}",
+        f"logs {job} --tail {LINES}",
+        *([f"job stacks {job}"] if runs else []),
+        "host ls",
+        "cluster settings",
+        "cluster controller status",
+        "doctor",
+    ):
+        with live_line("iris-ray") as line:
+            line.show(f"asking: {command}")
+            yield f"== iris-ray {command}\n\n{_said_by(*command.split())}"
+    if runs:
+        yield f"== names of the variables of a task\n\n{_names(job)}\n"
+
+
+def _said_by(*words: str) -> str:
+    """Return what a command prints, its errors included."""
+    from iris_ray.cli.main import main
+
+    address = address_given(click.get_current_context())
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        options = () if address is None else ("--address", address)
+        code = main.main([*options, *words], prog_name="iris-ray", standalone_mode=False)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    printed.seek(0)
+    return printed.read()
+
+
+def _names(job: str) -> str:
+    """Return the names of the variables of the first task that runs, or why they can't be had."""
+    from iris_ray.inspection import client as inspection
+
+    tasks = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
+    try:
+        return next(" ".join(inspection.variables(task)) for task in tasks if task.state is TaskState.RUNNING)
+    except (IrisError, StopIteration) as error:
+        return str(error) or "no task runs any more"

@@ -1,0 +1,522 @@
+"""The Controller's metrics: their definitions, and the measurement of the queue, jobs, hosts and users."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+from typing import Protocol
+
+from ray.util import metrics
+
+from iris_ray.actors.controller.views import worker_status
+from iris_ray.actors.protocol.status import HostCondition, condition_of
+from iris_ray.capacity.board import CapacityBoard
+from iris_ray.model.goodput import Totals, measure, time_lost
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.time_lost import FailureCause, TimeLost
+from iris_ray.model.workers import Worker
+from iris_ray.state import ControllerState
+from iris_ray.state.job_table import is_measured
+
+# -- definitions: Ray exports each metric with ``ray_`` before its name ------------------------------------------------
+
+WAIT_S = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600, 4 * 3600, 12 * 3600, 24 * 3600, 72 * 3600)
+"""Bucket limits for waits in the queue and for recoveries, in seconds."""
+START_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+"""Bucket limits for launches, in seconds."""
+STORE_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+"""Bucket limits for writings into the cluster's store, in seconds."""
+
+
+class MetricKind(Enum):
+    """A gauge shows a present number, a counter a total, a histogram durations."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: without Ray's prefix.
+        labels: the names of its labels.
+        meaning: in words.
+        buckets: the bucket limits of a histogram, in seconds.
+    """
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    meaning: str
+    buckets: tuple[float, ...] = ()
+
+
+_G, _C, _H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
+
+PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, whole or in part")
+RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
+ADMISSION_WAIT = Metric(
+    "iris_admission_wait_seconds", _H, ("band", "tpu_type"), "wait in the queue, for each attempt", WAIT_S
+)
+LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from getting hosts to the first running task", START_S)
+RECOVERY = Metric(
+    "iris_recovery_seconds",
+    _H,
+    ("tpu_type", "cause"),
+    "from an attempt's end to the first running task of the next",
+    WAIT_S,
+)
+TIME_LOST = Metric(
+    "iris_time_lost_seconds",
+    _H,
+    ("tpu_type", "cause"),
+    "what a gang's failure cost, until its next new step",
+    WAIT_S,
+)
+TIME_LOST_CHIPS = Metric(
+    "iris_time_lost_chip_seconds_total", _C, ("user", "cause"), "chip-seconds that failures of gangs cost"
+)
+ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
+JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
+HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
+USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
+USER_CHIP_SECONDS = Metric(
+    "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
+)
+TEAM_CHIPS = Metric(
+    "iris_team_chips", _G, ("team", "tpu_type"), "chips that a team and its parts hold, of types with quotas"
+)
+TEAM_QUOTA = Metric("iris_team_quota_chips", _G, ("team", "tpu_type"), "chips of the quota of a team")
+CONTROLLER_EPOCH = Metric(
+    "iris_controller_epoch", _G, ("version",), "the Controller's number; each successor's is larger"
+)
+CONTROLLER_ALIVE = Metric(
+    "iris_controller_alive_timestamp_seconds",
+    _G,
+    ("version",),
+    "when the Controller last measured itself, in Unix time",
+)
+JOURNAL = Metric("iris_journal_seconds", _H, (), "how long the cluster's store took to write decisions", STORE_S)
+JOURNAL_WAITING = Metric("iris_journal_waiting_seconds", _G, (), "for how long the present writing has waited")
+SET_ASIDE = Metric(
+    "iris_set_aside", _G, ("kind",), "jobs that the Controller could not handle, and records it can't read"
+)
+MISSING_SLICES = Metric("iris_missing_slices", _G, ("tpu_type",), "further slices that waiting jobs need")
+MISSING_FOR = Metric(
+    "iris_missing_slices_seconds", _G, ("tpu_type",), "for how long such slices have been missing without a break"
+)
+FINISHED_CHIP_SECONDS = Metric(
+    "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
+)
+PROVISIONED_CHIPS = Metric(
+    "iris_provisioned_chips",
+    _G,
+    ("tpu_type", "source", "market", "state"),
+    "chips that provisioners have asked for and hold",
+)
+PROVISIONING_WAIT = Metric(
+    "iris_provisioning_oldest_request",
+    _G,
+    ("tpu_type", "source"),
+    "seconds since the oldest request of a provisioner that still waits",
+)
+HOURLY_COST = Metric(
+    "iris_provisioned_cost_per_hour",
+    _G,
+    ("tpu_type", "source", "market", "currency"),
+    "price of the slices that provisioners hold, as far as it is known",
+)
+PROVISIONER_FAILURES = Metric(
+    "iris_provisioner_failures",
+    _G,
+    ("provisioner", "source"),
+    "failures in a row at a source of slices, of the type with most",
+)
+PROVISIONER_OVERDUE = Metric(
+    "iris_provisioner_overdue_seconds", _G, ("provisioner",), "by how much the report of a provisioner is late"
+)
+PROVISIONER_UNDELETED = Metric(
+    "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
+)
+
+METRICS = (
+    PENDING_JOBS,
+    RUNNING_JOBS,
+    ADMISSION_WAIT,
+    LAUNCH,
+    RECOVERY,
+    TIME_LOST,
+    TIME_LOST_CHIPS,
+    ATTEMPTS_ENDED,
+    JOBS_FINISHED,
+    HOSTS,
+    USER_CHIPS,
+    USER_CHIP_SECONDS,
+    TEAM_CHIPS,
+    TEAM_QUOTA,
+    FINISHED_CHIP_SECONDS,
+    CONTROLLER_EPOCH,
+    CONTROLLER_ALIVE,
+    JOURNAL,
+    JOURNAL_WAITING,
+    SET_ASIDE,
+    MISSING_SLICES,
+    MISSING_FOR,
+    PROVISIONED_CHIPS,
+    PROVISIONING_WAIT,
+    HOURLY_COST,
+    PROVISIONER_FAILURES,
+    PROVISIONER_OVERDUE,
+    PROVISIONER_UNDELETED,
+)
+
+
+# -- meter: Ray's metrics, which Prometheus reads from every node ------------------------------------------------------
+
+Labels = Mapping[str, str]
+
+
+class Meter(Protocol):
+    """Takes measurements."""
+
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
+        """Set a gauge."""
+
+    def add(self, metric: Metric, amount: float, labels: Labels) -> None:
+        """Add to a counter."""
+
+    def observe(self, metric: Metric, seconds: float, labels: Labels) -> None:
+        """Add one duration to a histogram."""
+
+
+class RayMeter:
+    """Gives measurements to Ray. The node's agent exports them every ten seconds; without an agent they are lost."""
+
+    def __init__(self) -> None:
+        of = {kind: [metric for metric in METRICS if metric.kind is kind] for kind in MetricKind}
+        self._gauges = {m: metrics.Gauge(m.name, m.meaning, tag_keys=m.labels) for m in of[MetricKind.GAUGE]}
+        self._counters = {m: metrics.Counter(m.name, m.meaning, tag_keys=m.labels) for m in of[MetricKind.COUNTER]}
+        self._histograms = {
+            m: metrics.Histogram(m.name, m.meaning, boundaries=list(m.buckets), tag_keys=m.labels)
+            for m in of[MetricKind.HISTOGRAM]
+        }
+
+    def set(self, metric: Metric, value: float, labels: Labels) -> None:
+        self._gauges[metric].set(value, dict(labels))
+
+    def add(self, metric: Metric, amount: float, labels: Labels) -> None:
+        if amount > 0:
+            self._counters[metric].inc(amount, dict(labels))
+
+    def observe(self, metric: Metric, seconds: float, labels: Labels) -> None:
+        self._histograms[metric].observe(seconds, dict(labels))
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+
+MOST_VALUES = 100
+"""A label whose values users choose has at most so many values. Further ones count as `OTHER`."""
+OTHER, NO_TYPE = "other", "none"
+
+Values = tuple[str, ...]
+"""The values of a metric's labels, in their order."""
+
+_CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerFacts:
+    """What is measured of the Controller itself.
+
+    Attributes:
+        epoch, version: its number, and its version of iris_ray.
+        wall: the time, in Unix time.
+        writings: how long the journal's latest writings took; seconds.
+        writing_for: for how long the present writing has waited; 0 if nothing is being written; seconds.
+        set_aside: how many jobs and records were set aside, by kind.
+        missing: how many more slices waiting jobs need, by type.
+    """
+
+    epoch: int
+    version: str
+    wall: float
+    writings: Sequence[float]
+    writing_for: float
+    set_aside: Mapping[str, int]
+    missing: Mapping[str, int]
+
+
+class Measurements:
+    """Measures a state. Call `look` every few seconds; it reads only what has changed, so it costs next to nothing.
+
+    Args:
+        state: read only. What its jobs did before is not measured.
+        unusable: node ids of the live hosts that no job gets; read only.
+        meter: takes the measurements.
+        now: seconds on the events' clock.
+    """
+
+    def __init__(self, state: ControllerState, unusable: Collection[str], meter: Meter, now: float) -> None:
+        self._state = state
+        self._unusable = unusable
+        self._meter = meter
+        names = "tpu_type", "user", "team", "source", "market", "currency", "provisioner"
+        self._names: dict[str, dict[str, None]] = {name: {} for name in names}
+        self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
+        self._jobs_read = state.job_changes.version
+        self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
+        self._lost: dict[str, Mapping[FailureCause, TimeLost]] = {}  # job id → the time lost that has been measured
+        self._starting: dict[str, dict[tuple[int, int], float]] = {}  # job id → gang, attempt → when it got hosts
+        self._hosts_read = -1
+        self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
+        self._looked_at = now
+        self._missing_since: dict[str, float] = {}
+        for job in state.jobs.values():  # their earlier ends are not measured again
+            self._ends[job.spec.job_id] = _ends_of(job)
+            if is_measured(job):
+                self._lost[job.spec.job_id] = time_lost(job.times, now)
+
+    def placed(self, job: Job, gang: Gang, now: float) -> None:
+        """Measure the wait of a gang that gets hosts now."""
+        if job.spec.spare_for is None:
+            labels = self._of_job(job.spec, "band", "tpu_type")
+            self._meter.observe(ADMISSION_WAIT, max(0.0, now - gang.waiting_since), labels)
+            self._starting.setdefault(job.spec.job_id, {})[gang.position, gang.attempt] = now
+
+    def look(self, now: float) -> None:
+        """Measure changes since the last look, and set the gauges."""
+        changed = self._state.job_changes.since(self._jobs_read)
+        known = self._state.jobs, self._ends, self._starting  # the state may have forgotten some of these jobs
+        for job_id in dict.fromkeys(chain(*known) if changed is None else changed):
+            self._look_at_job(job_id, now)
+        self._jobs_read = self._state.job_changes.version
+        self._look_at_hosts(now)
+        self._count_jobs()
+        self._count_chips(now)
+        self._count_team_chips()
+
+    def look_at_controller(self, facts: "ControllerFacts", now: float) -> None:
+        """Measure the Controller itself."""
+        version = (facts.version,)
+        self._set(CONTROLLER_EPOCH, {version: facts.epoch})
+        self._set(CONTROLLER_ALIVE, {version: facts.wall})
+        for seconds in facts.writings:
+            self._meter.observe(JOURNAL, seconds, {})
+        self._set(JOURNAL_WAITING, {(): facts.writing_for})
+        self._set(SET_ASIDE, {(kind,): count for kind, count in facts.set_aside.items()})
+        missing = Counter({self._named("tpu_type", tpu_type): count for tpu_type, count in facts.missing.items()})
+        self._missing_since = {tpu_type: self._missing_since.get(tpu_type, now) for tpu_type in +missing}
+        self._set(MISSING_SLICES, {(tpu_type,): count for tpu_type, count in missing.items()})
+        self._set(MISSING_FOR, {(tpu_type,): now - since for tpu_type, since in self._missing_since.items()})
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _look_at_job(self, job_id: str, now: float) -> None:
+        job = self._state.jobs.get(job_id)
+        if job is None or job.spec.spare_for is not None:
+            self._ends.pop(job_id, None)
+            self._lost.pop(job_id, None)
+            self._starting.pop(job_id, None)
+            return
+        self._measure_starts(job)
+        self._measure_ends(job)
+        if is_measured(job) and (len(job.times.attempts) > 1 or job.times.settled_failures):
+            self._measure_time_lost(job, now)
+
+    def _measure_time_lost(self, job: Job, now: float) -> None:
+        """Measure the failures that are over since the last look."""
+        known, found = self._lost.get(job.spec.job_id, {}), time_lost(job.times, now)
+        self._lost[job.spec.job_id] = found
+        labels, user = self._of_job(job.spec, "tpu_type"), self._named("user", job.spec.user)
+        for cause, lost in found.items():
+            before = known.get(cause, TimeLost())
+            for lost_s, _ in lost.latest[before.count - lost.count :] if lost.count > before.count else ():
+                self._meter.observe(TIME_LOST, lost_s, {**labels, "cause": cause.value})
+            more = max(0.0, lost.chip_seconds - before.chip_seconds)
+            self._meter.add(TIME_LOST_CHIPS, more, {"user": user, "cause": cause.value})
+
+    def _measure_starts(self, job: Job) -> None:
+        waits = self._starting.pop(job.spec.job_id, {})
+        for (position, attempt), placed_at in waits.items():
+            gang = job.gangs[position]
+            started_at = _start_of(gang, attempt)
+            if started_at is not None:
+                self._measure_start(job, gang, attempt, started_at, placed_at)
+            elif gang.attempt == attempt and job.over is None:
+                self._starting.setdefault(job.spec.job_id, {})[position, attempt] = placed_at
+
+    def _measure_start(self, job: Job, gang: Gang, attempt: int, started_at: float, placed_at: float) -> None:
+        labels = self._of_job(job.spec, "tpu_type")
+        self._meter.observe(LAUNCH, max(0.0, started_at - placed_at), labels)
+        before = next((past for past in reversed(gang.past) if past.number < attempt), None)
+        if before is not None and before.started_at is not None:
+            away_s = max(0.0, started_at - before.ended_at)
+            self._meter.observe(RECOVERY, away_s, {**labels, "cause": _CAUSES[before.state]})
+
+    def _measure_ends(self, job: Job) -> None:
+        ends, known = _ends_of(job), self._ends.get(job.spec.job_id, Counter())
+        self._ends[job.spec.job_id] = ends
+        labels = self._of_job(job.spec, "band", "tpu_type")
+        for cause, count in (ends - known).items():
+            if job.over is not None and cause == job.over.value:
+                self._meter.add(JOBS_FINISHED, 1, {**labels, "state": cause})
+                self._measure_goodput(job)
+            else:
+                self._meter.add(ATTEMPTS_ENDED, count, {**labels, "cause": cause})
+
+    def _measure_goodput(self, job: Job) -> None:
+        """Measure the chip-seconds of a job that has just ended, by their use."""
+        if not is_measured(job):
+            return
+        user = self._named("user", job.spec.user)
+        spent = Totals.of(measure(job.times, job.submitted_at, self._looked_at)).chip_seconds
+        for kind, chip_seconds in spent.items():
+            self._meter.add(FINISHED_CHIP_SECONDS, chip_seconds, {"user": user, "kind": kind})
+
+    def _count_jobs(self) -> None:
+        jobs = self._state.jobs
+        running = {attempt.job_id for attempts in self._state.attempts.values() for attempt in attempts}
+        waiting: Counter[Values] = Counter(self._kind(job.spec) for job in self._state.pending() if _counts(job))
+        self._set(PENDING_JOBS, waiting)
+        live = (job for job in map(jobs.get, running) if job is not None and _counts(job) and job.over is None)
+        having_hosts: Counter[Values] = Counter(map(self._kind, (job.spec for job in live)))
+        self._set(RUNNING_JOBS, having_hosts)
+
+    def _kind(self, spec: JobSpec) -> tuple[str, str]:
+        return spec.priority.name.lower(), self._named("tpu_type", spec.device or NO_TYPE)
+
+    # -- hosts and users -------------------------------------------------------------------------------------------
+
+    def _look_at_hosts(self, now: float) -> None:
+        fleet = self._state.fleet
+        changed = fleet.changes_since(self._hosts_read) if self._hosts_read >= 0 else None
+        if changed is None:
+            self._hosts.clear()
+        for worker in fleet.workers.values() if changed is None else changed:
+            live = fleet.workers.get(worker.node_id)
+            if live is None:
+                self._hosts.pop(worker.node_id, None)
+            else:
+                self._hosts[worker.node_id] = self._host(live, now)
+        self._hosts_read = fleet.version
+        conditions: Counter[Values] = Counter(self._hosts.values())
+        if unusable := sum(node_id not in fleet.workers for node_id in self._unusable):
+            conditions[NO_TYPE, HostCondition.UNUSABLE.value] = unusable
+        self._set(HOSTS, conditions)
+
+    def _host(self, worker: Worker, now: float) -> tuple[str, str]:
+        status = worker_status(worker, self._state, now)
+        return self._named("tpu_type", status.device or NO_TYPE), condition_of(status, self._is_spare).value
+
+    def _is_spare(self, job_id: str) -> bool:
+        job = self._state.jobs.get(job_id)
+        return job is not None and job.spec.spare_for is not None
+
+    def _count_chips(self, now: float) -> None:
+        held: dict[Values, float] = {}
+        for user, band in self._state.limits.accounts:
+            if (chips := self._state.limits.held(user, band).chips) > 0:
+                values = (self._named("user", user),)
+                held[values] = held.get(values, 0.0) + chips
+        passed, self._looked_at = max(0.0, now - self._looked_at), now
+        for (user,), chips in held.items() if passed else ():
+            self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
+        self._set(USER_CHIPS, held)
+
+    def _count_team_chips(self) -> None:
+        teams, usage = self._state.teams.teams, self._state.teams.usage
+        quotas: dict[Values, float] = {}
+        held: dict[Values, float] = {}
+        for kind in teams.types:
+            for team in teams:
+                of_team: Mapping[str, float] = usage.get(team.name, {})
+                quota, used = teams.chips(team.name, kind), of_team.get(kind, 0.0)
+                if quota or used:
+                    values = self._named("team", team.name), self._named("tpu_type", kind)
+                    quotas[values] = quotas.get(values, 0.0) + quota
+                    held[values] = held.get(values, 0.0) + used
+        self._set(TEAM_QUOTA, quotas)
+        self._set(TEAM_CHIPS, held)
+
+    # -- provisioners ----------------------------------------------------------------------------------------------
+
+    def look_at_capacity(self, board: CapacityBoard) -> None:
+        """Set the gauges of what provisioners have asked for and hold."""
+        chips: Counter[Values] = Counter()
+        waits: dict[Values, float] = {}
+        costs: dict[Values, float] = {}
+        failures: dict[Values, float] = {}
+        undeleted: Counter[Values] = Counter()
+        for report in board.reports():
+            for lot in report.lots:
+                kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
+                market = self._named("market", lot.market)
+                chips[*kind, market, "held" if lot.joined else "asked"] += lot.chips
+                if not lot.joined and lot.since:
+                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(lot))
+                if lot.joined and lot.hourly is not None:
+                    priced = *kind, market, self._named("currency", report.currency)
+                    costs[priced] = costs.get(priced, 0.0) + lot.hourly
+            if report.undeleted:
+                undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
+            for trouble in report.troubles:
+                place = self._named("provisioner", report.owner), self._named("source", trouble.source)
+                failures[place] = max(failures.get(place, 0.0), trouble.failures)
+        overdue: dict[Values, float] = {(self._named("provisioner", who),): s for who, s in board.overdue().items()}
+        for metric, amounts in (
+            (PROVISIONED_CHIPS, chips),
+            (PROVISIONING_WAIT, waits),
+            (HOURLY_COST, costs),
+            (PROVISIONER_FAILURES, failures),
+            (PROVISIONER_OVERDUE, overdue),
+            (PROVISIONER_UNDELETED, undeleted),
+        ):
+            self._set(metric, amounts)
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    def _set(self, metric: Metric, amounts: Mapping[Values, float]) -> None:
+        """Set a gauge for all values of its labels. Set earlier values that have no amount now to 0."""
+        known = self._shown.setdefault(metric, set())
+        known.update(amounts)
+        for values in known:
+            self._meter.set(metric, amounts.get(values, 0.0), dict(zip(metric.labels, values, strict=True)))
+
+    def _of_job(self, spec: JobSpec, *names: str) -> dict[str, str]:
+        band, tpu_type = self._kind(spec)
+        return {name: {"band": band, "tpu_type": tpu_type}[name] for name in names}
+
+    def _named(self, label: str, value: str) -> str:
+        """Return the value of a label; `OTHER` if there are too many values already."""
+        known = self._names[label]
+        if value not in known and len(known) >= MOST_VALUES:
+            return OTHER
+        known[value] = None
+        return value
+
+
+def _start_of(gang: Gang, attempt: int) -> float | None:
+    """Return when the first task of an attempt ran; None if none has, or the gang's record has dropped the attempt."""
+    if gang.attempt == attempt:
+        return gang.running_since if gang.running_since < math.inf else None
+    return next((past.started_at for past in gang.past if past.number == attempt), None)
+
+
+def _ends_of(job: Job) -> Counter[str]:
+    """Return how many of a job's attempts have ended early, by cause, and 1 for the state in which the job ended."""
+    ends = Counter(failure=job.failures, preemption=job.preemptions, eviction=job.evictions)
+    if job.over is not None:
+        ends[job.over.value] = 1
+    return ends
+
+
+def _counts(job: Job) -> bool:
+    """Return whether people see it as a job. A spare is none."""
+    return job.spec.spare_for is None

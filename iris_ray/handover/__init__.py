@@ -1,0 +1,4 @@
+"""What outlives the cluster: export and import.
+
+A service. May import: everything.
+"""

@@ -1,0 +1,280 @@
+"""What one Controller hands over to another in a file: its records as lines, and lines as events.
+
+See `iris_ray.handover.file` for the format. Times are wall times in the file.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.errors import InvalidRequestError, IrisError
+from iris_ray.goodput.sums import ChipState, FleetTimes, ForgottenJob, UserDay, UserTimes
+from iris_ray.handover.file import Line, spec_line
+from iris_ray.model.cluster_settings import TABLE, WasSet
+from iris_ray.model.goodput import Totals
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Teams
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
+    Event,
+    LimitsSetEvent,
+    PastUsageEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TeamsSetEvent,
+)
+from iris_ray.state.job_table import times_of_forgotten
+from iris_ray.state.records import JobRecord
+
+_NODE_ID = re.compile(r"[0-9a-f]{56}")
+
+# -- from records to lines ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandedOver:
+    """The records of a Controller, for a file.
+
+    Attributes:
+        lines: of all kinds but packages; those of jobs lack the functions and variables, which their pools have.
+        left_out: what can't be carried over, in words.
+    """
+
+    lines: list[Line] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def hand_over(journal: Journal) -> HandedOver:
+    """Return the records of the last Controller, which may still run. Write nothing.
+
+    Raises:
+        UnknownRecordError: another version of iris_ray wrote the records.
+    """
+    records, settings = journal.look_back()
+    found = HandedOver()
+    for event in settings:
+        _add_event(found, event, journal.clock)
+    found.lines += user_days(journal.user_times) + fleet_days(journal.fleet_times)
+    teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
+    left = {record.job.spec.job_id for record in records if record.job.over is None}
+    for record in records:
+        if record.job.spec.spare_for is None:
+            is_over = record.job.over is not None
+            line = finished_line(record, journal.clock) if is_over else job_line(record, journal.clock, teams, left)
+            found.lines.append(line)
+    for aside in journal.contained.records.values():
+        found.left_out.append(f"{aside.name}: {aside.why}")
+    return found
+
+
+def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
+    match event:
+        case SettingSetEvent(name, WasSet(text, user, at)):
+            found.lines.append({"kind": "setting", "name": name, "text": text, "user": user, "at": at})
+        case LimitsSetEvent(user, band, limits):
+            found.lines.append({"kind": "limits", "user": user, "band": band.name, "limits": dict(limits.items())})
+        case TeamsSetEvent(teams) if teams:
+            found.lines.append({"kind": "teams", "teams": Teams(teams).to_tables()})
+        case TaintedEvent(target, taint, reason, until):
+            if until is not None or _NODE_ID.fullmatch(target):
+                found.left_out.append(
+                    f"the taint {taint} on {target} ({reason}): it is about a machine of this cluster"
+                )
+            else:
+                found.lines.append({"kind": "taint", "target": target, "taint": taint, "reason": reason})
+        case PastUsageEvent(hours, at, of_teams):
+            past = {"hours": {user: dict(of) for user, of in hours.items()}}
+            past |= {"of_teams": {team: dict(of) for team, of in of_teams.items()}} if of_teams else {}
+            found.lines.append({"kind": "usage", "at": clock.wall(at), **past})
+
+
+def user_days(times: UserTimes) -> list[Line]:
+    """Return the lines of the sums of all users."""
+    return [
+        {
+            "kind": "user_day",
+            "day": one.day,
+            "user": one.user,
+            "team": one.team,
+            "jobs": one.jobs,
+            "seconds": dict(one.seconds),
+            "chip_seconds": dict(one.chip_seconds),
+        }
+        for one in times.since(0.0)
+    ]
+
+
+def fleet_days(times: FleetTimes) -> list[Line]:
+    """Return the lines with the time of the chips by day and state."""
+    return [{"kind": "fleet_day", "day": day, "chip_seconds": dict(of)} for day, of in times.since("").items()]
+
+
+def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
+    """Return the line of a job that has not ended, with what is left of its budgets, and a team that exists.
+
+    ``left``: ids of the jobs that have not ended; the group of the job consists of those.
+    """
+    job = record.job
+    return {
+        "kind": "job",
+        "job_id": job.spec.job_id,
+        "state": job.state.value,
+        "submitted_at": clock.wall(job.submitted_at),
+        "attempts": job.attempt,
+        "tasks": job.size,
+        "succeeded": job.counts[TaskState.SUCCEEDED],
+        "yields": job.yields,
+        "spec": spec_line(
+            replace(
+                with_remaining_budgets(job),
+                team=teams.nearest(job.spec.team),
+                group=job.spec.group and job.spec.group.without_others(left),
+            )
+        ),
+    }
+
+
+def with_remaining_budgets(job: Job) -> JobSpec:
+    """Return a job's spec with the rest of its retry budgets, and only the predecessors that it still awaits.
+
+    The gangs of a job with several begin anew.
+    """
+    spec = replace(job.spec, after=job.awaits)
+    if spec.is_one_gang:
+        spec = replace(
+            spec,
+            max_retries_failure=max(0, spec.max_retries_failure - job.gang.failures),
+            max_retries_preemption=max(0, spec.max_retries_preemption - job.gang.preemptions),
+        )
+    if spec.max_task_failures is not None:
+        spec = replace(spec, max_task_failures=max(0, spec.max_task_failures - job.failures))
+    return spec
+
+
+def finished_line(record: JobRecord, clock: Clock) -> Line:
+    """Return the line of a job that has ended: for people, and for the sums."""
+    job = record.job
+    totals = next((one.totals for one in times_of_forgotten(job)), Totals())
+    return {
+        "kind": "finished",
+        "job_id": job.spec.job_id,
+        "name": job.spec.name,
+        "user": job.spec.user,
+        "team": job.spec.team,
+        "device": job.spec.device,
+        "state": job.state.value,
+        "submitted_at": clock.wall(job.submitted_at),
+        "ended_at": clock.wall_or_none(job.times.ended_at),
+        "attempts": job.attempt,
+        "failures": job.failures,
+        "preemptions": job.preemptions,
+        "error": job.error,
+        "seconds": dict(totals.seconds),
+        "chip_seconds": dict(totals.chip_seconds),
+    }
+
+
+# -- from lines to events ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TakenOver:
+    """What a Controller takes from a file.
+
+    Attributes:
+        events: settings, limits, teams, taints and usage.
+        days: sums of users.
+        finished: jobs for the sums of users, by wall time.
+        fleet: chip-seconds by day and state.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    days: list[UserDay] = field(default_factory=list)
+    finished: list[ForgottenJob] = field(default_factory=list)
+    fleet: list[tuple[str, dict[ChipState, float]]] = field(default_factory=list)
+
+    def add_to(self, user_times: UserTimes, fleet_times: FleetTimes) -> None:
+        """Add the sums to those of a Controller."""
+        for user_day in self.days:
+            user_times.include(user_day)
+        for job in self.finished:
+            user_times.add(job)
+        for day, states in self.fleet:
+            fleet_times.add(day, states, 1.0)
+
+
+def take_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ()) -> TakenOver:
+    """Return what lines of a file, as JSON, mean to a Controller.
+
+    Args:
+        lines: a JSON list of lines of the kinds of `HandedOver`, without jobs.
+        clock: the Controller's.
+        now: the wall time.
+        keep: names of settings that are set here already, and stay.
+
+    Raises:
+        InvalidRequestError: a line makes no sense; the message has it.
+    """
+    taken = TakenOver()
+    for line in json.loads(lines):
+        try:
+            _take(taken, line, clock, now, keep)
+        except (IrisError, KeyError, TypeError, ValueError, AttributeError) as error:
+            why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
+            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
+    return taken
+
+
+def _take(taken: TakenOver, line: Line, clock: Clock, now: float, keep: Sequence[str]) -> None:
+    match line["kind"]:
+        case "setting":
+            name = str(line["name"])
+            if name in TABLE and name not in keep:
+                was_set = WasSet(TABLE[name].checked(line["text"]), str(line["user"]), float(line["at"]))
+                taken.events.append(SettingSetEvent(name, was_set))
+        case "limits":
+            limits = Limits(**line["limits"])
+            taken.events.append(LimitsSetEvent(str(line["user"]), PriorityBand[line["band"]], limits))
+        case "teams":
+            taken.events.append(TeamsSetEvent(tuple(Teams.from_tables(line["teams"]))))
+        case "taint":
+            taken.events.append(TaintedEvent(str(line["target"]), str(line["taint"]), str(line["reason"])))
+        case "usage":
+            hours = {str(user): _amounts(of) for user, of in line["hours"].items()}
+            of_teams = {str(team): _amounts(of) for team, of in line.get("of_teams", {}).items()}
+            age = max(0.0, now - float(line["at"]))
+            taken.events.append(PastUsageEvent(hours, clock.now() - age, of_teams))
+        case "user_day":
+            sums = _amounts(line["seconds"]), _amounts(line["chip_seconds"])
+            team = str(line.get("team") or "")
+            taken.days.append(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *sums, team))
+        case "fleet_day":
+            taken.fleet.append((str(line["day"]), {ChipState(s): a for s, a in _amounts(line["chip_seconds"]).items()}))
+        case "finished" if line["seconds"] and line["ended_at"] is not None:
+            totals = Totals(_amounts(line["seconds"]), _amounts(line["chip_seconds"]))
+            team = str(line.get("team") or "")
+            taken.finished.append(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
+
+
+def _amounts(line: Any) -> dict[str, float]:
+    return {str(name): float(amount) for name, amount in line.items()}
+
+
+def what_is_there(state: ControllerState, user_times: UserTimes) -> Iterator[str]:
+    """Yield the data of this Controller that an import would mix with, in words; nothing if it is empty."""
+    if state.jobs:
+        yield f"{len(state.jobs)} jobs"
+    if state.limits.table:
+        yield f"the limits of {len(state.limits.table)} users and bands"
+    if state.teams.teams:
+        yield f"{len(state.teams.teams)} teams"
+    if user_times.since(0.0):
+        yield "the time of earlier jobs"

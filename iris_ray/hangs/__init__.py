@@ -1,0 +1,4 @@
+"""Gangs that make no progress, and which process holds them up.
+
+A service. May import: everything.
+"""

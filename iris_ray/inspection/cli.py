@@ -1,0 +1,316 @@
+"""``iris-ray job stacks``, ``profile`` and ``chips``: what a job's tasks do, and where their time goes."""
+
+import contextlib
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.completion import unfinished_jobs
+from iris_ray.cli.conventions import FAILED, require_place
+from iris_ray.cli.options import json_option
+from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.errors import InspectionFailedError, InvalidRequestError
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.remote.on_head import code_on_head, run_on_head, run_on_head_into
+from iris_ray.terminal import live_line
+
+if TYPE_CHECKING:
+    from iris_ray.actors.protocol.status import TaskStatus
+    from iris_ray.inspection.chip_metrics import ChipUse
+
+_NAMED = 12
+"""So many tasks that do the same are named."""
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
+@json_option
+@address_option
+def stacks(job: str, task: int | None, as_json: bool) -> None:
+    """What each thread of a job's tasks does now, whether they hang or not.
+
+    Tasks that do the same are shown once, those of most tasks first: who waits for whom is often plain from that.
+    py-spy reads the stacks on the tasks' hosts; the tasks need not do anything for it.
+
+    \b
+      iris-ray job stacks train-1a2b3c4d       all tasks that run
+      iris-ray job stacks train-1a2b3c4d 3     task 3
+
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
+    """
+    with cluster():
+        from iris_ray.inspection import client as inspection
+
+        tasks = _tasks(job, task)
+        with live_line("iris-ray") as line:
+            line.show(f"reading the stacks of {len(tasks)} tasks")
+            found = inspection.stacks(tasks)
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        states = ", ".join(sorted({one.state.value for one in tasks if one.state is not TaskState.RUNNING}))
+        click.echo(f"no task runs: {states}", err=True)
+    for group in found:
+        click.echo(_named(group.tasks) + (f": {group.error}" if group.error else ""), err=bool(group.error))
+        if group.stacks is not None:
+            click.echo(group.stacks.rstrip() + "\n")
+    if found and all(group.error for group in found):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _tasks(job: str, task: int | None) -> "list[TaskStatus]":
+    """Return one task of a job; with None all."""
+    controller = ControllerConnection()
+    if task is not None:
+        return [controller.ask(ControllerInterface.task_status, job, task)]
+    return controller.ask_all(ControllerInterface.list_tasks, job)
+
+
+def _named(tasks: tuple[int, ...]) -> str:
+    if len(tasks) == 1:
+        return f"== task {tasks[0]}"
+    more = ", …" if len(tasks) > _NAMED else ""
+    return f"== {len(tasks)} tasks: {', '.join(map(str, tasks[:_NAMED]))}{more}"
+
+
+# -- profile -----------------------------------------------------------------------------------------------------------
+# ``iris-ray job profile``: where the time of a task goes.
+
+_ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
+LONGEST_S = 600
+SECONDS, SECONDS_OF_JAX = 10, 3
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
+@click.option(
+    "--seconds", type=click.IntRange(1, LONGEST_S), metavar="SECONDS",
+    help=f"How long to watch.  [default: {SECONDS}; {SECONDS_OF_JAX} with --xprof]",
+)  # fmt: skip
+@click.option(
+    "--output", "-o", metavar="PATH",
+    help="Where to write it; - for stdout, with --xprof as a tar file.  [default: JOB-TASK.svg, or JOB-xprof/]",
+)  # fmt: skip
+@click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
+@click.option("--idle", is_flag=True, help="Count threads that wait, too.")
+@click.option("--xprof", is_flag=True, help="What JAX and its chips do, for TensorBoard or XProf.")
+@click.option("--all", "everywhere", is_flag=True, help="With --xprof: all tasks of the job, at the same time.")
+@click.pass_context
+@address_option
+def profile(
+    context: click.Context,
+    job: str,
+    task: int | None,
+    seconds: int | None,
+    output: str | None,
+    layout: str,
+    idle: bool,
+    xprof: bool,
+    everywhere: bool,
+) -> None:
+    """Where the time of a task goes: a picture of its Python functions, and those of the processes that it has started.
+
+    py-spy looks into the task on its host a hundred times a second; the task goes on meanwhile. With --xprof it is
+    JAX's own profiler in the task's process that looks: at XLA's operations on the host and on the chips.
+
+    \b
+      iris-ray job profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg
+      iris-ray job profile train-1a2b3c4d 0 --seconds 30 --format speedscope  for https://www.speedscope.app
+      iris-ray job profile train-1a2b3c4d --xprof --all                       then: xprof train-1a2b3c4d-xprof
+
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows, 0 if it is left out.
+    """
+    if xprof:
+        if context.get_parameter_source("layout") is not ParameterSource.DEFAULT or idle:
+            raise click.UsageError("--format and --idle are not for --xprof")
+        if everywhere and task is not None:
+            raise click.UsageError(f"--all is for all tasks, and {task} is one; leave one of them out")
+        _traces(job, None if everywhere else task or 0, seconds or SECONDS_OF_JAX, output)
+    elif everywhere:
+        raise click.UsageError("--all is for --xprof; name one task")
+    else:
+        _picture(job, task or 0, seconds or SECONDS, output, layout, idle)
+
+
+def _picture(job: str, task: int, seconds: int, output: str | None, layout: str, idle: bool) -> None:
+    path = Path(output or f"{_file(job)}-{task}.{_ENDINGS[layout]}")
+    if output != "-":
+        require_place(path)
+    if (dashboard := dashboard_address()) is not None:
+        words = ["job", "profile", job, str(task), "--seconds", str(seconds), "--format", layout, "--output", "-"]
+        words += ["--idle"] if idle else []
+        run_on_head(dashboard, words) if output == "-" else run_on_head_into(dashboard, words, path)
+    with cluster():
+        from iris_ray.inspection import client as inspection
+
+        status = ControllerConnection().ask(ControllerInterface.task_status, job, task)
+        _, address = inspection.place_of(status)
+        click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
+        with live_line("iris-ray") as line:
+            line.show(f"watching task {task} of {job}")
+            found = inspection.profile(status, seconds, layout, idle)
+    if found.waits:
+        click.echo("iris-ray: all threads waited all the time: this shows where, as --idle does", err=True)
+    if output == "-":
+        sys.stdout.buffer.write(found.data)
+        return
+    path.write_bytes(found.data)
+    click.echo(f"{path}: {len(found.data)} bytes")
+
+
+def _file(job: str) -> str:
+    return job.replace("/", "-")
+
+
+def _traces(job: str, task: int | None, seconds: int, output: str | None) -> None:
+    directory = Path(output or f"{_file(job)}-xprof")
+    if (dashboard := dashboard_address()) is not None and output != "-":
+        words = ["job", "profile", job, *(["--all"] if task is None else [str(task)]), "--xprof"]
+        with tempfile.TemporaryFile() as packed:
+            code = code_on_head(dashboard, [*words, "--seconds", str(seconds), "--output", "-"], packed)
+            if packed.tell():
+                packed.seek(0)
+                with tarfile.open(fileobj=packed) as traces:
+                    traces.extractall(directory, filter="data")
+                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        raise click.exceptions.Exit(code)
+    if output != "-":
+        try:
+            _trace(job, task, seconds, directory)
+        finally:
+            if directory.exists():
+                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        return
+    out = sys.stdout.buffer
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as made, contextlib.redirect_stdout(sys.stderr):
+        directory = Path(made, "traces")
+        try:
+            _trace(job, task, seconds, directory)
+        finally:
+            if directory.exists():
+                with tarfile.open(fileobj=out, mode="w|") as traces:
+                    traces.add(directory, ".")
+
+
+def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
+    """Write traces where TensorBoard and XProf look for them: ``plugins/profile/RUN/HOST.xplane.pb``."""
+    run = directory / "plugins" / "profile" / time.strftime("%Y_%m_%d_%H_%M_%S")
+    try:
+        run.mkdir(parents=True)
+    except OSError as error:
+        raise InvalidRequestError(f"{run} can't be made: {error.strerror}; give another by --output") from None
+    problems: list[str] = []
+    try:
+        with cluster():
+            problems = _write_traces(job, task, seconds, run)
+    finally:
+        for empty in (run, run.parent, run.parent.parent, directory):
+            with contextlib.suppress(OSError):  # it has traces, or something else
+                empty.rmdir()
+    for problem in problems:
+        click.echo(f"iris-ray: {problem}", err=True)
+    if problems:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[str]:
+    """Write the trace of a task, or of all, and return why some have none."""
+    from iris_ray.inspection import client as inspection
+    from iris_ray.inspection.host import TRACE_SUFFIX  # these import Ray
+
+    tasks = _tasks(job, task)
+    if task is not None:
+        inspection.place_of(tasks[0])
+    elif not inspection.running(tasks):
+        return [f"no task of {job} runs"]
+    problems: dict[str, list[int]] = {}
+    with live_line("iris-ray") as line:
+        line.show(f"watching {job} for {counted(seconds, 'second')}")
+        for index, found in inspection.traces(tasks, seconds):
+            if isinstance(found, InspectionFailedError):
+                problems.setdefault(str(found), []).append(index)
+                continue
+            path = run / f"task-{index}{TRACE_SUFFIX}"
+            path.write_bytes(found)
+            click.echo(f"{path}: {len(found)} bytes")
+    return [f"{_named(tuple(sorted(which))).removeprefix('== ')}: {why}" for why, which in problems.items()]
+
+
+# -- chips -------------------------------------------------------------------------------------------------------------
+# ``iris-ray job chips``: how much the chips of a job are used.
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
+@json_option
+@address_option
+def chips(job: str, task: int | None, as_json: bool) -> None:
+    """How much the chips of a job are used now: duty cycle and memory, as libtpu tells on their hosts.
+
+    The duty cycle is the part of the last seconds in which a chip's TensorCore has worked. libtpu says nothing before
+    the task uses its chips.
+
+    \b
+      iris-ray job chips train-1a2b3c4d        all tasks
+      iris-ray job chips train-1a2b3c4d 3      task 3
+
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
+    """
+    with cluster():
+        from iris_ray.inspection import client as inspection
+
+        tasks = _tasks(job, task)
+        if task is not None:
+            inspection.place_of(tasks[0])
+        found = [*inspection.chips(tasks)]
+    told = [
+        {"task": one.task_index, "error": str(uses)}
+        if isinstance(uses, InspectionFailedError)
+        else {"task": one.task_index, "chips": uses}
+        for one, uses in found
+    ]
+    if as_json:
+        print_json(told)
+    else:
+        rows = [
+            (one.task_index, one.group, one.host, *_use(each))
+            for one, uses in found
+            if not isinstance(uses, InspectionFailedError)
+            for each in uses
+        ]
+        if rows:
+            print_table(("TASK", "SLICE", "HOST", "DEVICE", "DUTY CYCLE", "MEMORY"), rows, "")
+        for error, indexes in _errors(found).items():
+            click.echo(f"{_named(indexes).removeprefix('== ')}: {error}", err=True)
+        if not found:
+            click.echo(f"no task of {job} runs", err=True)
+    if not any("chips" in one for one in told):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _use(one: "ChipUse") -> tuple[object, ...]:
+    duty = "-" if one.duty_cycle is None else f"{one.duty_cycle:.0f} %"
+    used, total = ("-" if size is None else f"{size / 2**30:.1f}" for size in (one.memory_used, one.memory_total))
+    return one.device, duty, f"{used} of {total} GiB"
+
+
+def _errors(found: "Sequence[tuple[TaskStatus, object]]") -> dict[str, tuple[int, ...]]:
+    errors: dict[str, tuple[int, ...]] = {}
+    for one, uses in found:
+        if isinstance(uses, InspectionFailedError):
+            errors[str(uses)] = (*errors.get(str(uses), ()), one.task_index)
+    return errors

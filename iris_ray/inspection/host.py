@@ -1,0 +1,223 @@
+"""Looks into a task's process from a plain Ray task on its host: stacks, profiles, traces, chips.
+
+Stacks and profiles are py-spy's, which comes with Ray. It works even if the task's process hangs. Traces are those of
+JAX's profiler in the task's process, and libtpu tells of the chips.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import ray
+
+from iris_ray.actors.calls.ray_internals import on_host
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.redirect import started_tasks
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError, SessionError
+from iris_ray.inspection.chip_metrics import ChipUse, chip_use
+from iris_ray.inspection.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
+from iris_ray.sessions.surroundings import Surroundings
+
+DUMP_S = 20.0
+"""py-spy may take so long to read the stacks of a large process."""
+WRITING_S = 30.0
+"""py-spy may take so long to write a profile."""
+
+TRACE_SUFFIX = ".xplane.pb"
+"""How JAX's profiler and XProf call the file of one host in a trace."""
+LONGEST_WAIT_S = 10.0
+"""A trace begins so long after it was asked for at most, whatever the clocks say."""
+
+NOT_PERMITTED = (
+    "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
+    " --cap-add SYS_PTRACE; in Kubernetes securityContext.capabilities.add). Without it, stall_timeout= has a task that"
+    " hangs print its own stacks"
+)
+
+
+_NO_SAMPLES = "No stack counts found", "Samples: 0 "
+"""The output of py-spy if no thread did anything: its error for a flame graph, and its text for other formats."""
+
+
+class Profile(NamedTuple):
+    """A profile of a task.
+
+    Attributes:
+        data: of the file.
+        waits: whether no thread worked, so that the profile shows where the threads wait.
+    """
+
+    data: bytes
+    waits: bool = False
+
+
+class InspectedTask(NamedTuple):
+    """The attempt of a task to look into."""
+
+    job_id: str
+    task_index: int
+    attempt: int
+
+
+def stacks_of(task: InspectedTask) -> str:
+    """Return the stacks of a task's process on this host, as text.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
+    """
+    return py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
+
+
+def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> Profile:
+    """Return a profile of a task's process on this host and of its child processes.
+
+    If all threads wait all the time, as a host does for its chips, watch again, and show where they wait.
+
+    Args:
+        task: the task.
+        seconds: how long to sample.
+        layout: the file's format: ``flamegraph`` (SVG), ``speedscope`` (JSON) or ``raw`` (text).
+        idle: whether to count waiting threads, too.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
+    """
+    if not idle and (found := _recorded(task, seconds, layout)) is not None:
+        return Profile(found)
+    if (found := _recorded(task, seconds, layout, "--idle")) is not None:
+        return Profile(found, waits=not idle)
+    raise InspectionFailedError(f"py-spy has not come to look into it within {seconds} s; try longer: --seconds")
+
+
+def _recorded(task: InspectedTask, seconds: int, layout: str, *options: str) -> bytes | None:
+    """Return a profile; None if there is nothing in it."""
+    with tempfile.TemporaryDirectory(prefix="iris_ray-profile-") as directory:
+        path = Path(directory) / "profile"
+        words = ["--duration", str(seconds), "--format", layout, "--output", str(path), "--subprocesses", *options]
+        try:
+            said = py_spy(["record", "--pid", str(_pid_of(task)), *words], seconds + WRITING_S)
+        except InspectionFailedError as error:
+            if _NO_SAMPLES[0] in str(error):
+                return None
+            raise
+        return None if _NO_SAMPLES[1] in said else path.read_bytes()
+
+
+def trace_of(task: InspectedTask, seconds: float, begin_at: float) -> bytes:
+    """Return a trace of JAX's profiler in a task's process on this host, or in one that it has started.
+
+    Args:
+        task: the task.
+        seconds: how long to watch.
+        begin_at: when to begin, as ``time.time()``; at once if that is over.
+
+    Raises:
+        InspectionFailedError: the task does not run here, does not use JAX, or JAX refuses; the message says why.
+    """
+    pid = _pid_of(task)
+    files = TaskFiles.of_process(host_directory(), pid)
+    time.sleep(min(max(0.0, begin_at - time.time()), LONGEST_WAIT_S))
+    with tempfile.TemporaryDirectory(prefix="iris_ray-trace-") as directory:
+        _take_trace(files, _with_descendants(pid), directory, seconds)
+        written = [*Path(directory).rglob(f"*{TRACE_SUFFIX}")]
+        if not written:
+            raise InspectionFailedError("JAX's profiler has written no trace")
+        return written[0].read_bytes()
+
+
+def _take_trace(files: TaskFiles, pids: Sequence[int], directory: str, seconds: float) -> None:
+    """Have the first of a task's processes that uses JAX take a trace."""
+    said: set[str] = set()
+    for pid in pids:
+        try:
+            why = ask_for_trace(files, pid, directory, seconds)
+        except TimeoutError:
+            why = "its process does not answer: something holds its interpreter, or its JAX; see iris-ray job stacks"
+        except ConnectionError:
+            continue
+        if why is None:
+            return
+        said.add(why)
+    if others := sorted(said - {NO_JAX}, key=lambda why: why == NO_DEVICES):
+        raise InspectionFailedError(others[0])
+    raise InspectionFailedError(
+        "no process of it uses JAX, as far as can be seen. A program that the task has started itself is seen once it"
+        " has called iris_ray.jax.initialize(); one in a container never is"
+    )
+
+
+def _with_descendants(pid: int) -> list[int]:
+    try:
+        return [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
+
+
+def chips_of(task: InspectedTask) -> list[ChipUse]:
+    """Return how much the chips of this host are used, as libtpu says in the task that has them.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or libtpu does not answer; the message says why.
+    """
+    try:
+        environ = Surroundings.of_process(_pid_of(task)).environ
+    except SessionError as error:
+        raise InspectionFailedError(str(error)) from None
+    return chip_use(environ)
+
+
+def variables_of(task: InspectedTask) -> list[str]:
+    """Return the names of the environment variables with which a task on this host began, sorted.
+
+    Raises:
+        InspectionFailedError: the task does not run here, or has no copy of them.
+    """
+    try:
+        return sorted(Surroundings.of_process(_pid_of(task)).environ)
+    except SessionError as error:
+        raise InspectionFailedError(str(error)) from None
+
+
+def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
+    """Call `stacks_of` or another function of this module on a host. Return at once."""
+    return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
+
+
+def _pid_of(task: InspectedTask) -> int:
+    """Return the pid of the process in which a task runs on this host."""
+    for pid, found in started_tasks(host_directory()).items():
+        if (found.job_id, found.task_index, found.attempt) == task:
+            return pid
+    raise InspectionFailedError(f"task {task.task_index} of {task.job_id} has no process there: it has just ended")
+
+
+def py_spy(arguments: Sequence[str], timeout_s: float) -> str:
+    """Run py-spy and return its output.
+
+    Raises:
+        InspectionFailedError: it is missing, may not look, fails or takes longer; the message says why.
+    """
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        raise InspectionFailedError("py-spy is not installed there; it comes with ray[default]: pip install py-spy")
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InspectionFailedError(f"py-spy did not come to an end: {error}") from error
+    if done.returncode == 0:
+        return done.stdout
+    if "ermission" in done.stderr:
+        raise InspectionFailedError(NOT_PERMITTED)
+    lines = done.stderr.strip().splitlines() or ["it said nothing"]
+    why = next((line for line in lines if line.startswith("Error: ")), lines[-1])  # a backtrace may follow
+    raise InspectionFailedError(f"py-spy failed with code {done.returncode}: {why[:300]}")

@@ -1,0 +1,199 @@
+"""``iris-ray logs``: what tasks have printed."""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
+from iris_ray.cli.completion import all_jobs
+from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.options import json_option, past_time
+from iris_ray.cli.printing import print_json, print_output
+from iris_ray.logs.core import LogPosition, TaskLog, printable
+from iris_ray.logs.stream import LogLine, stream_logs
+from iris_ray.model.checks import unknown_number
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.remote.on_head import ray_job_or_on_head, run_on_head
+from iris_ray.remote.ray_job import show_ray_job_logs
+
+PIECE_BYTES = 1 << 20
+_FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
+
+
+class Number(click.IntRange):
+    """A range of numbers whose error messages say "number", not "integer range"."""
+
+    name = "number"
+
+
+@click.command()
+@click.argument("job", shell_complete=all_jobs)
+@click.argument("task", metavar="[TASK]", type=Number(min=0), required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
+@click.option("--attempt", type=Number(min=1), metavar="N", help="This attempt.  [default: the latest]")
+@click.option("--tail", type=Number(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--all-tasks", "-a", is_flag=True, help="All tasks, each line with its task before it.")
+@click.option("--grep", "-e", "pattern", metavar="PATTERN", help="Only lines that match this regular expression.")
+@click.option("--context", "-C", type=Number(min=0, max=1000), metavar="N", help="With --grep: N lines around each.")
+@click.option(
+    "--since", callback=past_time, metavar="TIME", help="With --grep: files written to since 2h, 7d or a date."
+)
+@json_option
+@address_option
+def logs(
+    job: str,
+    task: int | None,
+    follow: bool,
+    attempt: int | None,
+    tail: int | None,
+    all_tasks: bool,
+    pattern: str | None,
+    context: int | None,
+    since: float | None,
+    as_json: bool,
+) -> None:
+    """What a task has printed, even after its end.
+
+    \b
+      iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0
+      iris-ray logs train-1a2b3c4d 3 --tail 100   the last lines of task 3
+      iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
+      iris-ray logs -a train-1a2b3c4d             of all tasks, what there is now
+      iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts, all tasks and attempts
+
+    JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray job tasks JOB` shows. What one task
+    printed comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and
+    leaves the job alone. --grep ends with code 1 if no line matches.
+    """
+    if pattern is None and (context is not None or since is not None):
+        raise click.UsageError("--context and --since are for --grep.")
+    if pattern is not None and (follow or as_json or tail is not None):
+        raise click.UsageError("--grep goes without --follow, --tail and --json.")
+    if all_tasks and task is not None:
+        raise click.UsageError("give TASK or --all-tasks, not both.")
+    if as_json and (follow or all_tasks):
+        raise click.UsageError("--json is for one task, without --follow.")
+    if (dashboard := dashboard_address()) is not None:
+        if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
+            run_on_head(dashboard, words_for_head())  # jobs of Ray's job API have no tasks
+        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_logs(dashboard, job, follow))
+        return
+    with cluster():
+        controller = ControllerConnection()
+        status = controller.ask(ControllerInterface.job_status, job)
+        if pattern is not None:
+            _grep(controller, status, task, attempt, pattern, context or 0, since)
+            return
+        if task is None and not all_tasks:
+            several = sum(status.tasks.values()) * status.processes_per_host > 1
+            task = None if follow and several else _most_telling(controller, status)
+        if as_json:
+            _print_as_json(list(_pieces(controller, job, task or 0, attempt, tail)))
+        elif task is not None and not follow:
+            _print_pieces(_pieces(controller, job, task, attempt, tail))
+        else:
+            from iris_ray.logs.client import host_logs  # imports Ray
+
+            with host_logs(controller) as source:
+                for line in stream_logs(source, job, task, attempt=attempt, tail_lines=tail, follow=follow):
+                    show(line, prefixed=task is None)
+
+
+def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
+    if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
+        tasks = controller.ask_all(ControllerInterface.list_tasks, status.job_id)
+        return next((task.task_index * task.processes for task in tasks if task.state in _FIRST_CAUSES), 0)
+    return 0
+
+
+def _pieces(
+    controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
+) -> Iterator[TaskLog]:
+    """Yield all output that exists now."""
+
+    def piece_at(position: LogPosition) -> TaskLog:
+        log = controller.ask(ControllerInterface.fetch_task_logs, job, task, position, PIECE_BYTES)
+        return log.without_half_character
+
+    piece = piece_at(LogPosition(attempt, tail_lines=tail))
+    end = piece.end
+    yield piece
+    while piece.next_offset < end and piece.data:
+        piece = piece_at(LogPosition(piece.attempt, piece.next_offset))
+        yield piece
+
+
+def _grep(
+    controller: ControllerConnection,
+    status: JobStatus,
+    task: int | None,
+    attempt: int | None,
+    pattern: str,
+    context: int,
+    since: float | None,
+) -> None:
+    """Print the lines that match, each with its task before it."""
+    from iris_ray.logs.client import host_logs  # imports Ray
+    from iris_ray.logs.search import LogSearch
+
+    try:
+        re.compile(pattern.encode())
+    except (re.error, UnicodeEncodeError) as error:
+        raise click.UsageError(f"--grep {pattern!r} is no regular expression of Python's: {error}.") from None
+    count = sum(status.tasks.values()) * status.processes_per_host
+    if task is not None and task not in range(count):
+        raise unknown_number(f"task of {status.job_id}", task, range(count))
+    with host_logs(controller) as source:
+        tasks = range(count) if task is None else [task]
+        searched = source.search(status.job_id, tasks, attempt, LogSearch(pattern, context, since))
+    matches, printed = 0, False
+    for one in searched:
+        log, found = one.log, one.found
+        who = f"task-{log.task_index}" + (f".attempt-{log.attempt}" if log.latest_attempt > 1 else "")
+        if one.note:
+            _say(f"{who}: {one.note}")
+        for lines in found.groups if found is not None else ():
+            if context and printed:
+                print_output(b"--\n")
+            print_output(b"".join(f"{who}| ".encode() + line + b"\n" for line in lines))
+            printed = True
+        if found is not None:
+            matches += found.matches
+            if found.cut:
+                _say(f"{who}: more lines match, and were left out; search for less")
+    if not matches:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _print_as_json(pieces: Sequence[TaskLog]) -> None:
+    first, last = pieces[0], pieces[-1]
+    fields = ("job_id", "task_index", "attempt", "latest_attempt", "finished", "job_finished", "from_host")
+    facts = {name: getattr(last, name) for name in fields}
+    text = b"".join(piece.data for piece in pieces).decode(errors="backslashreplace")
+    print_json({**facts, "note": first.note, "text": text})
+
+
+def _print_pieces(pieces: Iterable[TaskLog]) -> None:
+    for piece in pieces:
+        if piece.note:
+            _say(piece.note)
+        print_output(piece.data)
+
+
+def show(line: LogLine, prefixed: bool) -> None:
+    """Print a line of a task to stdout, or a note about it to stderr."""
+    if line.note:
+        whose = f"task {line.task_index}: " if prefixed and line.task_index is not None else ""
+        _say(whose + printable(line.data))
+        return
+    print_output((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
+
+
+def _say(note: str) -> None:
+    sys.stdout.flush()
+    click.echo(f"iris-ray: {note}", err=True)

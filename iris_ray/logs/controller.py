@@ -1,0 +1,325 @@
+"""The Controller's access to task logs: on the hosts, through a small actor there, or last lines in its own memory.
+
+Clients that follow a job only ask where the logs are, and read them on the hosts themselves.
+"""
+
+import asyncio
+import heapq
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.calls.asking import Actor, answer
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.messages import AttemptOrder
+from iris_ray.logs.core import LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.logs.files import LogPiece
+from iris_ray.logs.reader import (
+    IDLE_S,
+    READ_TIMEOUT_S,
+    LogQuestion,
+    LogReader,
+    piece_in,
+    start_log_reader,
+    with_piece,
+)
+from iris_ray.model.checks import unknown_number
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.workers import Worker
+from iris_ray.settings import LOG_ARCHIVE
+from iris_ray.state import ControllerState
+
+MOST_BYTES = 4 << 20
+"""The longest piece of a log in one answer."""
+MOST_ASKED = 32
+"""If the host of an attempt is unknown, so many hosts are asked for its files."""
+SEARCHES_AT_ONCE = 2
+"""So many such searches run at a time, since each goes through all hosts."""
+NOT_PLACED = "it has not been placed on a host yet"
+
+
+@dataclass(slots=True)
+class _LogReader:
+    actor: ActorHandle
+    busy: int = 0
+    used_at: float = 0.0
+
+
+class LogService:
+    """Remembers each attempt's host and last lines, and reads the rest on the hosts."""
+
+    def __init__(self) -> None:
+        self._memory = LogMemory()
+        self._readers: dict[str, _LogReader] = {}
+        self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
+        self._background = BackgroundTasks()
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def placed(self, order: AttemptOrder) -> None:
+        """Note that an attempt is about to run on these hosts."""
+        hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
+        for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
+            self._memory.placed(LogId(order.attempt.job_id, index, order.attempt.number), host.node_id)
+
+    def note(self, batch: Sequence[LastLines]) -> None:
+        for last in batch:
+            self._memory.remember(last)
+
+    def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
+        """Return the host of the attempt's log, if it is known."""
+        log = standing.log
+        if log.attempt == 0:
+            return LogPlace(replace(log, note=NOT_PLACED), None)
+        node_id = standing.node_id or self._memory.node_of(log.log_id)
+        worker = workers.get(node_id) if node_id else None
+        return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
+
+    async def fetch(
+        self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
+    ) -> TaskLog:
+        """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
+        log = standing.log
+        if log.attempt == 0:
+            return replace(log, note=NOT_PLACED)
+        key = log.log_id
+        node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
+        limit = min(max(max_bytes, 1), MOST_BYTES)
+        question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
+        if node_id is None:
+            why = "the Controller was restarted and does not find the host that it ran on"
+            return await self._without_host(log, at, question, why)
+        worker = workers.get(node_id)
+        if worker is None:
+            return await self._without_host(log, at, question, "its host is gone")
+        piece = await self._read(node_id, worker.address, question)
+        if isinstance(piece, Unreachable):
+            return await self._without_host(log, at, question, piece.reason)
+        return with_piece(log, at, piece)
+
+    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> TaskLog:
+        if (archive := LOG_ARCHIVE.read()) is not None:
+            try:
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    piece = await asyncio.to_thread(piece_in, archive, question)
+            except (OSError, TimeoutError) as error:
+                why += f", the archive {archive} can't be read ({error or 'it does not answer'})"
+            else:
+                if piece is not None:
+                    return replace(with_piece(log, at, piece), note=f"{why}; this is from the archive {archive}")
+        return self._from_memory(log, at.offset, why)
+
+    def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
+        last = self._memory.last_lines(log.log_id)
+        if last is None:
+            return replace(log, offset=offset, end=offset, note=f"{why}, and nothing that it printed came here before")
+        start = last.end - len(last.data)
+        data = last.data[max(0, offset - start) :]
+        note = f"{why}; these are the last lines that came here before"
+        return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
+
+    async def _find(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
+        """Ask likely hosts for files of an attempt. Return the host that has them."""
+        async with self._searches:
+            return await self._ask_hosts(key, job, workers)
+
+    async def _ask_hosts(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
+        need = job.requirement
+        task_index = job.task_of(key.task_index).index
+        number = task_index % need.replicas if need.whole_groups else None
+        known = [c for c in need.constraints if not c.orders]
+        asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
+        asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
+        found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
+        for worker, piece in zip(asked, found, strict=True):
+            if isinstance(piece, LogPiece):
+                self._memory.placed(key, worker.node_id)
+                return worker.node_id
+        return None
+
+    async def _read(self, node_id: str, address: str, question: LogQuestion) -> LogPiece | Unreachable | None:
+        reader = self._readers.get(node_id)
+        if reader is None:
+            reader = self._readers[node_id] = _LogReader(start_log_reader(node_id, address))
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
+        reader.busy += 1
+        try:
+            call = Actor[LogReader](reader.actor).call(LogReader.read, [question])
+            pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
+        except OSError as error:  # the disk there is faulty
+            pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")
+        finally:
+            reader.busy -= 1
+            reader.used_at = asyncio.get_running_loop().time()
+        if not isinstance(pieces, Unreachable):
+            found: LogPiece | None = pieces[0]
+            return found
+        if self._readers.get(node_id) is reader:
+            self._end(node_id)
+        return pieces
+
+    async def _end_idle_readers(self) -> bool:
+        """End idle readers. Return whether no reader is left."""
+        await asyncio.sleep(IDLE_S / 4)
+        now = asyncio.get_running_loop().time()
+        idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
+        for node_id in idle:
+            self._end(node_id)
+        return not self._readers
+
+    def _end(self, node_id: str) -> None:
+        ray.kill(self._readers[node_id].actor)
+        del self._readers[node_id]
+
+
+@dataclass(frozen=True, slots=True)
+class LogStanding:
+    """A log without content yet, its attempt's host if the state knows it, and its job."""
+
+    log: TaskLog
+    node_id: str | None
+    job: Job
+
+
+def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
+    """Return the standing of an attempt. Call this before its log is read: a log read after the end is complete.
+
+    Raises:
+        UnknownNameError: there is no such task or attempt.
+    """
+    job_id = job.spec.job_id
+    if task_index not in range(job.num_processes):
+        raise unknown_number(f"task of {job_id}", task_index, range(job.num_processes))
+    task = job.task_of(task_index)
+    gang = job.gang_of(task.index)
+    latest = gang.attempt
+    if attempt is None:
+        attempt = latest
+    elif not 0 < attempt <= latest:
+        raise unknown_number(f"attempt of {job_id}/task-{task_index}", attempt, range(1, latest + 1))
+    over = job.state.finished or attempt < latest
+    log = TaskLog(
+        job_id=job_id,
+        task_index=task_index,
+        attempt=attempt,
+        finished=over and not state.holds_capacity(AttemptId(job_id, attempt, gang.position)),
+        latest_attempt=latest,
+        job_finished=job.state.finished,
+    )
+    return LogStanding(log, task.node_id if attempt == latest else None, job)
+
+
+# -- log memory --------------------------------------------------------------------------------------------------------
+
+ATTEMPT_BYTES = 240
+"""The memory of an attempt besides its lines: its key, its host, and its share of a dictionary that has room left."""
+JOB_BYTES = 400
+"""The memory of a job besides its attempts."""
+
+_Attempt = tuple[str, int, bytes]
+"""Node id, how many bytes the attempt has printed in all, and the last of these bytes."""
+
+
+@dataclass(slots=True)
+class _JobMemory:
+    """The attempts of one job's tasks by `_key`, ordered by their latest report."""
+
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    held_bytes: int = JOB_BYTES
+
+    def put(self, key: int, attempt: _Attempt) -> None:
+        self.forget(key)
+        self.attempts[key] = attempt
+        self.held_bytes += ATTEMPT_BYTES + len(attempt[2])
+
+    def forget(self, key: int) -> None:
+        if (attempt := self.attempts.pop(key, None)) is not None:
+            self.held_bytes -= ATTEMPT_BYTES + len(attempt[2])
+
+    def forget_oldest(self) -> None:
+        """Forget an eighth of the attempts, at least one."""
+        for key in list(islice(self.attempts, len(self.attempts) // 8 + 1)):
+            self.forget(key)
+
+
+class LogMemory:
+    """Remembers each attempt's host and last lines, for when the host is gone.
+
+    If the memory is full, the jobs that take most of it forget their oldest attempts. So a job with very many tasks
+    does not push out all others.
+
+    Args:
+        most_bytes: the limit, including the overhead of Python's objects.
+
+    Attributes:
+        held_bytes: the memory that is in use.
+    """
+
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._jobs: dict[str, _JobMemory] = {}
+        self.held_bytes = 0
+
+    def placed(self, key: LogId, node_id: str) -> None:
+        """Note the host of a task's attempt."""
+        known = self._find(key)
+        self._put(key, (sys.intern(node_id), *(known[1:] if known else (0, b""))))
+
+    def remember(self, last: LastLines) -> None:
+        """Take the last lines of an attempt. They replace its earlier ones."""
+        key = last.log_id
+        known = self._find(key)
+        if known is None or known[1] <= last.end:  # else this message was overtaken by a later one
+            self._put(key, (sys.intern(last.node_id), last.end, last.data))
+
+    def node_of(self, key: LogId) -> str | None:
+        """Return the host that an attempt ran on."""
+        found = self._find(key)
+        return found[0] if found else None
+
+    def last_lines(self, key: LogId) -> LastLines | None:
+        """Return the last lines of an attempt, if it has reported any."""
+        found = self._find(key)
+        return LastLines(*key, *found) if found and found[1] else None
+
+    def _find(self, key: LogId) -> _Attempt | None:
+        job = self._jobs.get(key.job_id)
+        return job.attempts.get(_key(key)) if job else None
+
+    def _put(self, key: LogId, attempt: _Attempt) -> None:
+        job = self._jobs.get(key.job_id)
+        if job is None:
+            job = self._jobs[key.job_id] = _JobMemory()
+            self.held_bytes += job.held_bytes
+        self.held_bytes -= job.held_bytes
+        job.put(_key(key), attempt)
+        self.held_bytes += job.held_bytes
+        if self.held_bytes > self._most_bytes:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget the oldest attempts of the largest jobs until an eighth of the memory is free, so this is rare."""
+        largest = [(-job.held_bytes, place, job_id) for place, (job_id, job) in enumerate(self._jobs.items())]
+        heapq.heapify(largest)
+        while self.held_bytes > self._most_bytes // 8 * 7 and largest:
+            before, place, job_id = largest[0]
+            job = self._jobs[job_id]
+            job.forget_oldest()
+            if job.attempts:
+                heapq.heapreplace(largest, (-job.held_bytes, place, job_id))
+                self.held_bytes += before + job.held_bytes
+            else:
+                heapq.heappop(largest)
+                del self._jobs[job_id]
+                self.held_bytes += before
+
+
+def _key(key: LogId) -> int:
+    return key.task_index << 32 | key.attempt

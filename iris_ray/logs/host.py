@@ -1,0 +1,177 @@
+"""Passes a task's output on: all of it to files on the host, some to the driver's terminal, last lines to the pool."""
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from iris_ray.actors.calls.ray_internals import label_output
+from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.logs.archive import LogCopier
+from iris_ray.logs.core import LastLines
+from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory, prune
+from iris_ray.logs.throttle import LineThrottle
+from iris_ray.settings import LOG_ARCHIVE
+
+FLUSH_S = 0.5
+"""After so many seconds without output, an unfinished line or a count of repeats is shown."""
+
+
+class TaskOutput:
+    """The output of one attempt of a task, from its first byte to its last.
+
+    Args:
+        task: the task.
+        directory: its host's directory.
+        node_id: its host's id in Ray.
+        report: takes the last lines, every few seconds while there are new ones.
+    """
+
+    def __init__(self, task: StartedTask, directory: Path, node_id: str, report: Callable[[LastLines], None]) -> None:
+        self._logs = logs_directory(directory)
+        log, archive = AttemptLog(self._logs, task.job_id, task.task_index, task.attempt), LOG_ARCHIVE.read()
+        self._writer = LogWriter(log)
+        self._copier = None if archive is None else LogCopier(log, archive)
+        self._throttle = LineThrottle.for_task_of(task.num_tasks, f"iris-ray logs {task.job_id} {task.task_index}")
+        self._last_lines = LastLinesReport(task, node_id, report)
+        self._label = task.label
+        _terminal.begin(self._label)
+
+    def take(self, data: bytes, is_stopped: bool) -> None:
+        """Take output of the task.
+
+        Args:
+            data: the output.
+            is_stopped: whether iris_ray is ending the task. Then the output goes to the file only: it is not the cause
+                of the end, and a native stack of a hundred lines from each task would hide the cause.
+        """
+        problem = self._writer.problem
+        if self._writer.write(data):
+            prune(self._logs, time.time())
+        if self._writer.problem != problem:
+            self._show([f"iris_ray: this output can't be kept on its host: {self._writer.problem}"])
+        self._last_lines.add(data, self._writer.end)
+        if is_stopped:
+            self._throttle.leave_out(data)
+        else:
+            self._show(self._throttle.feed(data, time.monotonic()))
+
+    def pause(self) -> None:
+        """Show the lines that were held back, because the task has printed nothing for a while."""
+        self._show(self._throttle.flush(time.monotonic()))
+
+    def report_if_due(self) -> None:
+        self._last_lines.send_if_due()
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for output before `pause` or `report_if_due` has something to do; None: for ever."""
+        return FLUSH_S if self._throttle.holds_something else self._last_lines.due_in_s
+
+    def end(self) -> None:
+        """Show and report the rest. A task that printed nothing gets an empty file."""
+        self._writer.begin()
+        self.pause()
+        self._last_lines.send()
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._copier is not None:
+            self._copier.close()
+
+    def _show(self, lines: list[str]) -> None:
+        if lines:
+            _terminal.show(self._label, lines)
+
+
+class _Terminal:
+    """The driver's terminal, to which Ray sends the output of this process. Tasks without chips share it on their host.
+
+    It suppresses `OSError`: the disk with Ray's logs may be full, while the host's directory is on another disk.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._label: str | None = None  # of the task that prints now
+
+    def begin(self, label: str) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._mark(label)
+
+    def show(self, label: str, lines: list[str]) -> None:
+        """Print lines of a task under its label."""
+        with self._lock, contextlib.suppress(OSError):
+            if label != self._label:
+                self._mark(label)
+            print("\n".join(lines), flush=True)
+
+    def _mark(self, label: str) -> None:
+        self._label = None
+        label_output(label, stderr=False)
+        self._label = label
+
+
+LAST_BYTES = 4096
+FIRST_REPORT_S, REPORT_S = 1.0, 5.0
+"""Seconds from a task's start to its first report of last lines, and between two reports."""
+
+
+class LastBytes:
+    """The last `LAST_BYTES` bytes of a stream. Less than twice as many are in memory."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, data: bytes) -> None:
+        self._pieces.append(data[-LAST_BYTES:])
+        self._size += len(self._pieces[-1])
+        while self._size - len(self._pieces[0]) >= LAST_BYTES:
+            self._size -= len(self._pieces.popleft())
+
+    @property
+    def held(self) -> int:
+        """How many bytes are in memory."""
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self._pieces)[-LAST_BYTES:]
+
+
+class LastLinesReport:
+    """Reports the last lines of one attempt of a task every few seconds, so that they outlive the task's host."""
+
+    def __init__(self, task: StartedTask, node_id: str, report: Callable[[LastLines], None]) -> None:
+        self._task = task
+        self._node_id = node_id
+        self._report = report
+        self._last = LastBytes()
+        self._end = self._reported_end = 0
+        self._due_at = time.monotonic() + FIRST_REPORT_S
+
+    def add(self, data: bytes, end: int) -> None:
+        """Take output; ``end`` is how many bytes the task has printed in all."""
+        self._last.add(data)
+        self._end = end
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Seconds until the next report; None if there is nothing new to report."""
+        return None if self._end == self._reported_end else max(0.0, self._due_at - time.monotonic())
+
+    def send_if_due(self) -> None:
+        if self.due_in_s == 0.0:
+            self.send()
+
+    def send(self) -> None:
+        """Report new output now, if there is any."""
+        if self._end == self._reported_end:
+            return
+        task, self._reported_end = self._task, self._end
+        self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, bytes(self._last)))
+        self._due_at = time.monotonic() + REPORT_S
+
+
+_terminal = _Terminal()

@@ -1,0 +1,101 @@
+"""The actor that reads the logs of one host, for the Controller or for a client that follows a job.
+
+The job's own actors may be gone, so the process that asks starts a reader. That takes a second or two.
+"""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.calls.ray_internals import on_host
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.logs.core import LogId, LogPosition, TaskLog
+from iris_ray.logs.files import AttemptLog, LogPiece, logs_directory
+from iris_ray.logs.search import FoundLines, LogSearch, search
+
+READ_TIMEOUT_S = 20.0
+"""A reader may take so long to start and to answer."""
+SEARCH_TIMEOUT_S = 120.0
+"""So long it may take to start and to search all logs of a job on its host, some 100 MB a second or more."""
+IDLE_S = 60.0
+"""A reader that was not asked for so long is ended."""
+
+
+class LogQuestion(NamedTuple):
+    """Asks for a piece of an attempt's output: ``limit`` bytes from ``offset``, or the last lines."""
+
+    job_id: str
+    task_index: int
+    attempt: int
+    offset: int
+    limit: int
+    tail_lines: int | None = None
+
+
+class LogReader:
+    """Reads the logs of its host."""
+
+    def __init__(self) -> None:
+        self._root = logs_directory(host_directory())
+
+    def read(self, questions: Sequence[LogQuestion]) -> list[LogPiece | None]:
+        """Return a piece of each attempt's output; None for an attempt without files here."""
+        return [piece_in(self._root, question) for question in questions]
+
+    def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+        """Return the lines that match of each attempt's output; None for an attempt without files here.
+
+        Whatever else wants a core or a disk of this host goes first.
+        """
+        with ThreadPoolExecutor(1, initializer=_yield_to_all) as its_own:
+            return its_own.submit(self._search, ids, wanted).result()
+
+    def _search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+        found, left = list[FoundLines | None](), wanted.most_bytes
+        for one in ids:
+            found.append(search(AttemptLog(self._root, *one), wanted, left))
+            left = max(0, left - (found[-1].size if found[-1] is not None else 0))
+        return found
+
+
+def _yield_to_all() -> None:
+    """Let tasks go before this thread, on the cores and on the disks.
+
+    Tasks have the priority of Ray's processes, which is 15 as a rule, and this thread then has the lowest, 19. Where
+    they have 0, as an operator may set it, it has 10 and still gets a tenth of a busy core. With 19, or with
+    `os.SCHED_IDLE`, its search would end without an answer.
+    """
+    os.nice(10)  # more than before; on Linux, of the calling thread only
+
+
+def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:
+    """Return a piece of an attempt's output; None if a directory of logs has no files of it."""
+    log = AttemptLog(root, asked.job_id, asked.task_index, asked.attempt)
+    if asked.tail_lines is None:
+        return log.read(asked.offset, asked.limit)
+    return log.tail(asked.tail_lines, asked.limit)
+
+
+_LogReader = ray.remote(LogReader)
+
+
+def start_log_reader(node_id: str, address: str) -> ActorHandle:
+    """Start a reader on a host, and return at once. It ends with the calling process at the latest."""
+    handle: ActorHandle = _LogReader.options(**on_host(node_id, address), max_concurrency=8).remote()
+    return handle
+
+
+def with_piece(log: TaskLog, at: LogPosition, piece: LogPiece | None) -> TaskLog:
+    """Return a log with the piece that its host has read; the piece is None if the host has no files of it."""
+    if piece is None:
+        said = "its host has no log of it: it never started, or its log was deleted" if log.finished else None
+        return replace(log, from_host=True, note=said)
+    lost = piece.offset - at.offset if at.tail_lines is None else 0
+    note = f"the {lost} bytes before were deleted on its host: only the newest are kept" if lost > 0 else None
+    return replace(log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note)

@@ -1,0 +1,279 @@
+"""Streams the output of a job's tasks line by line, while it runs or afterwards."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.client.job_progress import job_in_words
+from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog, printable
+from iris_ray.logs.throttle import LineThrottle
+from iris_ray.terminal import LiveLine
+
+PIECE_BYTES = 1 << 20
+BACKLOG_BYTES = 4 << 20
+"""With several tasks, a reader that is further behind than this skips to near the end of its task's output."""
+TAKEN_UP_BYTES = 64 << 10
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+FIRST_WORD_S, REPEAT_S = 2.0, 30.0
+"""Seconds until people are first told why a job waits, and between repetitions."""
+
+
+class LogSource(Protocol):
+    """The questions that following logs asks, as `HostLogs` answers them."""
+
+    def job_status(self, job_id: str) -> JobStatus: ...
+
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog: ...
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]: ...
+
+
+@dataclass(slots=True)
+class LineSplitter:
+    """Puts lines together from bytes that come in pieces."""
+
+    _rest: bytes = b""
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Return the lines that are complete now, without their ends."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return iter(lines)
+
+    def rest(self) -> Iterator[bytes]:
+        """Return the last line if it has no end."""
+        rest, self._rest = self._rest, b""
+        return iter([rest] if rest else [])
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line of one task.
+
+    Attributes:
+        task_index, attempt: the task and its attempt; a note about the whole job has no task.
+        data: the line as it was printed, without its end.
+        note: whether iris_ray says it, about the log or why the job waits.
+    """
+
+    task_index: int | None
+    attempt: int
+    data: bytes
+    note: bool = False
+
+
+def stream_logs(
+    controller: LogSource,
+    job_id: str,
+    task_index: int | None = None,
+    *,
+    attempt: int | None = None,
+    tail_lines: int | None = None,
+    follow: bool = True,
+    live: LiveLine | None = None,
+) -> Iterator[LogLine]:
+    """Yield the lines of one task, or of all tasks of a job, from the beginning; if followed, also why the job waits.
+
+    All lines of a single task are given. The rate of several tasks is limited, as on a driver's terminal.
+
+    Args:
+        controller: the source of the output.
+        job_id: the job.
+        task_index: one task; None for all.
+        attempt: this attempt alone; None for the latest and all later ones.
+        tail_lines: how many of each task's last lines to begin with; None for all lines.
+        follow: go on until the job is over; otherwise end with the output that there is now.
+        live: shows the job's status, if it is a line of a terminal.
+
+    Raises:
+        UnknownNameError: there is no such job, task or attempt.
+    """
+    reader = _JobReader(controller, job_id, task_index, attempt, tail_lines, follow)
+    word = _WaitingWord()
+    pause_s = SHORTEST_PAUSE_S
+    if task_index is not None:
+        controller.fetch_task_logs(job_id, task_index, LogPosition(attempt), 1)  # raises if there is no such task
+    while True:
+        status = controller.job_status(job_id)
+        if live is not None:
+            live.show(job_in_words(status))
+        waits_unseen = status.waiting is not None and not (live is not None and live.live)
+        if follow and word.is_due(waits_unseen):
+            yield LogLine(None, status.attempt, str(status.waiting).encode(), True)
+        came = False
+        for line in reader.read(sum(status.tasks.values()) * status.processes_per_host):
+            came = True
+            yield line
+        if not reader.left and (status.state.finished or not follow or attempt is not None):
+            return
+        if not reader.is_behind:
+            pause_s = SHORTEST_PAUSE_S if came else min(2 * pause_s, LONGEST_PAUSE_S)
+            time.sleep(pause_s)
+
+
+def print_logs(controller: LogSource, job_id: str, task_index: int | None, live: LiveLine) -> None:
+    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
+    for line in stream_logs(controller, job_id, task_index, live=live):
+        text = printable(line.data)
+        if line.note:
+            whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"
+            print(f"{whose}: {text}", file=sys.stderr, flush=True)
+        else:
+            print_line(text if task_index is not None else f"task-{line.task_index}| {text}")
+
+
+def print_line(text: str) -> None:
+    """Print a line of a task. Characters that stdout can't encode are replaced."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+@dataclass(slots=True)
+class _WaitingWord:
+    """Decides when people are told why a job waits: after a moment, and then repeatedly."""
+
+    _next_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WORD_S)
+
+    def is_due(self, waits_unseen: bool) -> bool:
+        """Return whether people are told now.
+
+        Args:
+            waits_unseen: whether the job waits and no terminal shows it; if not, the moment begins anew.
+        """
+        now = time.monotonic()
+        if not waits_unseen:
+            self._next_at = now + FIRST_WORD_S
+            return False
+        if now < self._next_at:
+            return False
+        self._next_at = now + REPEAT_S
+        return True
+
+
+@dataclass(slots=True)
+class _JobReader:
+    """Reads the tasks of a job that are shown.
+
+    Attributes:
+        task_index: one task; None for all.
+        left: readers of the tasks that were read last and may print more.
+    """
+
+    controller: LogSource
+    job_id: str
+    task_index: int | None
+    attempt: int | None
+    tail_lines: int | None
+    follow: bool
+    left: list["_TaskReader"] = field(default_factory=list)
+    _readers: dict[int, "_TaskReader"] = field(default_factory=dict)
+
+    @property
+    def is_behind(self) -> bool:
+        return any(reader.behind for reader in self.left)
+
+    def read(self, count: int) -> Iterator[LogLine]:
+        """Yield the unread lines of a job with this number of tasks."""
+        self._begin(count)
+        self.left = []
+        wanted = [reader for index, reader in self._readers.items() if not reader.done and index < count]
+        for start in range(0, len(wanted), MOST_LOGS):
+            some = {reader.index: reader.position for reader in wanted[start : start + MOST_LOGS]}
+            for index, log in self.controller.fetch_logs(self.job_id, some, PIECE_BYTES // len(some)).items():
+                yield from self._readers[index].take(log, time.monotonic())
+                if not self._readers[index].done:
+                    self.left.append(self._readers[index])
+
+    def _begin(self, count: int) -> None:
+        shared_by = count if self.task_index is None else None
+        for index in range(count) if self.task_index is None else (self.task_index,):
+            if index not in self._readers:
+                self._readers[index] = _TaskReader(
+                    self.job_id, index, self.attempt, self.tail_lines, self.follow, shared_by
+                )
+
+
+@dataclass(slots=True)
+class _TaskReader:
+    """Reads one task.
+
+    Attributes:
+        shared_by: how many tasks are shown; None if only this one is.
+    """
+
+    job_id: str
+    index: int
+    attempt: int | None
+    tail_lines: int | None
+    follow: bool
+    shared_by: int | None
+    done: bool = False
+    behind: bool = False
+    _offset: int = 0
+    _only: bool = False
+    _splitter: LineSplitter = field(default_factory=LineSplitter)
+    _throttle: LineThrottle | None = None
+    _said: str | None = None
+
+    def __post_init__(self) -> None:
+        self._only = self.attempt is not None
+
+    @property
+    def position(self) -> LogPosition:
+        return LogPosition(self.attempt, self._offset, self.tail_lines)
+
+    def take(self, log: TaskLog, now: float) -> Iterator[LogLine]:
+        """Yield the lines that a piece of output completes."""
+        self.behind = False
+        if log.attempt == 0:
+            self.done = log.job_finished or not self.follow
+            if self.done:
+                yield from self._note(log, log.note)
+            return
+        self.attempt = log.attempt
+        if log.note and not log.from_host and self.follow and not log.finished:
+            yield from self._note(log, f"{log.note.partition(';')[0]}; trying again")
+            return
+        yield from self._note(log, log.note)
+        self.tail_lines, self._offset = None, log.next_offset
+        yield from self._lines(log, log.data, now)
+        self.behind = log.more
+        if self.shared_by is not None and self.follow and log.end - self._offset > BACKLOG_BYTES:
+            left_out = log.end - TAKEN_UP_BYTES - self._offset
+            self._offset += left_out
+            self._splitter = LineSplitter()
+            yield self._ours(log, f"{left_out} bytes left out here; see iris-ray logs {self.job_id} {self.index}")
+        elif not log.more and (log.finished or not self.follow):
+            yield from self._end_of_attempt(log, now)
+
+    def _end_of_attempt(self, log: TaskLog, now: float) -> Iterator[LogLine]:
+        for rest in self._splitter.rest():
+            yield from self._lines(log, rest + b"\n", now)
+        if self._throttle is not None:
+            yield from (LogLine(self.index, log.attempt, text.encode()) for text in self._throttle.flush(now))
+        if log.attempt < log.latest_attempt and self.follow and not self._only:
+            self.attempt, self._offset, self._said = log.attempt + 1, 0, None
+            self._splitter, self.behind = LineSplitter(), True
+            yield LogLine(self.index, self.attempt, f"attempt {self.attempt} of task {self.index}".encode(), True)
+        else:
+            self.done = log.job_finished or not self.follow or self._only
+
+    def _lines(self, log: TaskLog, data: bytes, now: float) -> Iterator[LogLine]:
+        if self.shared_by is None:
+            yield from (LogLine(self.index, log.attempt, line) for line in self._splitter.feed(data))
+            return
+        if self._throttle is None:
+            self._throttle = LineThrottle.for_task_of(self.shared_by, f"iris-ray logs {self.job_id} {self.index}")
+        shown = self._throttle.feed(data, now) if data else self._throttle.flush(now)
+        yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
+
+    def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
+        """Yield the note, unless the previous note was the same."""
+        if note and note != self._said:
+            yield self._ours(log, note)
+        self._said = note
+
+    def _ours(self, log: TaskLog, text: str) -> LogLine:
+        return LogLine(self.index, log.attempt, text.encode(), True)

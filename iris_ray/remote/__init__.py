@@ -1,0 +1,4 @@
+"""Clusters of which only the dashboard's port is reachable.
+
+A service. May import: everything.
+"""

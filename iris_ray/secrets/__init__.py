@@ -1,0 +1,4 @@
+"""The cluster's store of secrets.
+
+A service. May import: everything.
+"""

@@ -1,0 +1,244 @@
+"""One person's session on the host of a task: an actor in a process of its own, so the task's host is not held up.
+
+The person's process starts it, and Ray ends it with that process. Then the sockets to the keepers close, and they end
+the commands.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.ray_internals import on_host
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.redirect import started_tasks
+from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
+from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
+from iris_ray.logs.core import LogId
+from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
+from iris_ray.sessions.core import LEASE_S, POLL_S, CommandLine, Piece, Size
+from iris_ray.sessions.surroundings import Surroundings
+
+MOST_SESSIONS = 32
+"""The limit for sessions on a host. Each is a process of about 100 MB, beside its commands."""
+MOST_CHANNELS = 64
+"""The limit for commands and connections of a session. A browser opens six to each server."""
+STARTING_S, STARTING_POLL_S = 2.0, 0.1
+"""How long the process of a running task may take to appear, and the interval between two looks for it."""
+TOGETHER_S = 10.0
+"""When an attempt ends, commands end without grace, and the host sees the end of the task within so many seconds."""
+_AS_HOSTS_END_IT = (None, 143, 137)
+"""The exit codes of a command that got SIGTERM or SIGKILL; None: it is not known."""
+
+
+class HostSession:
+    """See `SessionInterface`.
+
+    Args:
+        address: the host's IP address.
+        lease_s: as `LEASE_S`.
+    """
+
+    def __init__(self, address: str, lease_s: float = LEASE_S) -> None:
+        self._address = address
+        self._directory = host_directory()
+        self._lease_s = lease_s
+        self._channels: dict[int, ByteChannel] = {}
+        self._numbers = itertools.count(1)
+        self._task: WatchedProcess | None = None
+        self._surroundings: Surroundings | None = None
+        self._task_ended = asyncio.Event()
+        self._place: int | None = None
+        self._asked_at = 0.0
+        self._is_over = False
+        self._background = BackgroundTasks()
+
+    async def enter(self, task: LogId) -> None:
+        self._asked()
+        if self._task is not None:
+            return
+        self._place = _take_place(self._directory / "sessions")
+        try:
+            process, self._surroundings = await self._find(task)
+        except SessionError:
+            raise
+        except RuntimeError as error:
+            raise TaskNotRunningError(
+                f"task {task.task_index} of {task.job_id} does not run on {self._address} any more ({error}); see"
+                f" iris-ray job events {task.job_id}"
+            ) from None
+        self._task = process
+        self._task.watch(self._on_task_end)
+        self._background.start(self._end_when_unasked(), "waiting for the end of the lease")
+
+    async def start(self, command: CommandLine) -> int:
+        self._asked()
+        beside = self._surroundings
+        if beside is None or self._task_ended.is_set():
+            raise TaskNotRunningError("the task's attempt has ended; see iris-ray job events")
+        self._require_room()
+        words = (beside.shell(),) if command.words is None else command.words
+        if not words or any("\0" in word for word in words):
+            raise CommandNotFoundError("a command needs a program, and no word of it can have a NUL character")
+        environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
+        try:
+            started = await asyncio.to_thread(
+                RunningCommand.start, words, environ, beside.directory, token, command.size, command.takes_input
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SessionError(f"the task's host has no room for a command now: {error}") from None
+        return self._added(started)
+
+    async def connect(self, port: int) -> int:
+        self._asked()
+        self._require_room()
+        return self._added(await asyncio.to_thread(PortConnection.open, port, self._address))
+
+    async def read(self, channel: int, after: int) -> Piece:
+        self._asked()
+        if (found := self._channels.get(channel)) is None:  # it is over, and others have been opened since
+            return Piece(after + 1, over=True)
+        piece = await found.read(after)
+        may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
+        if piece.over and may_be_tasks_end and isinstance(found, RunningCommand):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
+            return piece._replace(task_ended=self._task_ended.is_set())
+        return piece
+
+    async def write(self, channel: int, number: int, data: bytes) -> None:
+        self._asked()
+        if (found := self._channels.get(channel)) is not None:  # else it is over
+            await found.write(number, data)
+
+    async def resize(self, channel: int, size: Size) -> None:
+        if isinstance(found := self._channels.get(channel), RunningCommand):
+            found.resize(size)
+
+    async def signal(self, channel: int, number: int) -> None:
+        if isinstance(found := self._channels.get(channel), RunningCommand):
+            found.signal(number)
+
+    async def close(self, channel: int) -> None:
+        found = self._channels.get(channel)
+        if found is None or found.over:
+            return
+        found.is_closed = True
+        if isinstance(found, RunningCommand):
+            found.end()  # its reader hears how it ended
+        else:
+            self._background.start(found.drop(), "closing a connection")
+
+    async def task_ended(self) -> bool:
+        self._asked()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._task_ended.wait(), POLL_S)
+        return self._task_ended.is_set()
+
+    async def _find(self, task: LogId) -> tuple[WatchedProcess, Surroundings]:
+        """Return the process of a task and its surroundings. It may be about to tell them.
+
+        Raises:
+            RuntimeError: it has no process here.
+            SessionError: it does not tell its surroundings.
+        """
+        deadline = asyncio.get_running_loop().time() + STARTING_S
+        while True:
+            try:
+                pid = _pid_of(task, self._directory)
+                if (stat := stat_of(pid)) is None:
+                    raise RuntimeError("its process has ended")
+                surroundings = Surroundings.of_process(pid)
+                return WatchedProcess(pid, stat.started), surroundings
+            except RuntimeError:  # a SessionError is one, too
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(STARTING_POLL_S)
+
+    def _asked(self) -> None:
+        self._asked_at = asyncio.get_running_loop().time()
+
+    def _require_room(self) -> None:
+        if self._is_over:
+            raise SessionError(
+                f"this session is over, for nobody has asked it for {self._lease_s:g} s; begin another one"
+            )
+        if sum(not channel.over for channel in self._channels.values()) >= MOST_CHANNELS:
+            raise SessionError(f"this session has {MOST_CHANNELS} open commands and connections; close some first")
+
+    def _added(self, channel: ByteChannel) -> int:
+        number = next(self._numbers)
+        self._channels = {n: one for n, one in self._channels.items() if not one.over} | {number: channel}
+        if self._task_ended.is_set():
+            self._on_task_end()
+        elif self._is_over:
+            self._end_all()
+        self._asked()
+        return number
+
+    def _on_task_end(self) -> None:
+        self._task_ended.set()
+        for channel in self._channels.values():
+            channel.task_ended = True
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for channel in self._channels.values():
+            if not channel.over:
+                channel.end()
+
+    async def _end_when_unasked(self) -> None:
+        """End everything if nobody asks any more: the network to the person is broken, or their process hangs."""
+        loop = asyncio.get_running_loop()
+        while (left_s := self._asked_at + self._lease_s - loop.time()) > 0:
+            await asyncio.sleep(left_s)
+        self._is_over = True
+        self._end_all()
+        if self._place is not None:
+            os.close(self._place)
+
+
+_HostSession = ray.remote(HostSession)
+
+
+def start_session(node_id: str, address: str) -> ActorHandle:
+    """Start a session on a host, and return at once. It ends with the calling process at the latest."""
+    handle: ActorHandle = _HostSession.options(**on_host(node_id, address)).remote(address)
+    return handle
+
+
+def _pid_of(task: LogId, directory: Path) -> int:
+    """Return the pid of a task's process, or raise RuntimeError."""
+    for pid, one in started_tasks(directory).items():
+        if (one.job_id, one.task_index, one.attempt) == task:
+            return pid
+    raise RuntimeError(f"attempt {task.attempt} has no process there")
+
+
+def _take_place(directory: Path) -> int:
+    """Take one of the host's places for sessions, and return a descriptor. The place is free again when it closes.
+
+    Raises:
+        TooManySessionsError: there is none.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    for number in range(MOST_SESSIONS):
+        place = os.open(directory / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return place
+        except BlockingIOError:
+            os.close(place)
+    raise TooManySessionsError(
+        f"the task's host has {MOST_SESSIONS} open sessions, as many as it takes: close some of your shells and"
+        " forwarded ports, or use another task of the job"
+    )

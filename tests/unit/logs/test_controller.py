@@ -1,0 +1,121 @@
+"""The readers that the Controller starts on hosts end once nobody has used them for a while."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from iris_ray.errors import UnknownNameError
+from iris_ray.logs import controller as log_service
+from iris_ray.logs.controller import LogService, log_standing
+from iris_ray.logs.core import LastLines, LogPosition
+from iris_ray.logs.files import LogPiece
+from iris_ray.logs.reader import IDLE_S
+from tests.support.virtual_time import in_virtual_time
+from tests.support.worlds import World
+
+
+class Readers:
+    """Stands in for the readers: each has one line of every task.
+
+    Attributes:
+        there: the addresses of the hosts on which one runs.
+        killing_fails: whether the next attempt to end one raises.
+        error: what happens when one reads its disk; None: nothing bad.
+    """
+
+    def __init__(self) -> None:
+        self.there: list[str] = []
+        self.killing_fails = False
+        self.error: OSError | None = None
+
+    def start(self, node_id: str, address: str) -> Any:
+        self.there.append(address)
+        return SimpleNamespace(address=address, read=SimpleNamespace(remote=self._read))
+
+    def kill(self, actor: Any) -> None:
+        if self.killing_fails:
+            self.killing_fails = False
+            raise ValueError("unexpected")
+        self.there.remove(actor.address)
+
+    async def _read(self, questions: object) -> list[LogPiece]:
+        if self.error is not None:
+            raise RayTaskError("read", "a traceback", self.error)
+        return [LogPiece(0, b"loss 2.31\n", 10)]
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
+    there = Readers()
+    monkeypatch.setattr(log_service, "start_log_reader", there.start)
+    monkeypatch.setattr(ray, "kill", there.kill)
+    return there
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A world in which a gang runs on two hosts."""
+    world = World()
+    world.add_slice("a")
+    world.start()
+    yield world
+    world.check()
+
+
+async def read_all(logs: LogService, world: World) -> list[bytes]:
+    """Read what each task has printed."""
+    state, job = world.state, world.state.jobs["job"]
+    standings = [log_standing(state, job, index, None) for index in range(2)]
+    return [(await logs.fetch(standing, state.workers, LogPosition(), 100)).data for standing in standings]
+
+
+@in_virtual_time
+async def test_idle_reader_ends_and_next_question_starts_another(world: World, readers: Readers) -> None:
+    logs = LogService()
+    for _ in range(2):
+        assert await read_all(logs, world) == [b"loss 2.31\n"] * 2
+        assert len(readers.there) == 2
+        await asyncio.sleep(2 * IDLE_S)
+        assert not readers.there
+
+
+def test_log_of_process_is_on_its_host() -> None:
+    """To the Controller two processes of a host are one task, and each has a log."""
+    world = World()
+    world.add_slice("a")
+    world.start(processes_per_host=2)
+    state, job = world.state, world.state.jobs["job"]
+    nodes = [log_standing(state, job, process, None).node_id for process in range(4)]
+    assert nodes == [nodes[0]] * 2 + [nodes[2]] * 2
+    assert nodes[0] != nodes[2]
+    with pytest.raises(UnknownNameError, match="task of job"):
+        log_standing(state, job, 4, None)
+
+
+@in_virtual_time
+async def test_readers_end_although_one_end_fails(
+    world: World, readers: Readers, caplog: pytest.LogCaptureFixture
+) -> None:
+    await read_all(LogService(), world)
+    readers.killing_fails = True
+    await asyncio.sleep(3 * IDLE_S)
+    assert not readers.there
+    assert "ending idle log readers failed" in caplog.text
+
+
+@in_virtual_time
+async def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, readers: Readers) -> None:
+    logs, job = LogService(), world.state.jobs["job"]
+    readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
+    logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
+    standing = log_standing(world.state, job, 0, None)
+    found = await logs.fetch(standing, world.state.workers, LogPosition(), 100)
+    assert found.data == b"loss 2.31\n"
+    assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")

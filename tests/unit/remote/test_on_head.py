@@ -1,0 +1,205 @@
+"""Commands with the address of a dashboard: which ones the head runs, and which ones run here."""
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+import click
+import pytest
+
+from iris_ray.cli.conventions import OK, USAGE
+from iris_ray.dev.checkout import CodeRecord
+from iris_ray.remote import on_head
+from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
+from iris_ray.sessions import cli as beside
+from tests.support.command_line import invoke
+from tests.support.dashboard import Dashboard, served
+from tests.unit.dev.test_code_directory import git
+
+URL = "http://10.0.0.2:8265"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the head was asked to run; each command ends with code 0 and prints its words."""
+    found: list[list[str]] = []
+
+    async def run(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes] | None) -> int:
+        found.append([*words, *(["<stdin"] if takes_input else [])])
+        if to is not None:
+            to.write(" ".join(words).encode())
+        return OK
+
+    monkeypatch.setattr(on_head, "_run", run)
+    return found
+
+
+@pytest.fixture
+def dashboard() -> Dashboard:
+    return Dashboard()
+
+
+@pytest.fixture
+def url(dashboard: Dashboard) -> Iterator[str]:
+    with served(dashboard) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("typed", "runs"),
+    [
+        (["ls", "--all"], ["ls", "--all"]),
+        (["why", "train-1"], ["why", "train-1"]),
+        (["job", "tasks", "train-1", "--json"], ["job", "tasks", "train-1", "--json"]),
+        (["host", "ls"], ["host", "ls"]),
+        (["doctor", "--json"], ["doctor", "--json"]),
+        (["history", "--sql", "SELECT 1"], ["history", "--sql", "SELECT 1"]),
+        (["report", "--month", "2026-11"], ["report", "--month", "2026-11"]),
+        (["logs", "train-1", "--grep", "nan"], ["logs", "train-1", "--grep", "nan"]),
+        (["exec", "train-1", "--", "df", "--address", "x"], ["exec", "train-1", "--", "df", "--address", "x"]),
+        (["exec", "-i", "train-1", "--", "cat"], ["exec", "train-1", "--stdin", "--", "cat", "<stdin"]),
+    ],
+)
+@pytest.mark.parametrize("where", ["before", "after", "equals", "variable"])
+def test_head_runs_what_was_typed(asked: list[list[str]], typed: list[str], runs: list[str], where: str) -> None:
+    words = {
+        "before": ["--address", URL, *typed],
+        "after": [typed[0], *(typed[1:2] if typed[0] in ("job", "host") else []), "--address", URL,
+                  *typed[2 if typed[0] in ("job", "host") else 1 :]],
+        "equals": [f"--address={URL}", *typed],
+        "variable": typed,
+    }[where]  # fmt: skip
+    done = invoke(*words, RAY_ADDRESS=URL if where == "variable" else None)
+    assert (done.exit_code, asked) == (OK, [runs]), done.output
+
+
+@pytest.mark.parametrize("words", [("cluster", "secrets", "set", "KEY"), ("cluster", "controller", "export", "file")])
+def test_what_needs_this_machine_or_must_not_travel_is_refused(asked: list[list[str]], words: Sequence[str]) -> None:
+    done = invoke(*words, "--address", URL, input=b"value")
+    assert done.exit_code == USAGE
+    assert asked == []
+
+
+@pytest.mark.parametrize("command", ["logs", "status", "cancel"])
+def test_job_that_is_none_of_rays_is_the_clusters(
+    asked: list[list[str]], dashboard: Dashboard, url: str, command: str
+) -> None:
+    words = ["job", "status", "train-1"] if command == "status" else [command, "train-1"]
+    assert invoke(*words, "--address", url).exit_code == OK
+    assert asked == [words]
+    child = [*words[:-1], "train-1/child"]
+    assert invoke(*child, "--address", url).exit_code == OK
+    assert asked.pop() == child
+    dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "of Ray's"
+    assert invoke(*words[:-1], "mine", "--address", url).exit_code == OK
+    assert len(asked) == 1, "that one is"
+
+
+def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invoke("bug-report", "train-1", "--address", URL).exit_code == OK
+    report = Path("train-1.report.txt")
+    assert report.read_text() == "bug-report train-1 --output -"
+    assert report.stat().st_mode & 0o077 == 0
+    assert invoke("job", "profile", "train-1", "3", "--seconds", "2", "-o", "x.svg", "--address", URL).exit_code == OK
+    assert Path("x.svg").read_text() == "job profile train-1 3 --seconds 2 --format flamegraph --output -"
+
+    async def fail(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes]) -> int:
+        to.write(b"part")
+        return 1
+
+    monkeypatch.setattr(on_head, "_run", fail)
+    assert invoke("bug-report", "other", "--address", URL).exit_code == 1
+    assert sorted(os.listdir()) == ["train-1.report.txt", "x.svg"]
+
+
+def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes]) -> int:
+        assert list(words) == ["job", "profile", "train-1", "--all", "--xprof", "--seconds", "3", "--output", "-"]
+        with tarfile.open(fileobj=to, mode="w|") as packed:
+            entry = tarfile.TarInfo("plugins/profile/now/task-0.xplane.pb")
+            entry.size = 5
+            packed.addfile(entry, BytesIO(b"trace"))
+        return OK
+
+    monkeypatch.setattr(on_head, "_run", run)
+    done = invoke("job", "profile", "train-1", "--xprof", "--all", "--address", URL)
+    assert done.exit_code == OK
+    assert "xprof train-1-xprof" in done.output
+    assert Path("train-1-xprof/plugins/profile/now/task-0.xplane.pb").read_bytes() == b"trace"
+
+
+def test_port_and_shell_are_left_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+
+    def tell(*said: object) -> None:
+        told.append(said)
+        raise click.exceptions.Exit(OK)
+
+    monkeypatch.setattr(beside, "forward_through_head", tell)
+    assert invoke("port-forward", "train-1/2", "8080:6006", "--address", URL).exit_code == OK
+    assert told == [(URL, ["port-forward", "train-1/2", "0:6006"], 8080, 6006)]
+    assert "needs a terminal" in invoke("shell", "train-1", "--address", URL).output
+
+
+# -- directories that are sent -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def follow(_: RayJobs, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
+        show('{"job_id": "train-1a2b3c4d"}\n')
+        return RayJobStatus(run_id, "succeeded", "", (), 0)
+
+    monkeypatch.setattr(RayJobs, "follow", follow)
+
+
+@pytest.mark.usefixtures("followed")
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_checkout_goes_through_dashboard_with_its_record(dashboard: Dashboard, url: str, command: str) -> None:
+    Path("train.py").write_text("print(1)")
+    Path(".env").write_text("KEY=s3cr3t")
+    with open("data.bin", "wb") as file:
+        file.truncate(65_000_000)
+    git(Path(), "init", "--quiet")
+    git(Path(), "add", "train.py")
+    git(Path(), "commit", "--quiet", "-m", "first")
+    Path("train.py").write_text("print(2)")
+    words = ["run", "train.py", "v4-8"] if command == "run" else ["submit", "train.py", "--tpu", "v4-8"]
+    done = invoke(*words, "--env", "MINE", "--address", url, MINE="its value")
+    assert done.exit_code == OK, done.output
+    assert "left out: .env (looks like a secret), data.bin (65.0 MB)" in done.output
+    names = {name for data in dashboard.packages for name in zipfile.ZipFile(BytesIO(data)).namelist()}
+    assert {"train.py", "iris_ray_sent_code/record"} <= names
+    assert not {".env", "data.bin"} & names
+    (stored,) = (
+        zipfile.ZipFile(BytesIO(data)).read("iris_ray_sent_code/record")
+        for data in dashboard.packages
+        if "iris_ray_sent_code/record" in zipfile.ZipFile(BytesIO(data)).namelist()
+    )
+    record = CodeRecord.of_bytes(stored)
+    assert "+print(2)" in record.difference
+    assert "s3cr3t" not in record.difference
+    (job,) = dashboard.jobs.values()
+    assert job["runtime_env"]["env_vars"]["MINE"] == "its value"
+    assert "its value" not in job["entrypoint"]
+
+
+@pytest.mark.usefixtures("followed")
+@pytest.mark.parametrize("command", [("dev", "hold", "v4-8"), ("dev", "run", "mine")])
+def test_variable_that_is_passed_on_reaches_the_head(dashboard: Dashboard, url: str, command: Sequence[str]) -> None:
+    rest = ["--", "true"] if "run" in command else []
+    done = invoke(*command, "--env", "MINE", "--address", url, *rest, MINE="its value")
+    assert done.exit_code == OK, done.output
+    (job,) = dashboard.jobs.values()
+    assert job["runtime_env"]["env_vars"]["MINE"] == "its value"
