@@ -1,7 +1,5 @@
 """Room for jobs that have waited too long: who gets it, what it is, who may pass, and when it is given up."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
@@ -20,20 +18,16 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, assigned_tasks, cpu_host, gang_spec, host, promised
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, gang_spec, host, promised
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Two slices in use, and a gang for which both are kept."""
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
-    yield world
-    world.check()
+    return World(*"ab")
 
 
 def crowded(world: World) -> tuple[Job, Job, Job]:
@@ -256,8 +250,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
 
 
 def test_returning_gang_leaves_slice_kept_for_another_job(world: World) -> None:
-    world.add_slice("c")
-    world.add_slice("d")
+    add_slices(world, "c", "d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
     other = world.start("other", user="other")
     world.start("one-more", user="other")

@@ -79,12 +79,6 @@ def test_another_job_of_the_same_id_is_refused(world: World, changes: dict[str, 
     assert (world.state.jobs, job.spec, job.state) == ({"job": job}, gang_spec(), before)
 
 
-def test_task_success_without_a_running_report_counts(world: World) -> None:
-    job = world.submit()
-    world.schedule()
-    assert world.report_all(job, S.SUCCEEDED).finished == ["job"]
-
-
 def test_task_reports_out_of_order_or_twice_change_nothing(world: World) -> None:
     job = world.start()
     world.report(job, S.SUCCEEDED, 0)
@@ -99,19 +93,6 @@ def test_task_report_of_unreportable_state_is_refused(world: World, state: TaskS
     with pytest.raises(IllegalTransitionError):
         world.report(job, state, 0)
     assert task_states(job) == [S.RUNNING, S.RUNNING]
-
-
-def test_failure_reported_after_success_leaves_state_consistent(world: World) -> None:
-    """Whether it is refused or taken for a failure: not charged and then refused."""
-    job = world.start()
-    world.report(job, S.SUCCEEDED, 0)
-    try:
-        world.report(job, S.FAILED, 0)
-    except IllegalTransitionError:
-        assert charged(job) == (0, 0)
-        assert job.state is JobState.RUNNING
-    else:
-        assert job.state in (JobState.FAILED, JobState.RUNNING)
 
 
 # -- one member's end is the gang's ---------------------------------------------------------------------------------
@@ -145,14 +126,6 @@ def test_gang_failure_ends_siblings_in_every_state(world: World) -> None:
     world.report(job, S.SUCCEEDED, 1)
     world.report(job, S.FAILED, 0)
     assert task_states(job) == [S.FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED]
-
-
-def test_sibling_failing_after_first_is_not_charged_again(world: World) -> None:
-    job = world.start(max_retries_failure=5)
-    world.report(job, S.FAILED, 0)
-    assert world.report(job, S.FAILED, 1, attempt=1) == Instructions()
-    assert world.report(job, S.WORKER_FAILED, 1, attempt=1) == Instructions()
-    assert charged(job) == (1, 0)
 
 
 # -- restarts and late reports --------------------------------------------------------------------------------------
@@ -237,13 +210,6 @@ def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
     instructions = world.do(JobCancelledEvent("job", "enough"))
     assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "enough")], finished=["job"])
     assert (job.state, job.error) == (JobState.KILLED, "enough")
-
-
-def test_cancelling_waiting_job_stops_nothing(world: World) -> None:
-    job = world.submit()
-    assert world.do(JobCancelledEvent("job", "enough")) == Instructions(finished=["job"])
-    assert job.state is JobState.KILLED
-    assert world.plan().assignments == []
 
 
 # -- workers --------------------------------------------------------------------------------------------------------

@@ -72,31 +72,6 @@ def test_new_slice_takes_the_lost_number(world: World, new: str) -> None:
     assert job.gang.previous_indices == {node: i for i, node in enumerate(["b-0", "b-1", "c-0", "c-1", "d-0", "d-1"])}
 
 
-def test_grown_gang_adds_numbers(world: World) -> None:
-    job = start(world, 2, 4)
-    assert job.gang.groups == ("b", "c")
-    world.add_slice("a")
-    world.do(GangMovedEvent(job.current_attempt(job.gang), "to more slices"))
-    assert again(world, job) == ("b", "c", "a", "d")
-
-
-@pytest.mark.parametrize(("lost", "left"), [("b", ("d", "c")), ("c", ("b", "d")), ("d", ("b", "c"))])
-def test_shrunken_gang_closes_gaps_with_few_moves(world: World, lost: str, left: tuple[str, ...]) -> None:
-    job = start(world, 1, 2, 3)
-    lose_slice(world, lost)
-    assert again(world, job) == left
-
-
-def test_shrunken_gang_leaves_slices_with_high_numbers(world: World) -> None:
-    world.add_slice("a")
-    job = start(world, 2, 4)
-    lose_slice(world, "a")
-    world.add_slice("e")
-    assert again(world, job) == ("e", "b", "c", "d")
-    lose_slice(world, "c")
-    assert again(world, job) == ("e", "b")
-
-
 def test_gang_with_a_spare_returns_to_its_own_slices(world: World) -> None:
     job = start(world, 2, spares=1)
     world.add_slice("a")

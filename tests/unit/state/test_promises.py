@@ -122,7 +122,6 @@ def test_gangs_last_eviction_outweighs_its_asking_for_notices(world: World, asks
     tells(world, victim, heeds=True)
     assert victim.gang.heeds_notices is heeds
     assert [*world.state.heeding[BATCH]] == ([victim.current_attempt(victim.gang)] if heeds else [])
-    world.check()
 
 
 def test_attempt_that_was_never_started_says_nothing_about_heeding(world: World) -> None:
@@ -212,16 +211,6 @@ def test_eviction_is_called_off_if_taker_needs_nothing(world: World, how: str) -
         assert victim.evictions == 0
 
 
-def test_host_notice_returns_when_eviction_is_called_off(world: World) -> None:
-    """It was less urgent than the eviction."""
-    world.start("other", max_retries_preemption=3)
-    victim = batch(world)
-    world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 600.0))
-    production(world)
-    world.schedule()
-    assert victim.gang.eviction is None, "a slice that is to go is of no use"
-
-
 def test_eviction_is_told_when_nearer_maintenance_is_called_off(world: World) -> None:
     victim = batch(world, slices=(2,))
     doomed, taken = victim.gang.groups
@@ -267,19 +256,6 @@ def test_recently_started_attempt_is_not_evicted(world: World) -> None:
         young.gang.eviction and young.gang.eviction.job_id,
         middle.gang.eviction and middle.gang.eviction.job_id,
     } == {taker.spec.job_id}
-
-
-def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
-    victim = batch(world, slices=(2,))
-    taker = production(world, slices=(2,))
-    world.schedule()
-    pass_time(world, GRACE_S)
-    world.confirm(victim)
-    world.schedule()
-    world.report_all(taker, S.RUNNING)
-    world.now += 10_000.0
-    assert not asked_to_leave(world.plan())
-    assert not world.plan().assignments
 
 
 def test_evicted_gang_comes_first_in_its_band(world: World) -> None:

@@ -61,23 +61,6 @@ def test_three_failures_of_one_user_close_host_to_that_user(world: World, fault:
     assert placed(world, "bob") == ("a",)
 
 
-def test_user_gets_quarantined_host_without_alternative(world: World) -> None:
-    """Such as the only slice of its size."""
-    world.lose("b-0")
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
-    assert placed(world, "ann") == ("a",)
-
-
-def test_waiting_job_names_avoided_hosts(world: World) -> None:
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
-    world.start("other", user="bob", slices=(1,))
-    world.start("another", user="bob", slices=(1,))
-    world.submit("new", user="ann")
-    assert "it avoids a for a while" in world.why("new")
-
-
 def test_user_failing_on_other_hosts_is_the_cause(world: World) -> None:
     """A script that crashes again and again, each time as a new job, closes nothing."""
     blame(world, "b-0")

@@ -12,17 +12,12 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.workers import TPU_VM_COUNT
-from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     GangAssignedEvent,
-    JobCancelledEvent,
-    JobRestoredEvent,
     TaskStateChangedEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import JobRecord
 from tests.support.worlds import S, World, attempts, charged, gang_spec, host, task_states, tasks_spec
 
 
@@ -136,13 +131,6 @@ def test_slice_that_fails_for_good_fails_the_job(world: World) -> None:
     assert (job.state, job.gang_state(0), job.gang_state(1)) == (JobState.FAILED, JobState.KILLED, JobState.FAILED)
 
 
-def test_budget_of_lost_hosts_is_each_slices_own(world: World) -> None:
-    job = start(world, max_retries_preemption=1)
-    for node_id in ("a-0", "b-0"):
-        world.lose(node_id)
-    assert (job.state, [gang.preemptions for gang in job.gangs]) == (JobState.PENDING, [1, 1])
-
-
 def test_notice_reaches_only_the_slice_concerned(world: World) -> None:
     start(world)
     told = world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 60.0)).notices
@@ -172,35 +160,6 @@ def test_job_succeeds_once_every_slice_has(world: World) -> None:
     assert (job.state, world.busy()) == (JobState.SUCCEEDED, set())
 
 
-def test_slice_lost_after_its_return_is_not_run_again(world: World) -> None:
-    job = start(world)
-    end_gang(world, job, 1)
-    assert world.lose("b-0") == Instructions()
-    assert task_states(job)[2:] == [S.SUCCEEDED, S.SUCCEEDED]
-
-
-def test_cancelled_job_stops_every_slice(world: World) -> None:
-    job = start(world, slices=3)
-    stopped = world.do(JobCancelledEvent("job", "enough")).stop
-    assert [stop.attempt.gang for stop in stopped] == [0, 1, 2]
-    assert job.state is JobState.KILLED
-
-
-def test_record_restores_every_gang(world: World) -> None:
-    job = start(world)
-    world.lose("b-1")
-    record = world.state.record("job")
-    assert record is not None
-    restored = require_whole(JobRecord.joined(record.to_bytes()), "job")
-    state = ControllerState()
-    for number in range(2):
-        state.handle_event(host("a", number))
-    state.handle_event(JobRestoredEvent(restored))
-    state.check()
-    assert [gang.pending for gang in state.jobs["job"].gangs] == [False, True]
-    assert job.pending == state.jobs["job"].pending
-
-
 def test_report_of_another_slices_task_is_refused(world: World) -> None:
     job = start(world)
     with pytest.raises(IllegalTransitionError, match="has no task 3"):
@@ -226,8 +185,3 @@ def test_report_of_another_slices_task_is_refused(world: World) -> None:
 def test_job_that_can_not_be_run_by_slice_is_refused(spec: Any, wrong: str) -> None:
     with pytest.raises(InvalidJobError, match=wrong):
         spec()
-
-
-def test_tasks_count_on_all_slices(world: World) -> None:
-    spec = submit(world, slices=3).spec
-    assert (spec.num_gangs, spec.groups_per_gang, spec.most_tasks) == (3, (1,), 6)

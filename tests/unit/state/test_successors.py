@@ -116,14 +116,6 @@ def test_scheduling_timeout_counts_from_entry_into_queue(world: World) -> None:
     assert not world.plan().timed_out
 
 
-def test_cancelled_successor_awaits_nothing(world: World) -> None:
-    first, last = world.start("first"), world.submit("last", after=["first"])
-    world.do(JobCancelledEvent("last", "enough"))
-    assert (last.state, last.awaits) == (JobState.KILLED, {})
-    world.finish(first)
-    assert last.state is JobState.KILLED
-
-
 def test_restarted_controller_knows_what_jobs_await(world: World) -> None:
     done = world.start("done")
     world.submit("first", slices=(2,))
@@ -138,7 +130,6 @@ def test_restarted_controller_knows_what_jobs_await(world: World) -> None:
     assert [job.spec.job_id for job in new.state.pending()] == ["first"]
     new.do(JobCancelledEvent("first", "enough"))
     assert new.state.jobs["last"].state is JobState.UNSCHEDULABLE
-    new.check()
 
 
 def test_successor_of_a_job_whose_record_is_lost_ends(world: World) -> None:
@@ -149,4 +140,3 @@ def test_successor_of_a_job_whose_record_is_lost_ends(world: World) -> None:
     new = World()
     new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
     assert new.state.jobs["last"].error == "it comes after first, of which nothing is known any more"
-    new.check()
