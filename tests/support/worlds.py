@@ -27,6 +27,7 @@ from iris_ray.state.events import (
     GangMovedEvent,
     GroupAssignedEvent,
     JobAssignedEvent,
+    JobRestoredEvent,
     JobSubmittedEvent,
     PromiseEvent,
     TaskDispatchFailedEvent,
@@ -38,6 +39,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import Instructions
+from iris_ray.state.records import JobRecord
 
 S = TaskState
 LONG = 1000.0
@@ -221,6 +223,12 @@ class World:
         self.report_all(job, S.SUCCEEDED)
         self.confirm(job)
         assert self.state.holders == {"a": owner, "b": owner}
+
+    def restore(self, old: "World", *job_ids: str) -> Instructions:
+        """Read the records of another world's jobs, of all unless told, as a new Controller does."""
+        self.state.handle_event(TimePassedEvent(self.now))
+        records = [old.state.record(job_id) for job_id in job_ids or old.state.jobs]
+        return apply_all(self.state, [JobRestoredEvent(JobRecord.joined(one.to_bytes())) for one in records if one])
 
     def busy(self) -> set[str]:
         return {worker.node_id for worker in self.state.workers.values() if worker.occupants}

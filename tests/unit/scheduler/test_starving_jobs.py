@@ -11,13 +11,11 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     JobCancelledEvent,
-    JobRestoredEvent,
     JobSubmittedEvent,
     PromiseEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.records import JobRecord
 from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, gang_spec, host, promised
 
 S = TaskState
@@ -304,10 +302,7 @@ def test_room_outlives_the_controller(world: World) -> None:
             for number in range(2):
                 if f"{name}-{number}" not in without:
                     new.do(host(name, number))
-        for job_id in ("large", "busy-a", "busy-b"):
-            record = world.state.record(job_id)
-            assert record is not None
-            new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+        new.restore(world, "large", "busy-a", "busy-b")
         assert promised(new.state.jobs["large"]) == kept
         new.state.check()
 

@@ -6,16 +6,13 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangMovedEvent,
     JobCancelledEvent,
-    JobRestoredEvent,
     PoolRestartedEvent,
 )
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import S, World, host
+from tests.support.worlds import S, World
 
 # -- confirmed after the end ------------------------------------------------------------------------------------------
 
@@ -48,16 +45,6 @@ def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
     assert second.gang.groups == ("a",)
     world.confirm(first, 1)
     assert world.busy() == {"a-0", "a-1"}
-
-
-def test_capacity_of_older_attempt_is_freed_while_next_runs(world: World) -> None:
-    job = world.start(max_retries_failure=1)
-    world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
-    world.schedule()
-    assert job.gang.groups == ("b",)
-    world.confirm(job, 1)
-    assert world.busy() == {"b-0", "b-1"}
 
 
 # -- confirmed before the pool has reported the end -------------------------------------------------------------------
@@ -100,18 +87,6 @@ def test_hosts_are_freed_however_the_attempt_ends(world: World, end: str) -> Non
     assert not world.state.usage
 
 
-def test_confirmation_counts_for_its_attempt_only(world: World) -> None:
-    job = world.start(max_retries_failure=5)
-    world.confirm(job)
-    world.report(job, S.FAILED)
-    world.now += 100.0
-    world.schedule()
-    world.report_all(job, S.RUNNING)
-    world.confirm(job, attempt=1)  # once more
-    world.report(job, S.FAILED)
-    assert len(world.busy()) == 2
-
-
 def test_confirmation_of_unknown_attempt_is_refused(world: World) -> None:
     job = world.start()
     with pytest.raises(IllegalTransitionError, match="can't be over"):
@@ -126,12 +101,8 @@ def test_successor_knows_early_confirmation(world: World) -> None:
     world.state.unrecorded.clear()
     world.confirm(job)
     assert "job" in world.state.unrecorded
-    record = world.state.record("job")
-    assert record is not None
-    new = World()
-    for number in range(2):
-        new.do(host("a", number))
-    new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+    new = World("a")
+    new.restore(world)
     assert new.busy() == HOSTS
     new.report_all(new.state.jobs["job"], S.SUCCEEDED)
     assert new.busy() == set()
@@ -143,12 +114,3 @@ def test_pool_dying_after_confirmation_leaves_nothing(world: World) -> None:
     world.do(PoolRestartedEvent("pool-a"))
     assert world.busy() == set()
     assert not job.gang.end_confirmed
-
-
-def test_lost_host_ends_job_beside_early_confirmed_task(world: World) -> None:
-    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_retries_preemption=0, task_placement="pack")
-    assert len({task.node_id for task in job.tasks}) == 1
-    world.confirm(job, index=1)
-    world.lose(job.tasks[0].node_id or "")
-    assert (job.state, world.busy()) == (JobState.WORKER_FAILED, set())
-    assert not world.state.usage

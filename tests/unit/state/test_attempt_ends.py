@@ -13,7 +13,6 @@ from iris_ray.state.events import (
     GangReturnedEvent,
     JobCancelledEvent,
     TaskStateChangedEvent,
-    WorkerDrainedEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import StopAttempt
@@ -168,17 +167,6 @@ def test_growth_move_is_no_quick_end(world: World) -> None:
         assert job.gang.not_before <= world.now
 
 
-def test_failed_launches_are_no_quick_ends(world: World) -> None:
-    """They have pauses of their own."""
-    job = world.submit()
-    for _ in range(5):
-        world.now = max(world.now, job.gang.not_before)
-        world.schedule()
-        world.dispatch_fails(job)
-        world.confirm(job)
-    assert job.gang.quick_ends == 0
-
-
 def test_task_repeatedly_lost_on_living_host_fails(world: World) -> None:
     """Else a job that kills its own process at once would be tried as often as the preemption budget allows."""
     job = world.submit(max_retries_preemption=99)
@@ -201,17 +189,6 @@ def test_repeatedly_lost_hosts_are_preemptions(world: World) -> None:
                 world.lose(task.node_id)
         world.confirm(job)
     assert charged(job) == (0, QUICK_ENDS_ARE_FAILURES + 3)
-
-
-def test_task_lost_on_noticed_host_is_a_preemption(world: World) -> None:
-    job = world.submit(max_retries_preemption=99)
-    for _ in range(QUICK_ENDS_ARE_FAILURES):
-        run_again(world, job)
-        end(world, job)
-    run_again(world, job)
-    world.do(WorkerDrainedEvent(job.tasks[0].node_id or "", "preempted"))
-    end(world, job)
-    assert charged(job) == (0, QUICK_ENDS_ARE_FAILURES + 1)
 
 
 def test_returned_task_is_lost_but_never_failed(world: World) -> None:
@@ -281,12 +258,3 @@ def test_cancelled_job_stays_cancelled_after_late_success(world: World) -> None:
     world.do(JobCancelledEvent("job", "enough"))
     world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert job.state is JobState.KILLED
-
-
-def test_late_success_of_one_task_spares_others(world: World) -> None:
-    job = world.start_tasks(max_retries_preemption=5)
-    first = job.gangs[0].tasks[0]
-    world.do(WorkerFailedEvent(first.node_id or "", "gone"))
-    world.do(GangReturnedEvent(AttemptId("job", 1, 0)))
-    assert first.state is S.SUCCEEDED
-    assert not job.state.finished

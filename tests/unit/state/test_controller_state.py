@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state import job_table
 from iris_ray.state.events import (
@@ -28,18 +28,6 @@ from tests.support.worlds import S, World, charged, gang_spec, host, task_states
 
 def state_of(world: World, job_id: str = "job") -> JobState:
     return world.state.jobs[job_id].state
-
-
-def test_transition_table_covers_all_states_and_ends_terminally() -> None:
-    assert set(TRANSITIONS) == set(TaskState)
-    assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
-    terminal = {state for state, targets in TRANSITIONS.items() if not targets}
-    assert terminal == {S.FAILED, S.KILLED, S.WORKER_FAILED, S.UNSCHEDULABLE, S.COSCHED_FAILED}
-
-
-def test_success_is_left_only_with_the_gang() -> None:
-    assert S.RUNNING not in TRANSITIONS[S.SUCCEEDED]
-    assert S.FAILED not in TRANSITIONS[S.SUCCEEDED]
 
 
 # -- a job's ordinary life ------------------------------------------------------------------------------------------
@@ -256,21 +244,6 @@ def test_finished_jobs_are_forgotten_oldest_first_without_capacity(
         world.report_all(job, S.SUCCEEDED)
         world.confirm(job)
     assert list(world.state.jobs) == ["held", "job-2", "job-3"]
-
-
-def test_finished_job_holding_capacity_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    job = world.start(max_retries_failure=1)
-    world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
-    world.schedule()
-    world.report_all(job, S.SUCCEEDED)
-    world.confirm(job, 2)
-    for number in range(3):
-        later = world.start(f"later-{number}")
-        world.report_all(later, S.SUCCEEDED)
-        world.confirm(later)
-    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed
 
 
 # -- the log of changes -----------------------------------------------------------------------------------------------

@@ -2,15 +2,14 @@
 
 import pytest
 
-from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.state.events import (
     TasksAssignedEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import S, World, attempts, charged, cpu_host, task_states
+from tests.support.worlds import S, World, attempts, charged, task_states
 
 # -- attempts and budgets -------------------------------------------------------------------------------------------
 
@@ -18,22 +17,6 @@ from tests.support.worlds import S, World, attempts, charged, cpu_host, task_sta
 def test_default_budgets_are_no_failures_and_100_preemptions() -> None:
     spec = JobSpec(job_id="job", owner="pool")
     assert (spec.max_retries_failure, spec.max_retries_preemption, spec.max_task_failures) == (0, 100, None)
-
-
-def test_budget_of_100_preemptions_gives_101_attempts_per_task(world: World) -> None:
-    job = world.start_tasks()
-    for attempt in range(1, 102):
-        assert job.state is JobState.RUNNING
-        assert attempts(world) == [attempt, 1]
-        world.long_run()
-        instructions = world.report(job, S.WORKER_FAILED, 0, error="no host")
-        world.confirm(job)
-        world.schedule()
-        if attempt < 101:
-            assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", attempt, 0), "no host")])
-            world.report(job, S.RUNNING, 0)
-    assert task_states(job) == [S.WORKER_FAILED, S.KILLED]
-    assert job.state is JobState.WORKER_FAILED
 
 
 def test_failing_task_with_retries_touches_no_sibling(world: World) -> None:
@@ -116,15 +99,6 @@ def test_lost_hosts_are_no_task_failures(world: World, started: bool) -> None:
 # -- lost hosts -----------------------------------------------------------------------------------------------------
 
 
-def test_lost_cpu_host_requeues_all_its_tasks(world: World) -> None:
-    world.do(cpu_host("cpu"))
-    job = world.start_tasks(replicas=3, resources={"CPU": 1.0})
-    assert {task.node_id for task in job.tasks} == {"cpu"}
-    world.lose("cpu")
-    assert task_states(job) == [S.PENDING] * 3
-    assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
-
-
 def test_lost_host_requeues_task_without_resources(world: World) -> None:
     """Its user's usage is none already when it ends."""
     idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
@@ -134,25 +108,6 @@ def test_lost_host_requeues_task_without_resources(world: World) -> None:
     assert world.state.usage == {}
     world.do(WorkerFailedEvent(str(idle.tasks[0].node_id), "the host died"))
     assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))
-
-
-# -- late and doubled reports ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-def test_report_after_tolerated_end_changes_nothing(world: World, state: TaskState) -> None:
-    job = world.start_tasks(max_task_failures=1)
-    world.report(job, S.FAILED, 0)
-    assert world.report(job, state, 0) == Instructions()
-    assert (task_states(job), charged(job)) == ([S.FAILED, S.RUNNING], (1, 0))
-
-
-@pytest.mark.parametrize("index", [-1, 2, 99])
-def test_report_about_missing_task_is_refused(world: World, index: int) -> None:
-    job = world.start_tasks()
-    with pytest.raises(IllegalTransitionError, match="no gang"):
-        world.report(job, S.FAILED, index, attempt=1)
-    assert task_states(job) == [S.RUNNING, S.RUNNING]
 
 
 # -- capacity -------------------------------------------------------------------------------------------------------

@@ -13,13 +13,11 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     GroupAssignedEvent,
     JobCancelledEvent,
-    JobRestoredEvent,
     JobSubmittedEvent,
     TasksAssignedEvent,
     TimePassedEvent,
 )
 from iris_ray.state.job_groups import COMPLETE_S
-from iris_ray.state.records import JobRecord
 from tests.support.worlds import S, World, add_slices, attempts, cpu_host, gang_spec, in_group, submit_group, tasks_spec
 
 TRAINER, SAMPLER = gang_spec("trainer", max_retries_preemption=9), gang_spec("sampler", max_retries_preemption=9)
@@ -153,9 +151,7 @@ def test_restarted_controller_knows_the_group(world: World, life: str) -> None:
     new.now = world.now + 5.0
     add_slices(new, *"ab")
     for job_id in world.state.jobs:
-        record = world.state.record(job_id)
-        assert record is not None
-        new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+        new.restore(world, job_id)
         new.state.check()
     assert len(new.state.pending()) == (life == "waiting")
     if life == "waiting":

@@ -156,9 +156,7 @@ def test_finished_jobs_are_forgotten_by_memory_use(world: World, monkeypatch: py
     for number in range(4):
         job_id = f"later-{number}"
         ends(job_id, 20)
-        record = world.state.record(job_id)
-        assert record is not None
-        new.do(JobRestoredEvent(record))
+        new.restore(world, job_id)
     assert list(new.state.jobs) == [f"later-{number}" for number in range(4)]
     new.submit_tasks("last", 20)
     new.do(JobCancelledEvent("last", "enough"))

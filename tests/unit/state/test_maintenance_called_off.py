@@ -4,10 +4,9 @@ import pytest
 
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state.events import Event, JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import S, World, host
+from tests.support.worlds import World, host
 
 MAINTENANCE, PREEMPTION = NoticeKind.MAINTENANCE, NoticeKind.PREEMPTION
 START = 700.0
@@ -114,39 +113,3 @@ def test_gang_hears_of_other_hosts_maintenance_instead(world: World) -> None:
     assert told(call_off(world, "b-0")) == [], "it has heard of a nearer one"
     assert job.gang.notice is not None
     assert job.gang.notice.deadline == START + 50.0
-
-
-def test_growth_notice_is_unaffected_by_cancelled_maintenance(world: World) -> None:
-    other = world.start("other", slices=(2,))
-    job = world.start(slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
-    assert job.gang.groups == ("c",)
-    world.finish(other)
-    world.schedule()
-    world.report_all(world.state.jobs["job/growth-1"], S.RUNNING)
-    assert job.gang.notice is not None
-    assert job.gang.notice.kind is NoticeKind.GROWTH
-    assert told(call_off(world, "c-0")) == []
-    assert job.gang.notice.kind is NoticeKind.GROWTH
-
-
-def test_single_task_hears_of_cancelled_maintenance_too(world: World) -> None:
-    job = world.start_tasks(replicas=2)
-    (position,) = [i for i, gang in enumerate(job.gangs) if gang.tasks[0].node_id == "a-1"]
-    (notice,) = announce(world).notices
-    assert notice.attempt.gang == position
-    call_off(world)
-    assert [gang.notice for gang in job.gangs] == [None, None]
-    assert len(announce(world).notices) == 1
-
-
-def test_gang_restored_from_record_hears_cancellation(world: World) -> None:
-    """It was called off while no Controller was there, or its pool could say so before it repeated its notices."""
-    world.start(max_retries_preemption=5)
-    announce(world)
-    record = world.state.record("job")
-    assert record is not None
-    new = World("a", "b", "c")
-    assert len(new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes()))).notices) == 1
-    assert call_off(new).notices == []
-    assert new.state.jobs["job"].gang.notice is None
-    assert told(announce(new)) == [("job", MAINTENANCE, START)]

@@ -11,11 +11,9 @@ from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
-from iris_ray.state.controller_state import apply_all
-from iris_ray.state.events import GangMovedEvent, JobRestoredEvent, SliceHeldEvent
+from iris_ray.state.events import GangMovedEvent, SliceHeldEvent
 from iris_ray.state.gangs import in_place
 from iris_ray.state.quarantine import AVOIDED_S
-from iris_ray.state.records import JobRecord
 from tests.support.worlds import S, World, cpu_host, host
 
 
@@ -195,8 +193,7 @@ class Sequence:
             self.world.do(host(worker.slice_name or "", worker.host_index or 0))
         for name, owner in old.state.holders.items():
             self.world.do(SliceHeldEvent(name, owner))
-        records = [record for job_id in old.state.jobs if (record := old.state.record(job_id)) is not None]
-        apply_all(self.world.state, [JobRestoredEvent(JobRecord.joined(one.to_bytes())) for one in records])
+        self.world.restore(old)
 
     def rivals(self) -> list[Job]:
         return [job for job_id, job in self.world.state.jobs.items() if job_id.startswith("urgent")]

@@ -66,23 +66,6 @@ def test_job_whose_pool_dies_at_ten_launches_ends(world: World) -> None:
     assert job.error == f"10 launches in a row failed; the last one: {REASON}"
 
 
-def test_unstarted_gang_is_uncharged_whatever_happened_before(world: World) -> None:
-    """Quick ends in a row make a lost task a failure, but this attempt has not even begun."""
-    job = world.submit(max_retries_preemption=99, max_retries_failure=99)
-    for _ in range(QUICK_ENDS_ARE_FAILURES + 1):
-        world.now = max(world.now, job.gang.not_before)
-        world.schedule()
-        world.report_all(job, S.RUNNING)
-        world.report(job, S.WORKER_FAILED)
-        world.confirm(job)
-    before = charged(job)
-    assert before == (1, QUICK_ENDS_ARE_FAILURES)
-    world.now = job.gang.not_before
-    world.schedule()
-    restart(world)
-    assert (charged(job), job.state) == (before, JobState.PENDING)
-
-
 @pytest.mark.parametrize("returned", [False, True])
 def test_exhausted_budget_ends_the_job(world: World, returned: bool) -> None:
     job = world.start()
@@ -169,17 +152,6 @@ def test_gangs_whose_pool_dies_at_start_repeatedly_fail(world: World) -> None:
     assert {charged(job) for job in jobs} == {(2, QUICK_ENDS_ARE_FAILURES)}
 
 
-def test_ended_job_is_unaffected(world: World) -> None:
-    done = world.start("done")
-    world.report_all(done, S.SUCCEEDED)
-    failed = world.start("failed")
-    world.report(failed, S.FAILED)
-    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}, "their ends are not confirmed"
-    assert restart(world) == Instructions()
-    assert (done.state, failed.state) == (JobState.SUCCEEDED, JobState.FAILED)
-    assert (world.busy(), dict(world.state.holders)) == (set(), {})
-
-
 # -- spares and slices ----------------------------------------------------------------------------------------------
 
 
@@ -199,14 +171,6 @@ def test_spares_of_dead_pool_are_dropped(world: World, budget: int) -> None:
     assert instructions.dropped[0] == DropSpare(instructions.dropped[0].job_id, "pool-a")
     assert (spares_of(world), world.busy()) == ([], set())
     assert dict(world.state.holders) == {}, "its new process holds none of these slices"
-
-
-def test_warm_slices_of_dead_pool_have_no_holder(world: World) -> None:
-    world.keep_warm("pool-a")
-    world.do(SliceHeldEvent("gone meanwhile", "pool-a"))
-    world.do(SliceHeldEvent("c", "pool-b"))
-    assert restart(world) == Instructions()
-    assert dict(world.state.holders) == {"c": "pool-b"}
 
 
 def test_slice_promised_to_another_pool_goes_to_it(world: World) -> None:

@@ -39,10 +39,7 @@ def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[
             new.do(host(str(worker.attributes["tpu-name"]), worker.host_index or 0, node_id=worker.node_id))
     stops = []
     for job_id in world.state.jobs:
-        record = world.state.record(job_id)
-        assert record is not None
-        instructions = apply_all(new.state, [JobRestoredEvent(JobRecord.joined(record.to_bytes()))] * 2)
-        stops += instructions.stop
+        stops += [stop for _ in range(2) for stop in new.restore(world, job_id).stop]
     new.state.check()
     return new, stops
 

@@ -7,7 +7,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state.attempt_ends import RETURNING_S
-from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
+from iris_ray.state.events import WorkerSuspectedEvent
 from tests.support.worlds import S, World, add_slices, asked_to_leave
 
 
@@ -120,42 +120,6 @@ def test_gang_not_returning_in_time_delays_no_job(world: World) -> None:
     world.now += 0.1
     world.schedule()
     assert running(world) == {"rival": ("a",)}
-
-
-def test_time_to_return_begins_after_the_pause(world: World) -> None:
-    job = world.start(max_retries_preemption=5)
-    world.report(job, S.WORKER_FAILED)
-    job.gang.quick_ends = 3
-    world.confirm(job)
-    world.schedule()
-    world.report_all(job, S.RUNNING)
-    world.report(job, S.WORKER_FAILED)
-    assert job.gang.returning_until == job.gang.not_before + RETURNING_S == world.now + 4.0 + RETURNING_S
-
-
-def test_returning_job_is_not_called_starving(world: World) -> None:
-    job = world.start(slices=(3,), max_retries_preemption=5)
-    job.gang.waiting_since = -10_000.0
-    world.report(job, S.WORKER_FAILED)
-    assert world.plan().starving == []
-
-
-def test_spares_do_not_return(world: World) -> None:
-    """Nothing is lost if a spare comes later."""
-    world.start("other")
-    world.start(spares=1, max_retries_preemption=5)
-    world.schedule()
-    (held,) = [job for job in world.state.jobs.values() if job.spec.spare_for]
-    world.report_all(held, S.RUNNING)
-    for ends in (True, False):
-        if ends:
-            world.report(held, S.WORKER_FAILED)
-        else:
-            world.do(GangMovedEvent(held.current_attempt(held.gang), "it has moved"))
-        assert held.gang.returning_until == 0.0
-        world.confirm(held, held.gang.attempt)
-        world.schedule()
-        assert held.gang.placed
 
 
 def test_spare_is_kept_until_survivors_are_free(world: World) -> None:

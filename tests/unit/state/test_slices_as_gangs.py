@@ -9,15 +9,13 @@ from iris_ray.errors import IllegalTransitionError, InvalidJobError
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.workers import TPU_VM_COUNT
 from iris_ray.state.events import (
     GangAssignedEvent,
     TaskStateChangedEvent,
-    WorkerDrainedEvent,
 )
-from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
+from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.support.worlds import S, World, attempts, charged, gang_spec, host, task_states, tasks_spec
 
 
@@ -111,17 +109,6 @@ def test_lost_slice_returns_alone_on_another(world: World) -> None:
     assert (attempts(world), groups(job), charged(job)) == ([1, 2], [("a",), ("c",)], (0, 1))
 
 
-def test_crash_costs_only_its_slice_a_failure(world: World) -> None:
-    job = start(world, max_retries_failure=1)
-    instructions = world.report(job, S.FAILED, 3)
-    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 1), "boom")])
-    assert [gang.failures for gang in job.gangs] == [0, 1]
-    assert task_states(job) == [S.RUNNING, S.RUNNING, S.PENDING, S.PENDING]
-    world.confirm(job, attempt=1, index=2)
-    world.schedule()
-    assert groups(job) == [("a",), ("b",)], "its own slice, as it returns"
-
-
 def test_slice_that_fails_for_good_fails_the_job(world: World) -> None:
     job = start(world, max_retries_failure=0)
     instructions = world.report(job, S.FAILED, 2)
@@ -129,12 +116,6 @@ def test_slice_that_fails_for_good_fails_the_job(world: World) -> None:
     assert instructions.finished == ["job"]
     assert task_states(job) == [S.KILLED, S.KILLED, S.FAILED, S.COSCHED_FAILED]
     assert (job.state, job.gang_state(0), job.gang_state(1)) == (JobState.FAILED, JobState.KILLED, JobState.FAILED)
-
-
-def test_notice_reaches_only_the_slice_concerned(world: World) -> None:
-    start(world)
-    told = world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 60.0)).notices
-    assert [(type(one), one.attempt) for one in told] == [(NotifyGang, AttemptId("job", 1, 1))]
 
 
 def test_returning_slice_goes_before_other_jobs_but_its_siblings_do_not(world: World) -> None:

@@ -10,12 +10,9 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
 from iris_ray.model.workers import Worker
 from iris_ray.state import spares as spares_module
-from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
     GangMovedEvent,
     JobCancelledEvent,
-    TaskUnschedulableEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
@@ -52,17 +49,6 @@ def ready(world: World, job: Job) -> None:
 # -- spares ------------------------------------------------------------------------------------------------------------
 
 
-def test_placed_job_gets_its_spare(world: World) -> None:
-    job = world.submit(spares=1, max_retries_preemption=5)
-    assert spares(world) == []
-    world.schedule()
-    world.report_all(job, S.RUNNING)
-    held = spare(world)
-    assert (held.state, held.spec.owner, held.spec.user) == (JobState.PENDING, "pool-a", job.spec.user)
-    world.schedule()
-    assert held.gang.groups == ("b",)
-
-
 def test_success_of_large_gang_is_not_checked_per_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look goes through all tasks: one for each of 10,000 that return would take the Controller 15 s."""
     looks: list[str] = []
@@ -91,16 +77,6 @@ def test_gang_losing_slice_takes_its_spare_first(world: World) -> None:
     assert list(instructions) == ["job"]
     assert job.gang.groups == ("b",)
     assert instructions["job"].reclaim == []  # its pool has it already
-
-
-def test_spares_end_with_their_job(world: World) -> None:
-    job = world.start(spares=2, max_retries_preemption=5)
-    world.schedule()
-    assert len(spares(world)) == 2
-    world.do(JobCancelledEvent("job", "enough"))
-    assert spares(world) == []
-    world.confirm(job)
-    assert all(not worker.occupants for worker in world.state.workers.values())
 
 
 # -- notices -----------------------------------------------------------------------------------------------------------
@@ -300,16 +276,6 @@ def test_spare_that_is_dropped_while_it_ends_is_told(world: World) -> None:
     assert world.do(JobCancelledEvent("job", "enough")).dropped == [DropSpare(held.spec.job_id, "pool-a")]
 
 
-def test_spares_end_exactly_with_their_job(world: World) -> None:
-    world.start(spares=1)
-    world.schedule()
-    held = spare(world)
-    for event in (JobCancelledEvent(held.spec.job_id, "x"), TaskUnschedulableEvent(held.spec.job_id, 0, "x")):
-        assert world.do(event) == Instructions()
-        assert spare(world) is held
-    assert held.state is JobState.RUNNING
-
-
 def test_spare_waits_if_constraint_cannot_be_evaluated(world: World) -> None:
     """A job that never ran would be given up; this one's ran."""
     world.add_slice("d", generation=4)
@@ -328,19 +294,6 @@ def test_job_named_like_a_spare_is_left_alone(world: World) -> None:
     assert namesake.state is JobState.RUNNING
 
 
-def test_lost_replacement_is_as_urgent_as_before(world: World) -> None:
-    world.start(max_retries_preemption=5)
-    world.do(WorkerDrainedEvent("a-1", "preempted"))
-    ready(world, spare(world))
-    assert spare(world).gang.groups == ("b",)
-    fail_slice(world, "b")
-    world.do(AttemptEndConfirmedEvent(AttemptId(spare(world).spec.job_id, 1)))
-    world.submit("other", owner="pool-b", user="somebody")
-    world.now += 10 * RETURNING_S
-    world.schedule()
-    assert spare(world).gang.groups == ("c",)
-
-
 # -- more about notices ------------------------------------------------------------------------------------------------
 
 
@@ -354,14 +307,6 @@ def test_only_nearer_deadline_is_news(world: World) -> None:
     (told,) = world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices
     assert (told.notice.kind, told.notice.deadline) == (NoticeKind.PREEMPTION, 130.0)
     assert len(spares(world)) == 1
-
-
-def test_repeated_registration_changes_nothing(world: World) -> None:
-    """Two sources tell of the same end, in other words."""
-    world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))
-    assert world.state.knows(host("a", 1))
-    assert world.state.knows(host("a", 1, draining="Ray drains it"))
-    assert not world.state.knows(host("a", 1, draining="Ray drains it", deadline=110.0))
 
 
 def test_gang_sent_to_host_before_its_notice_is_told(world: World) -> None:

@@ -25,22 +25,6 @@ def test_refused_event_raises_with_jobs_story(world: World) -> None:
     ]
 
 
-def test_refused_event_is_not_part_of_the_story(world: World) -> None:
-    job = world.start()
-    before = world.state.story("job")
-    with pytest.raises(IllegalTransitionError):
-        world.report(job, S.PENDING)
-    assert world.state.story("job") == before
-
-
-def test_event_for_unknown_job_is_refused_without_story(world: World) -> None:
-    world.submit()
-    (assignment,) = world.plan().assignments
-    with pytest.raises(IllegalTransitionError, match="there is no job") as refused:
-        World().do(assignment)
-    assert not hasattr(refused.value, "__notes__")
-
-
 def test_story_holds_only_the_latest_events(world: World) -> None:
     job = world.start(max_retries_failure=1000)
     for _ in range(2 * STORY_LENGTH):
@@ -77,16 +61,6 @@ def test_story_contains_no_user_text(world: World) -> None:
         "JobCancelledEvent",
     ]
     assert "secret" not in str(story)
-
-
-def test_story_of_forgotten_job_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    world.finish(world.start())
-    assert world.state.story("job")
-    for number in range(2):
-        world.finish(world.start(f"next-{number}"))
-    assert "job" not in world.state.jobs
-    assert world.state.story("job") == ()
 
 
 def test_late_report_about_forgotten_job_begins_no_story(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import pytest
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import S, World, charged, task_states
+from tests.support.worlds import S, World, task_states
 
 
 def test_timeout_ends_job_of_which_nothing_ran(world: World) -> None:
@@ -38,21 +38,3 @@ def test_timeout_spares_job_with_task_that_ran(world: World, state: TaskState) -
     assert (plan.timed_out, plan.unschedulable) == ([], [])
     assert plan.pending_reasons.keys() == {"job"}
     assert world.do(TaskUnschedulableEvent("job", 5, "too late")) == Instructions()
-
-
-def test_timeout_spares_task_failed_before_its_running_report(world: World) -> None:
-    """The report may be late or lost: a task that failed, and was charged for it, has run."""
-    job = world.submit_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
-    world.schedule()
-    world.report(job, S.FAILED)
-    world.report(job, S.RUNNING, attempt=1)
-    assert charged(job) == (1, 0)
-    world.now += 1000.0
-    assert world.plan().timed_out == []
-
-
-def test_repeated_or_misdirected_unschedulable_changes_nothing(world: World) -> None:
-    world.submit_tasks()
-    assert world.do(TaskUnschedulableEvent("job", 0, "no")).finished == ["job"]
-    assert world.do(TaskUnschedulableEvent("job", 1, "no")) == Instructions()
-    assert world.do(TaskUnschedulableEvent("nobody", 0, "no")) == Instructions()

@@ -5,8 +5,7 @@ import pytest
 from iris_ray.errors import InvalidRequestError, LimitReachedError
 from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.state.events import JobRestoredEvent, LimitsSetEvent, PastUsageEvent, TimePassedEvent
-from iris_ray.state.records import JobRecord
+from iris_ray.state.events import LimitsSetEvent, PastUsageEvent, TimePassedEvent
 from iris_ray.state.user_limits import _USERS, HALF_LIFE_S, BandUse, PastUsage
 from tests.support.worlds import S, World, gang_spec, tasks_spec
 
@@ -40,12 +39,6 @@ def test_usage_follows_job_to_its_end(world: World) -> None:
     assert not world.state.limits.accounts
 
 
-def test_spares_count_only_with_their_chips(world: World) -> None:
-    world.start(user="ann", spares=1)
-    world.schedule()
-    assert held(world) == BandUse(chips=16, running={"job"}, tasks=2)
-
-
 @pytest.mark.parametrize("life", ["waits", "runs", "is over"])
 def test_successor_counts_the_same_usage(world: World, life: str) -> None:
     job = world.submit(user="ann", spares=1) if life == "waits" else world.start(user="ann", spares=1)
@@ -53,10 +46,7 @@ def test_successor_counts_the_same_usage(world: World, life: str) -> None:
         world.report_all(job, S.SUCCEEDED)
     world.schedule()
     new = World(*"ab")
-    for job_id in world.state.jobs:
-        record = world.state.record(job_id)
-        assert record is not None
-        new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+    new.restore(world)
     assert held(new) == held(world)
 
 
