@@ -8,7 +8,6 @@ from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import WHOLE_JOB, PriorityBand
-from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -300,19 +299,6 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SecretStatus:
-    """A secret of the cluster's store, without its value.
-
-    Attributes:
-        secret: what is known of it.
-        jobs: the ids of the jobs that use it and have not ended.
-    """
-
-    secret: StoredSecret
-    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
