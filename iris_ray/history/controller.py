@@ -7,7 +7,6 @@ written waits, in a queue of bounded length, and is then lost with a warning.
 import asyncio
 import logging
 import math
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,6 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.views import with_latest
-from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
@@ -63,18 +61,6 @@ COPY_S = 3600.0
 """The copy in Parquet files is brought up to date at this interval; a copy may take as long."""
 FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
-
-
-def history_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the Controller's records are: beside the state of Ray's GCS, if that is on a disk; else the head's
-    directory of iris_ray.
-
-    Raises:
-        OSError: another user owns the head's directory.
-    """
-    if environ.get("RAY_gcs_storage") == "rocksdb" and (path := environ.get("RAY_gcs_storage_path")):
-        return Path(path, "iris_ray")
-    return host_directory(environ)
 
 
 class HistoryService:

@@ -13,7 +13,6 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -406,19 +405,6 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SecretStatus:
-    """A secret of the cluster's store, without its value.
-
-    Attributes:
-        secret: what is known of it.
-        jobs: the ids of the jobs that use it and have not ended.
-    """
-
-    secret: StoredSecret
-    jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
