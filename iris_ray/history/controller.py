@@ -7,7 +7,6 @@ written waits, in a queue of bounded length, and is then lost with a warning.
 import asyncio
 import logging
 import math
-import os
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.views import with_latest
-from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import HistoryRows, Value, read_history
@@ -62,18 +61,6 @@ COPY_S = 3600.0
 """The copy in Parquet files is brought up to date at this interval; a copy may take as long."""
 FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
-
-
-def history_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return where the Controller's records are: beside the state of Ray's GCS, if that is on a disk; else the head's
-    directory of iris_ray.
-
-    Raises:
-        OSError: another user owns the head's directory.
-    """
-    if environ.get("RAY_gcs_storage") == "rocksdb" and (path := environ.get("RAY_gcs_storage_path")):
-        return Path(path, "iris_ray")
-    return host_directory(environ)
 
 
 class HistoryService:
@@ -211,8 +198,8 @@ class HistoryService:
                     continue
                 self._stages[job_id] = found
                 heard = self._progress.of(job_id)
-                said = (heard.step, heard.status) if heard is not None else (None, None)
-                self._add(job_story(job, with_latest(job.times, heard), now, self._clock.wall_or_none, *said))
+                facts = JobFacts(job, self._state, self._clock.wall, heard)
+                self._add(job_story(facts, with_latest(job.times, heard), now))
             except Exception:
                 logger.exception("the history can't hold %s; other jobs are not affected", job_id)
             if time.monotonic() > turn_ends:
@@ -227,7 +214,7 @@ class HistoryService:
             job, heard = self._state.jobs.get(job_id), self._progress.of(job_id)
             if job is None or job.over is not None or heard is None:
                 continue
-            point = curve_point(job, now, self._clock.wall_or_none, heard.step, heard.status)
+            point = curve_point(JobFacts(job, self._state, self._clock.wall, heard), now)
             if point is not None:
                 self._curves[job_id] = now + max(SAMPLE_S, (now - job.submitted_at) / POINTS) - 1.0
                 self._add(point)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
 from iris_ray.actors.protocol.marks import PAGES
+from iris_ray.actors.protocol.services import addressed
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.actors.protocol.version import (
     NO_VERSIONS,
@@ -107,7 +108,7 @@ class ControllerConnection:
             wait=tenacity.wait_fixed(_ASK_AGAIN_S),
             before=self._look_up_again,
             retry_error_callback=_no_answer,
-        )(self._ask_once, question.__name__, *args, **kwargs)
+        )(self._ask_once, *addressed(question, args, kwargs))
         return answer
 
     def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
@@ -132,7 +133,7 @@ class ControllerConnection:
             retry_error_callback=lambda _: None,
         )(find_controller)
 
-    def _ask_once(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def _ask_once(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 

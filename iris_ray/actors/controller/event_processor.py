@@ -37,6 +37,7 @@ class EventProcessor:
         end: called once when this Controller ends.
         placed: called with every gang that gets hosts, and the time.
         seen: called with events before they are applied.
+        applied: called with events after they were applied.
 
     Attributes:
         deposed: why this Controller acknowledges no events: another one has taken over; else None.
@@ -52,6 +53,7 @@ class EventProcessor:
         end: Callable[[], object],
         placed: Callable[[Job, Gang, float], object] = lambda *_: None,
         seen: Callable[[Collection[Event]], object] = lambda _: None,
+        applied: Callable[[Collection[Event]], object] = lambda _: None,
     ) -> None:
         self.deposed: str | None = None
         self.failed: str | None = None
@@ -63,6 +65,7 @@ class EventProcessor:
         self._end = end
         self._placed = placed
         self._seen = seen
+        self._applied = applied
         self._dispatcher: Dispatcher | None = None
         self._instructions = Instructions()  # of the latest events
         self._recorded: asyncio.Future[None] | None = None  # for events since the latest plan
@@ -89,6 +92,7 @@ class EventProcessor:
         now, known = TimePassedEvent(self._journal.clock.now()), list(self._contained.without(events))
         self._seen(known)
         apply_safely(self._state, [now, *known], self._instructions)
+        self._applied(known)
         try:
             self._contained.end_those_of_failed(self._state, self._instructions)
         except BrokenStateError as error:

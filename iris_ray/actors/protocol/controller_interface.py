@@ -14,7 +14,6 @@ from iris_ray.actors.protocol.status import (
     JobStatus,
     LimitStatus,
     Place,
-    SecretStatus,
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
@@ -28,7 +27,6 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -258,39 +256,6 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
-    async def list_secrets(self) -> list[SecretStatus]:
-        """Return the secrets of the cluster's store by name, without their values.
-
-        Raises:
-            SecretStoreError: the store can't be read.
-        """
-
-    async def set_secret(
-        self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
-    ) -> tuple[StoredSecret, StoredSecret | None]:
-        """Set a secret of the store. Return it, and what it has replaced, both without their values.
-
-        Args:
-            name: by which jobs ask for it.
-            value: its text in UTF-8.
-            users, teams: whose jobs may use it; both empty: all jobs.
-            user: who sets it.
-
-        Raises:
-            InvalidRequestError: the name or the value can't be one.
-            SecretStoreError: it can't be written. What was there before stays.
-            NotPermittedError: the user is no operator.
-        """
-
-    async def remove_secret(self, name: str, user: str) -> None:
-        """Remove a secret from the store. What runs keeps its value.
-
-        Raises:
-            SecretNotFoundError: there is none of that name.
-            SecretStoreError: it can't be removed.
-            NotPermittedError: the user is no operator.
-        """
-
     async def list_settings(self) -> dict[str, WasSet]:
         """Return the cluster's settings that an operator has set, by name. All others have their defaults."""
 
@@ -382,16 +347,6 @@ class ForPools(Protocol):
     async def why(self, job_id: str) -> str:
         """Return in a sentence why a job, or a part of it, is not running."""
 
-    async def stored_secret(self, job_id: str, name: str, sender: "PoolProcess") -> bytes:
-        """Return the value of a secret of the store, for an attempt of a job.
-
-        Raises:
-            InvalidMessageError: the job has not asked for it.
-            SecretNotFoundError: it is not in the store any more.
-            SecretStoreError: it can't be read.
-            NotPermittedError: it is for other users, or the job is another pool's.
-        """
-
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """Return how these hosts were lost, and their notices, as far as the Controller knows."""
 
@@ -422,6 +377,15 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
     async def versions(self) -> dict[str, Any]:
         """Return `versions_here`. Answer clients of all versions, even during the start."""
 
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a service; see `iris_ray.actors.protocol.services.addressed`.
+
+        Raises:
+            ServiceUnavailableError: the service is failing, or was taken out.
+            InvalidMessageError: it has no such call.
+            Exception: the service's own error.
+        """
+
     async def ping(self) -> None:
         """Wait until the start is over: the Controller has read the hosts and the records of an earlier Controller.
 
@@ -432,5 +396,5 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
         """
 
 
-Question = Callable[Concatenate[ControllerInterface, P], Coroutine[Any, Any, T]]
-"""A method of the interface."""
+Question = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+"""A method of the interface, or of the Protocol of a service's calls (see `iris_ray.actors.protocol.services`)."""
