@@ -19,11 +19,11 @@ JITTER = 0.5
 
 
 async def ask_again(
-    ask: Callable[[], Awaitable[T | Unreachable]],
+    ask: Callable[[], Awaitable[T]],
     *missing: type[Exception],
     within_s: float = GIVE_UP_S,
     pause_s: float = PAUSE_S,
-) -> T | Unreachable:
+) -> T:
     """Ask until an answer comes.
 
     Args:
@@ -40,7 +40,7 @@ async def ask_again(
     """
     from tenacity import AsyncRetrying, retry_if_result
 
-    async def once() -> T | Unreachable:  # tenacity would not await what a lambda returns
+    async def once() -> T:  # tenacity would not await what a lambda returns
         return await ask()
 
     policy = _policy(missing, within_s, pause_s)

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.5
 REMOVE_AGAIN_S, REMOVAL_S = 1.0, 30.0
-"""The pause between two tries to remove the reservations of pools, and the time for all. A GCS takes seconds to restart."""
+"""The pause between two tries to remove the reservations of pools, and the time for all. A GCS restarts in seconds."""
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
