@@ -181,7 +181,7 @@ class RankedGroups:
         return count
 
     def closest(self, needs: Needs, count: int) -> list[tuple[float, str]]:
-        """Return (shortfall, name) of the ``count`` groups without room for a task that lack least; ties are arbitrary."""
+        """Return (shortfall, name) of the ``count`` groups without room that lack least; ties are arbitrary."""
         found: list[tuple[float, str]] = []
         bounds = sorted((self._least_shortfall(block, needs), number) for number, block in enumerate(self._blocks))
         for bound, number in bounds:

@@ -232,7 +232,7 @@ class ControllerProcess:
         while not self._events.deposed:
             await asyncio.sleep(COUNT_CHIPS_S)
             before, at = at, self._clock.now()
-            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
+            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state, at), at - before)
 
     def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
         try:

@@ -22,7 +22,7 @@ import pytest
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
-from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
 from iris_ray.cli.conventions import NO_CLUSTER
 from iris_ray.cli.printing import Level
 from iris_ray.doctor import host_look, machine
@@ -329,7 +329,9 @@ def test_doctor_names_set_aside_jobs_with_times() -> None:
 
 def test_doctor_names_quarantined_hosts() -> None:
     attributes = {"taint:quarantined": "3 task processes failed there within an hour, the last one: no space left"}
-    status = WorkerStatus("n-1", "10.0.0.1", "s-0", 1, "v4-16", {}, {}, attributes, (), None, None)
+    status = WorkerStatus(
+        "n-1", "10.0.0.1", "s-0", 1, "v4-16", {}, {}, attributes, (), None, None, HostCondition.QUARANTINED
+    )
     (finding,) = check_quarantine([replace(status, attributes={}), status])
     assert finding.found == f"s-0 host 1: {attributes['taint:quarantined']}"
     assert finding.advice is not None
