@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
+from iris_ray.errors import ServiceUnavailableError
 from iris_ray.services import SERVICES
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,17 @@ def imported(place: str) -> Any:
     """Return the object at a place such as ``iris_ray.history.cli:history``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+def calls_module(service: str) -> Any:
+    """Return the module of a service's calls, ``iris_ray.<service>.calls``.
+
+    Raises:
+        ServiceUnavailableError: the service was taken out of iris_ray.
+    """
+    if not any(one.name == service for one in installed_services()):
+        raise ServiceUnavailableError(f"there is no service {service!r} here: it was taken out of iris_ray")
+    return import_module(f"iris_ray.{service}.calls")
 
 
 # -- hooks in tasks ----------------------------------------------------------------------------------------------------
