@@ -26,6 +26,7 @@
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
+    ├── ServiceUnavailableError (RuntimeError)  a service of iris_ray is failing, or was taken out
     ├── HistoryUnavailableError (RuntimeError)  there is no history, or it can't be read
     ├── SecretStoreError (RuntimeError)      the cluster's store of secrets can't be read or written
     ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
@@ -166,6 +167,10 @@ class NoClusterError(IrisError, ConnectionError):
 
 class ControllerUnavailableError(IrisError, RuntimeError):
     """The cluster's Controller could not be started or reached."""
+
+
+class ServiceUnavailableError(IrisError, RuntimeError):
+    """A service of iris_ray does not answer: it is failing, as the message says, or it was taken out of iris_ray."""
 
 
 class HistoryUnavailableError(IrisError, RuntimeError):

@@ -1,7 +1,7 @@
-"""Checks of values that people and other programs hand over: predicates, and functions that refuse a value.
+"""Checks of values from people and other programs: predicates, and functions that refuse a value.
 
-To Python True is an int, NaN a number and 10**400 a finite one. To the predicates here they are not. An error message
-names the value and says what to give: "spares is -1; give an int of 0 or more".
+To Python, True is an int, NaN is a number, and 10**400 is finite; to the predicates here, they are not. An error
+message names the value and the values that are accepted: "spares is -1; give an int of 0 or more".
 """
 
 import difflib
@@ -17,15 +17,15 @@ from typing import TypeGuard
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 
 MOST_SHOWN = 100
-"""Characters of a value that a message shows at most."""
+"""The largest number of characters of a value that a message shows."""
 MOST_COMPARED = 500
-"""How many names are compared closely with an unknown one; a hundred take a millisecond."""
+"""The largest number of names that are compared closely with an unknown one. Comparing 100 takes a millisecond."""
 
 Refusal = type[InvalidRequestError]
 
 
 def shown(value: object) -> str:
-    """Return the text of a value for a message, even if its class can't give one."""
+    """Return a value's `repr`, cut to `MOST_SHOWN` characters, for a message; its type's name if `repr` raises."""
     try:
         text = repr(value)
     except Exception:
@@ -38,42 +38,42 @@ def shown(value: object) -> str:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """An int, also one of NumPy."""
+    """Whether the value is an int, including NumPy's ints."""
     return isinstance(value, (int, Integral)) and not isinstance(value, bool)
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """A number, also one of NumPy. It may be infinite or NaN, or larger than a float can be."""
+    """Whether the value is a real number, including NumPy's, infinity, NaN, and ints that are too large for a float."""
     return isinstance(value, (float, Real)) and not isinstance(value, bool)
 
 
 def is_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
-    """An int of Python, not below another number."""
+    """Whether the value is a Python int of at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_plain_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
-    """An int of no subclass, not below another number. For values that `plain` does not rebuild later."""
+    """Like `is_int`, but refuses subclasses: for values that `plain` does not rebuild later."""
     return type(value) is int and value >= least
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """An int of 0 or more."""
+    """Whether the value is an int of 0 or more."""
     return is_int(value, 0)
 
 
 def is_positive_int(value: object) -> TypeGuard[int]:
-    """An int of 1 or more."""
+    """Whether the value is an int of 1 or more."""
     return is_int(value, 1)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """An int or a float of Python that is finite as a float."""
+    """Whether the value is a Python int or float whose value as a float is finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_amount(value: object) -> TypeGuard[float]:
-    """A finite number of 0 or more."""
+    """Whether the value is a finite number of 0 or more."""
     return is_number(value) and value >= 0
 
 
@@ -81,17 +81,17 @@ is_seconds = is_amount
 
 
 def is_positive_seconds(value: object) -> TypeGuard[float]:
-    """A finite number above 0."""
+    """Whether the value is a finite number above 0."""
     return is_number(value) and value > 0
 
 
 def is_seconds_or_forever(value: object) -> TypeGuard[float]:
-    """A number of 0 or more, or infinity."""
+    """Whether the value is a number of 0 or more, or infinity."""
     return is_amount(value) or (isinstance(value, float) and value == math.inf)
 
 
 def is_timeout(value: object) -> TypeGuard[float]:
-    """A number of seconds, also one of NumPy. Infinity waits for ever; a negative number does not wait."""
+    """Whether the value is a timeout in seconds: a real number. Infinity means no limit."""
     try:
         return is_real(value) and not math.isnan(value)
     except OverflowError:
@@ -102,7 +102,7 @@ def is_timeout(value: object) -> TypeGuard[float]:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """A str that is not empty."""
+    """Whether the value is a non-empty str."""
     return isinstance(value, str) and len(value) > 0
 
 
@@ -113,30 +113,31 @@ _NOT_IN_IDS, _NOT_IN_USERS = re.compile(r"[^A-Za-z0-9._-]+"), re.compile(r"[^A-Z
 
 
 def is_job_id(value: object) -> TypeGuard[str]:
-    """Parts of ASCII letters, digits, ``.``, ``_`` and ``-``, with ``/`` between them. Each begins with none of these.
+    """Whether the value is a job id: parts of ASCII letters, digits, ``.``, ``_`` and ``-``, separated by ``/``.
 
-    So nobody's id is a command to another's shell or terminal, a formula, or a path out of a directory.
+    Each part begins with a letter or digit. An id therefore can't act as a command in a shell or terminal, as a
+    formula, or as a path out of a directory.
     """
     return isinstance(value, str) and _JOB_ID.fullmatch(value) is not None
 
 
 def is_user(value: object) -> TypeGuard[str]:
-    """A user's name: ASCII letters, digits, ``.``, ``_``, ``-``, ``@`` and ``+``, the first a letter or digit."""
+    """Whether the value is a user name: ASCII letters, digits and ``._-@+``, beginning with a letter or digit."""
     return isinstance(value, str) and _USER.fullmatch(value) is not None
 
 
 def part_of_id(text: str) -> str:
-    """Return any text as a part of a job's id: other characters become ``-``."""
+    """Convert text to a part of a job id, with ``-`` in place of characters that an id can't have."""
     return _NOT_IN_IDS.sub("-", text).strip("._-") or "job"
 
 
 def as_user(text: str) -> str:
-    """Return any text as a user's name: other characters become ``-``."""
+    """Convert text to a user name, with ``-`` in place of characters that a name can't have."""
     return _NOT_IN_USERS.sub("-", text).strip("._@+-") or "unnamed"
 
 
 def is_unicode(text: str) -> bool:
-    """Whether text can be encoded. Half of a surrogate pair, as in the name of a file that is no UTF-8, can't."""
+    """Whether text can be encoded as UTF-8. A lone surrogate, as in a file name that isn't UTF-8, can't."""
     try:
         return text.isascii() or text.encode() is not None
     except UnicodeEncodeError:
@@ -144,12 +145,12 @@ def is_unicode(text: str) -> bool:
 
 
 def is_texts(value: object) -> TypeGuard[list[str] | tuple[str, ...]]:
-    """A list or tuple of str."""
+    """Whether the value is a list or tuple of str."""
     return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
 
 
 def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
-    """A mapping from str to str."""
+    """Whether the value is a mapping from str to str."""
     return isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item)
 
 
@@ -157,7 +158,7 @@ def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
 
 
 def require(holds: bool, what: str, value: object, wanted: str, error: Refusal = InvalidRequestError) -> None:
-    """Refuse a value with "WHAT is VALUE; give WANTED", as an ``error``, unless its check holds."""
+    """Raise ``error`` with the message "WHAT is VALUE; give WANTED" unless the check holds."""
     if not holds:
         raise error(f"{what} is {shown(value)}; give {wanted}")
 
@@ -192,12 +193,12 @@ def require_variables(env: object) -> None:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Return the known names that are most similar to a name, best first; ``cutoff`` is the least similarity, to 1."""
+    """Return the known names most similar to a name, best first; ``cutoff`` is the least similarity, from 0 to 1."""
     return difflib.get_close_matches(name, _likely(name, list(known)), n=most, cutoff=cutoff)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that does not exist, with the nearest existing names."""
+    """Return the error for an unknown name, with the most similar known names."""
     there_are = list(known)
     compared = _likely(name, there_are)
     near = (
@@ -214,13 +215,13 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 
 def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
-    """Return the error for a number that does not exist; ``known`` are the existing numbers."""
+    """Return the error for an unknown number; ``known`` is the range of numbers that exist."""
     there_are = f"there are {known[0]} to {known[-1]}" if known else "there is none at all"
     return UnknownNameError(f"there is no {what} with the number {number}; {there_are}")
 
 
 def _likely(name: str, known: list[str]) -> list[str]:
-    """Return the names next to this one in the alphabet, which share its beginning. Few names are all returned."""
+    """Return at most `MOST_COMPARED` known names: the alphabetical neighbours of a name, which share its beginning."""
     if len(known) <= MOST_COMPARED:
         return known
     alphabetical = sorted(known)

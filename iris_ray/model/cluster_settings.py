@@ -1,7 +1,7 @@
-"""The settings of a cluster: one table of what operators decide for all users, and the values in one cluster.
+"""The cluster settings that operators make for all users: a table of their definitions, and one cluster's values.
 
-People write a setting as text, ``NAME=VALUE``. The Controller checks the text and records it. Checks, the command
-``iris-ray cluster settings`` and docs/operating.md take everything from `TABLE`.
+A setting is written as text, ``NAME=VALUE``, which the Controller checks and records. The checks, the command
+``iris-ray cluster settings`` and docs/operating.md are derived from `TABLE`.
 """
 
 import re
@@ -26,10 +26,10 @@ class ClusterSetting(Generic[Value]):
 
     Attributes:
         name: its name on the command line.
-        default: the text of its value where nobody has set it.
-        form: the form of a value, with its unit.
+        default: the text of its value if no operator has set it.
+        form: the format of a value, with its unit.
         help: its effect, in a sentence.
-        parse: returns the value of a text, or raises a ValueError that says what to give.
+        parse: converts a text to a value; raises a ValueError whose message says which values are valid.
     """
 
     name: str
@@ -39,10 +39,10 @@ class ClusterSetting(Generic[Value]):
     parse: Callable[[str], Value]
 
     def checked(self, text: str) -> str:
-        """Return the text of a value without surrounding white space, if the setting takes it.
+        """Return a valid text without surrounding white space.
 
         Raises:
-            InvalidRequestError: the setting can't have this value; the message says what to give.
+            InvalidRequestError: the text isn't valid for this setting; the message says which values are.
         """
         try:
             self.parse(text.strip())
@@ -205,7 +205,7 @@ TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in
 
 
 def setting_named(name: str) -> ClusterSetting[Any]:
-    """Return the setting of a name, or raise UnknownNameError with the nearest names."""
+    """Return a setting by its name, or raise UnknownNameError with the most similar names."""
     if name not in TABLE:
         raise unknown("setting", name, TABLE)
     return TABLE[name]
@@ -213,7 +213,7 @@ def setting_named(name: str) -> ClusterSetting[Any]:
 
 @dataclass(frozen=True, slots=True)
 class WasSet:
-    """A value that an operator has set.
+    """The value of a setting as an operator set it.
 
     Attributes:
         text: the value, as `ClusterSetting.checked` returns it.

@@ -1,8 +1,8 @@
-"""What a worker is (attributes) and what a job asks of it (constraints).
+"""Attributes of workers, and the constraints that jobs place on them.
 
-Values are typed. Numbers equal numbers (``4 == 4.0``), and nothing else: a str never equals a number and ``True`` is
-not ``1``. Constraints order numbers only. By code point "v4-8" would be more than "v4-16", so an ordering of any other
-value is an error, and a constraint that can't be evaluated is reported instead of being false.
+Values are typed. Numbers are equal only to numbers (``4 == 4.0``): a str never equals a number, and ``True`` is not
+``1``. Only numbers can be ordered, since "v4-8" is greater than "v4-16" by code point. Ordering any other value is an
+error, and a constraint that can't be evaluated is reported rather than treated as false.
 """
 
 import math
@@ -20,21 +20,21 @@ from iris_ray.model.plain_values import Scalar as Scalar
 from iris_ray.model.plain_values import plain
 
 MOST_VALUES = 1_000
-"""Limit for the values of one constraint with IN."""
+"""The largest number of values in one IN constraint."""
 
 TAINT_PREFIX = "taint:"
-"""An attribute with this prefix is a taint: it keeps away every job that does not tolerate it, whatever its value."""
+"""The prefix of taints: attributes that exclude every job that does not tolerate them, whatever their values."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeValue:
-    """One typed value of a worker's attribute, or of a constraint.
+    """A typed value of an attribute or a constraint.
 
-    A value of a subclass, as of a `StrEnum`, becomes plain.
+    A value of a subclass, such as a `StrEnum`, is converted to the plain type.
 
     Raises:
-        InvalidConstraintError: the value is not a str, a bool or a number; or it is NaN, or larger than any float, or
-            text that is no Unicode.
+        InvalidConstraintError: the value is not a str, a bool or a number, or it is NaN, a number that is too large for
+            a float, or text that can't be encoded.
     """
 
     value: Scalar
@@ -47,10 +47,10 @@ class AttributeValue:
 
     @staticmethod
     def parse(text: str) -> "AttributeValue":
-        """Return the value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` is a bool."""
+        """Parse a value from an operator's text: ``12`` and ``1.5`` are numbers, and ``true`` is a bool."""
         if text in ("true", "false"):
             return AttributeValue(text == "true")
-        if re.fullmatch(r"-?(0|[1-9]\d{0,299})(\.\d+)?", text):  # a longer number would be no float
+        if re.fullmatch(r"-?(0|[1-9]\d{0,299})(\.\d+)?", text):  # a longer number would not fit into a float
             return AttributeValue(float(text) if "." in text else int(text))
         return AttributeValue(text)
 
@@ -90,7 +90,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class ConstraintOp(Enum):
-    """How a constraint compares a worker's attribute with its own value."""
+    """How a constraint compares a worker's attribute with the constraint's value."""
 
     EQ = "=="
     NE = "!="
@@ -124,17 +124,17 @@ _COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One condition on a worker's attribute. A missing attribute satisfies only NOT_EXISTS.
+    """A condition on one attribute of a worker. A missing attribute satisfies only NOT_EXISTS.
 
     Args:
         key: the attribute's name.
         op: the comparison.
-        value: what the attribute is compared with: nothing for EXISTS and NOT_EXISTS, a non-empty collection of values
-            for IN. A plain str, int, float or bool becomes an `AttributeValue`.
+        value: the value to compare the attribute with: None for EXISTS and NOT_EXISTS, and a non-empty collection of
+            values for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, an ordering has a bool or a
-            str, or no value satisfies it.
+        InvalidConstraintError: a comparison lacks a value, EXISTS or NOT_EXISTS has one, an ordering has a bool or a
+            str, or no attribute can satisfy the comparison.
     """
 
     key: str
@@ -142,7 +142,7 @@ class Constraint:
     value: AttributeValue | tuple[AttributeValue, ...] | None = None
     _compare: Callable[[Any, Any], bool] | None = field(init=False, compare=False, repr=False)
 
-    if TYPE_CHECKING:  # the constructor takes plain values, too: they become AttributeValues
+    if TYPE_CHECKING:  # the constructor converts plain values to AttributeValues
 
         def __init__(
             self,
@@ -181,13 +181,13 @@ class Constraint:
 
     @staticmethod
     def parse(text: str) -> "Constraint":
-        """Return the constraint that somebody wrote like a label selector of Kubernetes.
+        """Parse a constraint in the syntax of Kubernetes' label selectors.
 
-        ``zone=us-a``, ``zone!=us-a``, ``gen>=4``, ``zone in (us-a, us-b)``, ``zone`` (it has one), ``!zone`` (it has
-        none). Values are read as `AttributeValue.parse` does.
+        ``zone=us-a``, ``zone!=us-a``, ``gen>=4``, ``zone in (us-a, us-b)``, ``zone`` (the attribute exists) or
+        ``!zone`` (it does not). `AttributeValue.parse` reads the values.
 
         Raises:
-            InvalidConstraintError: it is none of these.
+            InvalidConstraintError: the text has none of these forms.
         """
         if found := re.fullmatch(r"\s*(!?)\s*([^\s!=<>()]+)\s*", text):
             return Constraint(found[2], ConstraintOp.NOT_EXISTS if found[1] else ConstraintOp.EXISTS)
@@ -203,14 +203,14 @@ class Constraint:
 
     @property
     def orders(self) -> bool:
-        """Whether it compares by order, which some values don't allow."""
+        """Whether the operator is an ordering, which only numbers allow."""
         return self.op in (ConstraintOp.GT, ConstraintOp.GE, ConstraintOp.LT, ConstraintOp.LE)
 
     def accepts(self, have: AttributeValue | None) -> bool:
-        """Return whether an attribute with this value satisfies the constraint; None stands for a missing attribute.
+        """Return whether an attribute's value satisfies the constraint; None means that the attribute is missing.
 
         Raises:
-            TypeError: an ordering across kinds, such as GT between a number and a str.
+            TypeError: the values can't be ordered, such as a number and a str.
         """
         if self._compare is None:
             return (have is None) is (self.op is ConstraintOp.NOT_EXISTS)

@@ -1,13 +1,13 @@
-"""`SetAside`: a job, model or record that iris_ray could not handle, put aside so that everything else goes on.
+"""`SetAside`: a job, model or record that iris_ray could not handle and has set aside, so that all others continue.
 
-A job that could not be handled, recorded or launched is ended. A job that could not be planned, and a model that could
-not be served, are tried again later. A record that can't be read is lost. All of them are reported in the same way.
+A job that can't be handled, recorded or launched is ended. A job that can't be planned, or a model that can't be
+served, is retried later. A record that can't be read is lost. All of these are reported in the same way.
 """
 
 from dataclasses import dataclass
 
 ERROR_CHARACTERS = 500
-"""How much of an error's text a message shows."""
+"""The number of characters of an error's text that a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +15,10 @@ class SetAside:
     """Something that iris_ray could not handle.
 
     Attributes:
-        name: the id of a job, a model, or the name of a record for people, such as "the taints".
-        why: what happened, and what to do.
-        since: when it was set aside, in seconds on the clock of the process that did so; None: an earlier process did.
-        until: when it is tried again, on the same clock; None: unknown, or never.
+        name: the id of a job, a model, or the display name of a record, such as "the taints".
+        why: what happened, and what the reader should do.
+        since: when it was set aside, in seconds on this process's clock; None if an earlier process did it.
+        until: when it will be retried, on the same clock; None if that is unknown or never happens.
     """
 
     name: str
@@ -36,17 +36,17 @@ def in_short(error: Exception) -> str:
 
 
 def by_a_defect(error: Exception) -> str:
-    """Return words that blame a failure on a defect of iris_ray."""
+    """Return a phrase that attributes a failure to a defect of iris_ray."""
     return f"by a defect of iris_ray ({in_short(error)})"
 
 
 def others_go_on(others: str, process: str) -> str:
-    """Return words that all others, such as "jobs", go on, and which process has logged more."""
+    """Return sentences that say that all other jobs or models continue, and whose log has the details."""
     return f"Other {others} go on. The {process}'s log has more: please report it"
 
 
 def lost(name: str, why: str) -> SetAside:
-    """Return the note about a job, or something else, whose record can't be read."""
+    """Return the report of a record that can't be read, such as a job's."""
     words = (
         "its record was damaged when this Controller took over, so iris_ray does not know it any more. Running tasks of"
         " it go on until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"

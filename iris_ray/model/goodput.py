@@ -1,4 +1,4 @@
-"""What the time of a job went into: kinds of time, marks in its life, and the measure over them."""
+"""How a job spent its time: the kinds of time, the marks that its tasks set, and the measurement based on both."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,22 +9,22 @@ from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, move_s, re
 
 
 class TimeKind(Enum):
-    """Kinds of time. The first ten are those of Google's ``ml-goodput-measurement``, and counted as there.
+    """Kinds of time. The first ten are defined and counted as in Google's ``ml-goodput-measurement``.
 
-    PRODUCTIVE: steps whose result was kept.
-    TPU_INITIALIZATION, TRAINING_PREP, DATA_LOADING_SYNC, UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME: before the first step of
-        an attempt, as the task has marked it. What it has not marked is TRAINING_PREP.
-    PROGRAM_STARTUP: by how much the first step of an attempt took longer than the others: compilation.
-    UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: saves between steps, as the task has marked them.
-    WASTED_PROGRESS_FROM_DISRUPTION: steps that were done again after a disruption.
+    PRODUCTIVE: steps whose results were kept.
+    TPU_INITIALIZATION, TRAINING_PREP, DATA_LOADING_SYNC, UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME: time before the
+        first step of an attempt, as marked by the task. Unmarked time counts as TRAINING_PREP.
+    PROGRAM_STARTUP: the extra time of an attempt's first step compared to its other steps, that is, compilation.
+    UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: saves between steps, as marked by the task.
+    WASTED_PROGRESS_FROM_DISRUPTION: steps that were repeated after a disruption.
     INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION: from the last step before a disruption until user code runs again.
-    OTHER: the step that was not over when the job ended without success, or that runs now.
+    OTHER: the step in progress now, or when the job ended without success.
 
-    These are not in Google's definition:
+    Google does not define these:
 
-    QUEUEING: until the job had its first slices.
+    QUEUEING: until the job got its first slices.
     LAUNCH: until user code ran for the first time.
-    UNMEASURED: user code ran, and did not say with ``heartbeat(step)`` what it did.
+    UNMEASURED: user code ran without reporting steps by ``heartbeat(step)``.
     """
 
     PRODUCTIVE = "productive"
@@ -49,26 +49,26 @@ MARKS = {
     "checkpoint_restore": TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME,
     "checkpoint_save": TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME,
 }
-"""The names by which a task marks parts of its time."""
+"""The names that tasks use to mark parts of their time."""
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------
 
 MOST_STEPS = 64
-"""Steps of an attempt that are remembered: the first two, the latest, and some in between."""
+"""The number of steps remembered for an attempt: the first two, the latest, and some in between."""
 
 StepTime = tuple[int, float]
-"""A step, and when it began; seconds since user code began."""
+"""A step, and its start in seconds since user code began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a task has said about the time of one attempt. Times are seconds since its user code began.
+    """A task's account of its time in one attempt. Times are in seconds since its user code began.
 
     Attributes:
-        steps: some steps and when each began, in ascending order of both.
-        before: seconds by the names of `MARKS` that it marked before its first step.
-        during: the same, since its first step.
+        steps: some steps and their starts, both ascending.
+        before: seconds that it marked before its first step, by the names in `MARKS`.
+        during: seconds that it marked after the start of its first step, by the names in `MARKS`.
     """
 
     steps: tuple[StepTime, ...] = ()
@@ -77,12 +77,12 @@ class Marks:
 
     @property
     def makes_sense(self) -> bool:
-        """Whether a task can have said this: steps and times ascend, and all names are known."""
+        """Whether the marks are consistent: steps and times ascend, and all names are known."""
         ascending = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.steps))
         return len(self.steps) <= MOST_STEPS and ascending and {*self.before, *self.during} <= MARKS.keys()
 
     def began(self, step: int) -> float:
-        """Return when a step began, interpolated if it is not remembered. There must be at least one step."""
+        """Return the start of a step, interpolated if the step is not remembered. Requires at least one step."""
         earlier = self.steps[0]
         for later in self.steps:
             if later[0] >= step:
@@ -97,7 +97,7 @@ class Marks:
 
 
 def with_step(steps: tuple[StepTime, ...], step: int, began: float) -> tuple[StepTime, ...]:
-    """Return remembered steps and one more. A step that is not later than the last one changes nothing."""
+    """Return the steps with one more, which is ignored unless it follows the last one. Old steps are thinned out."""
     if steps and (step <= steps[-1][0] or began < steps[-1][1]):
         return steps
     if len(steps) >= MOST_STEPS:
@@ -110,16 +110,16 @@ def with_step(steps: tuple[StepTime, ...], step: int, began: float) -> tuple[Ste
 
 @dataclass(slots=True)
 class AttemptTimes:
-    """One attempt; times are seconds on the clock of the events.
+    """The times of one attempt, in seconds on the clock of the events.
 
     Attributes:
-        number: counts the attempts of the job from 1.
-        chips: how many it holds.
-        assigned_at: when it got them.
+        number: the attempt's number within the job, from 1.
+        chips: the number of chips that it holds.
+        assigned_at: when it got its chips.
         began_at: when user code began; None if it never did.
-        ended_at: when its end was known; None before that.
-        marks: what its task said about its time.
-        cause: why it ended early; None if it has not.
+        ended_at: when its end became known; None before that.
+        marks: its task's account of its time.
+        cause: why it ended early; None if it did not.
     """
 
     number: int
@@ -136,14 +136,14 @@ class JobTimes:
     """When the attempts of a job held chips and ran.
 
     Attributes:
-        attempts: the latest ones, in order.
-        settled: seconds and chip-seconds by the value of a `TimeKind`, of everything before `settled_until`.
-        settled_until: until when everything is settled; None if nothing is.
+        attempts: the latest attempts, in order.
+        settled: seconds and chip-seconds before `settled_until`, by the value of a `TimeKind`.
+        settled_until: the end of the last settled attempt; None if no attempt is settled.
         has_run: whether user code ran in a settled attempt.
         ended_at: when the job ended; None before that.
-        succeeded: whether it has succeeded.
-        settled_failures: what the ends of settled attempts have cost.
-        back_s: how long it took after its failures, on average, from new slices to the first step; None: not known.
+        succeeded: whether the job has succeeded.
+        settled_failures: the costs of the ends of settled attempts.
+        back_s: the average time from new slices to the first step after a failure; None if unknown.
     """
 
     attempts: list[AttemptTimes] = field(default_factory=list)
@@ -156,49 +156,49 @@ class JobTimes:
     back_s: float | None = None
 
     def assigned(self, number: int, chips: float, now: float) -> None:
-        """Note that an attempt got its chips."""
+        """Record that an attempt got its chips."""
         self.attempts.append(AttemptTimes(number, chips, now))
 
     def began(self, now: float) -> None:
-        """Note that user code of the latest attempt runs."""
+        """Record that user code of the latest attempt has begun."""
         if self.attempts and self.attempts[-1].began_at is None:
             self.attempts[-1].began_at = now
 
     def failed(self, cause: FailureCause) -> None:
-        """Note why the latest attempt ends early. The first cause counts."""
+        """Record why the latest attempt ends early. Only the first cause is kept."""
         if self.attempts and self.attempts[-1].cause is None:
             self.attempts[-1].cause = cause
 
     def ended(self, now: float) -> None:
-        """Note that the latest attempt is over."""
+        """Record that the latest attempt has ended."""
         if self.attempts and self.attempts[-1].ended_at is None:
             self.attempts[-1].ended_at = now
 
     def marked(self, number: int, marks: Marks, now: float) -> None:
-        """Note what a task of an attempt has said about its time, if it makes sense."""
+        """Record a task's account of an attempt's time, if it is consistent."""
         for attempt in self.attempts:
             if attempt.number == number and marks.makes_sense:
                 attempt.marks = marks
                 self.back_s = reinit_s(time_lost(self, now))
 
 
-# -- measure -----------------------------------------------------------------------------------------------------------
+# -- measurement -------------------------------------------------------------------------------------------------------
 
 _K = TimeKind
 _RECOVERY = TimeKind.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
 
 ATTEMPTS_KEPT = 8
-"""How many attempts at most are kept one by one. Earlier ones are settled."""
+"""The largest number of attempts that are kept individually. Earlier ones are settled into sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some time of a job.
+    """A span of a job's time.
 
     Attributes:
-        kind: what it went into.
-        seconds: how long it was.
-        chips: how many the job held meanwhile.
+        kind: the kind of time.
+        seconds: its length.
+        chips: the number of chips that the job held during it.
     """
 
     kind: TimeKind
@@ -207,9 +207,9 @@ class Span:
 
 
 def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
-    """Return the time from the submission of a job to its end, or to now, as spans that add up to it.
+    """Split the time from a job's submission to its end, or to now, into spans.
 
-    Time is counted as in Google's ``ml-goodput-measurement``.
+    The kinds are counted as in Google's ``ml-goodput-measurement``.
     """
     spans = [
         Span(TimeKind(kind), seconds, chip_seconds / seconds if seconds else 0.0)
@@ -226,16 +226,16 @@ def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
 
 
 def failures(times: JobTimes, now: float) -> list[Failure]:
-    """Return the costs of the kept attempts' ends until now, in their order.
+    """Return the failures of the attempts that are kept, in order, with their costs until now.
 
-    A failure is the end of an attempt in which user code ran, if the job went on. In Google's kinds, the costs are
-    wasted progress, infrastructure recovery, and the time before the first step of each later attempt.
+    A failure is the end of an attempt in which user code ran and after which the job continued. In Google's terms, its
+    costs are wasted progress, infrastructure recovery, and the time before the first step of each later attempt.
     """
     return [_failure(times, index, now) for index in range(len(times.attempts)) if _has_failed(times, index)]
 
 
 def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
-    """Return the costs of all finished failures of a job, by cause."""
+    """Return the total cost of a job's completed failures, by cause."""
     found = dict(times.settled_failures)
     for failure in failures(times, now):
         if failure.is_over:
@@ -244,7 +244,7 @@ def time_lost(times: JobTimes, now: float) -> dict[FailureCause, TimeLost]:
 
 
 def planned_move_s(times: JobTimes, now: float) -> float | None:
-    """Return the cost of a job's move to slices that are ready; None if the job names no steps or never failed."""
+    """Return the expected cost of moving a job to ready slices; None if it reports no steps or never failed."""
     return move_s(time_lost(times, now)) if _says_steps(times) else None
 
 
@@ -253,7 +253,7 @@ def _add(found: dict[FailureCause, TimeLost], failure: Failure) -> None:
 
 
 def _has_failed(times: JobTimes, index: int) -> bool:
-    """Return whether user code ran in an attempt, and the job went on after its end."""
+    """Return whether user code ran in an attempt after whose end the job continued."""
     attempt, is_last = times.attempts[index], index == len(times.attempts) - 1
     if attempt.began_at is None or attempt.ended_at is None:
         return False
@@ -265,7 +265,7 @@ def _failure(times: JobTimes, index: int, now: float) -> Failure:
     own = _parts(times, index, now)
     again_s, away_s = own.get(_K.WASTED_PROGRESS_FROM_DISRUPTION, 0.0), own.get(_RECOVERY, 0.0)
     start_s = waited_s = reinit_s = 0.0
-    if not attempt.marks.steps:  # all its time is lost, or its progress is not known
+    if not attempt.marks.steps:  # all its time is lost, or its progress is unknown
         again_s, away_s, start_s = 0.0, 0.0, sum(own.values()) if _says_steps(times) else 0.0
     chip_seconds = (again_s + away_s + start_s) * attempt.chips
     since, is_over = _end(attempt, now), times.ended_at is not None
@@ -287,9 +287,9 @@ def _failure(times: JobTimes, index: int, now: float) -> Failure:
 
 
 def _to_first_step(times: JobTimes, index: int, now: float) -> tuple[float, float, bool]:
-    """Return how long an attempt took until its first step, how much longer that step took, and whether it is over.
+    """Return an attempt's time until its first step, that step's extra time, and whether the step has ended.
 
-    An attempt that has failed before its first step has lost that time itself.
+    If the attempt failed before its first step, that time is a cost of its own failure, and 0 here.
     """
     attempt, run = times.attempts[index], _run(times, index, now)
     if attempt.marks.steps:
@@ -302,9 +302,9 @@ def _to_first_step(times: JobTimes, index: int, now: float) -> tuple[float, floa
 
 
 def settle(times: JobTimes, submitted_at: float) -> None:
-    """Settle the earliest attempts: those without steps or whose steps a later one continued, and any beyond the limit.
+    """Settle the earliest attempts: those without steps, those that a later one continued, and those beyond the limit.
 
-    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`: the cost of its end is not known yet.
+    The latest attempt that ran is settled only beyond `ATTEMPTS_KEPT`, since the cost of its end is still unknown.
     """
     while len(times.attempts) > 1 and _can_settle(times):
         first = times.attempts[0]
@@ -341,7 +341,7 @@ def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: floa
 
 
 def _parts(times: JobTimes, index: int, now: float) -> dict[TimeKind, float]:
-    """Return the time of an attempt with user code by its use."""
+    """Return the time in which an attempt's user code ran, by kind."""
     attempt, run = times.attempts[index], _run(times, index, now)
     return _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
 
@@ -357,13 +357,13 @@ def _run(times: JobTimes, index: int, now: float) -> "_Run":
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The run of an attempt.
+    """The part of an attempt in which user code ran.
 
     Attributes:
         seconds: how long user code ran.
-        resumed: the first step of the next attempt that made one; None if there is none.
-        is_last: whether it is the job's last attempt, as far as is known.
-        succeeded: whether the job succeeded with it.
+        resumed: the first step of the next attempt that reported one; None if none did.
+        is_last: whether it is the job's last attempt so far.
+        succeeded: whether the job succeeded with this attempt.
     """
 
     seconds: float
@@ -373,11 +373,11 @@ class _Run:
 
     @property
     def unfinished(self) -> TimeKind:
-        """The kind of the time after its last step."""
+        """The kind of the time after the last step."""
         return _K.OTHER if self.is_last else _RECOVERY
 
     def startup(self, marks: Marks) -> float:
-        """Return how many seconds longer the first step took than the other kept steps. There must be a step."""
+        """Return the extra seconds of the first step compared to the average kept step. Requires at least one step."""
         steps = tuple((step, min(began, self.seconds)) for step, began in marks.steps)
         kept = steps[-1][0] if self.resumed is None else min(steps[-1][0], self.resumed)
         if len(steps) < 2 or kept <= steps[1][0]:
@@ -418,7 +418,7 @@ def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
 
 
 def _kept_until(marks: Marks, run: _Run) -> float:
-    """Return the time until which the steps of an attempt were kept."""
+    """Return the end of an attempt's kept steps, in seconds since user code began."""
     last, last_at = marks.steps[-1]
     if run.resumed is None:
         return run.seconds if run.succeeded else last_at
@@ -429,7 +429,7 @@ def _kept_until(marks: Marks, run: _Run) -> float:
 
 
 def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[dict[TimeKind, float], float]:
-    """Return the kinds of the time before the first step, and how many seconds the task has not marked."""
+    """Return the marked time before the first step, by kind, and the unmarked rest in seconds."""
     parts: dict[TimeKind, float] = {}
     for name, seconds in before.items():
         parts[MARKS[name]] = min(max(0.0, seconds), left_s)
@@ -438,33 +438,33 @@ def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[
 
 
 def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, float]:
-    """Return the kinds of the time of an attempt that made no step."""
+    """Return the time of an attempt without steps, by kind."""
     parts, unmarked = _before_the_first_step(marks.before, run.seconds)
     kind = _K.UNMEASURED if not _says_steps(times) else _K.TRAINING_PREP if run.is_last else run.unfinished
     return parts | {kind: parts.get(kind, 0.0) + unmarked}
 
 
 def _says_steps(times: JobTimes) -> bool:
-    """Return whether any attempt of a job has named a step."""
+    """Return whether any attempt of a job has reported a step."""
     return _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
 
 NOT_TRAINING = frozenset({TimeKind.QUEUEING.value, TimeKind.LAUNCH.value, TimeKind.UNMEASURED.value})
-"""Kinds that goodput leaves out: Google's definition begins when user code does."""
+"""Kinds that don't count for goodput, which Google measures from the start of user code."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums of the time of some jobs by the value of its `TimeKind`, in seconds and in chip-seconds."""
+    """The total time of some jobs, in seconds and in chip-seconds, by the value of its `TimeKind`."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     chip_seconds: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(spans: Iterable[Span]) -> "Totals":
-        """Return the sums of one job."""
+        """Return the totals of one job's spans."""
         totals = Totals()
         for span in spans:
             totals.add({span.kind.value: span.seconds}, {span.kind.value: span.seconds * span.chips})
@@ -478,17 +478,17 @@ class Totals:
 
     @property
     def goodput(self) -> float | None:
-        """The productive share of the time since user code began, from 0 to 1; None if jobs did not measure any."""
+        """The productive share, from 0 to 1, of the time since user code began; None if no job measured its time."""
         return productive_share(self.seconds)
 
     @property
     def measured(self) -> float | None:
-        """The share of the time with user code that jobs have measured; None if no user code ran."""
+        """The share of user code's time that jobs measured; None if no user code ran."""
         ran = sum(amount for kind, amount in self.seconds.items() if kind not in ("queueing", "launch"))
         return 1.0 - self.seconds.get("unmeasured", 0.0) / ran if ran else None
 
 
 def productive_share(amounts: Mapping[str, float]) -> float | None:
-    """Return the productive share of seconds or chip-seconds; None if jobs did not measure any."""
+    """Return the productive share of seconds or chip-seconds; None if no job measured its time."""
     training = sum(amount for kind, amount in amounts.items() if kind not in NOT_TRAINING)
     return amounts.get(TimeKind.PRODUCTIVE.value, 0.0) / training if training else None

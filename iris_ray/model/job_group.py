@@ -1,4 +1,4 @@
-"""A group of jobs that start together or not at all: what each of its jobs knows of it."""
+"""Groups of jobs that start together or not at all, as each of their jobs describes them."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ MOST_MEMBERS = 100
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The group that a job belongs to. All its jobs have an equal one.
+    """The group that a job belongs to. All jobs of the group carry an equal spec.
 
     Args:
         group_id: unique in the cluster.
-        name: the name that people see.
+        name: the display name.
         members: the name and the job id of each job, in the order of their submission.
-        main: the names of the main jobs. When all of them have succeeded, the others end.
+        main: the names of the main jobs. Once all of them have succeeded, the others are ended.
 
     Raises:
-        InvalidJobError: a name or an id makes no sense or is there twice, or there are too many.
+        InvalidJobError: a name or an id is invalid or occurs twice, or there are too many jobs.
     """
 
     group_id: str
@@ -46,11 +46,11 @@ class GroupSpec:
 
     @property
     def job_ids(self) -> Mapping[str, str]:
-        """The id of each job, by its name."""
+        """The ids of the group's jobs, by name."""
         return MappingProxyType(dict(self.members))
 
     def without_others(self, job_ids: Collection[str]) -> "GroupSpec":
-        """Return the group of those of its jobs that have these ids; all are main jobs if none of them was."""
+        """Return the group reduced to the jobs with these ids. If none of them is a main job, all become main jobs."""
         members = tuple((name, job_id) for name, job_id in self.members if job_id in job_ids)
         names = tuple(name for name, _ in members)
         return GroupSpec(self.group_id, self.name, members, tuple(n for n in names if n in self.main) or names)

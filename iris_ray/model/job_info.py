@@ -1,4 +1,4 @@
-"""A task's place in its job. It travels in ``IRIS_*`` variables, so child processes of a task know it, too."""
+"""A task's identity within its job, passed in ``IRIS_*`` variables, which its child processes inherit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,39 +9,39 @@ from iris_ray.model.options import EACH_SLICE, WHOLE_JOB
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """One task's place in its job.
+    """A task's identity within its job.
 
     Tasks that start and fail together are a *gang*: all tasks of the job, or those of one slice if the job's
     ``failure_domain`` is the slice.
 
     Attributes:
-        job_id: the job, the same for all its attempts.
+        job_id: the job's id, which all attempts share.
         task_id: ``<job_id>/task-<task_index>``.
         task_index: 0-based over the whole job, ordered by slice id, then worker id, then local index. A slice that
-            stays with the gang keeps its slice id, and so its tasks their indices, unless there are fewer slices now.
-        num_tasks: tasks in the job; one per host, or as many as the option ``processes_per_host`` says.
+            stays with the gang keeps its slice id, and its tasks keep their indices, unless the gang has shrunk.
+        num_tasks: tasks in the job: ``processes_per_host`` for each host, one by default.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
-        slice_id: 0-based number of the task's slice, or other group, within the job.
-        num_slices: slices, or other groups, in the job.
+        slice_id: 0-based number of the task's slice (or other group) within the job.
+        num_slices: number of slices (or other groups) in the job.
         slice_name: the TPU slice's name in the cluster; empty without chips.
         worker_id: 0-based number of the host within its slice or group.
-        coordinator_address: ``ip:port`` on the host of the gang's first task, free when the attempt started and new for
-            every attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by
-            one.
-        local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
-            the host, and is removed when the job ends or another job takes the host. Empty without chips. All tasks of
-            the job on the host have the same one.
+        coordinator_address: ``ip:port`` on the host of the gang's first task, for ``iris_ray.jax.initialize()``. The
+            port was free when the attempt started, and differs between attempts. Empty if the job has several
+            independent tasks.
+        local_dir: the job's directory on this host, in memory if there is room, shared by the job's tasks on the host.
+            It survives across attempts, and is removed when the job ends or another job takes the host. Empty without
+            chips.
         local_index: 0-based number of the task on its host.
-        processes_per_host: how many tasks of the gang its host has.
-        previous_task_index: index of the task that was this host's, of the same local index, in the gang's attempt
-            before: what lies in ``local_dir`` is of that task. None if the gang did not use the host then. Attempts in
-            which no task ran don't count.
-        failure_domain: what starts again together: the whole "job" or each "slice".
-        group: the jobs of its group, ``name=id`` with commas between; see `group_jobs`. Empty if it is in none.
-        file_services: ``host:port`` by gang rank, where the host of each task of the gang serves the job's files in
-            ``local_dir`` to the job's tasks (see `iris_ray.checkpoint.peer_files`); "" for a host that can't. A task
-            that is placed by itself knows its own host's only. Empty without chips, in local processes, and in a gang
-            whose addresses don't fit into a variable: about 5,000 hosts.
+        processes_per_host: number of the gang's tasks on each host.
+        previous_task_index: index of the task that had the same local index on this host in the gang's previous
+            attempt; it wrote the files in ``local_dir``. None if that attempt did not use the host. Attempts in which
+            no task ran don't count.
+        failure_domain: the unit that restarts together: the whole "job", or each "slice".
+        group: the jobs of its group as ``name=id``, separated by commas; see `group_jobs`. Empty without a group.
+        file_services: ``host:port`` of each host's file service by gang rank, which serves the job's files in
+            ``local_dir`` to the job's tasks (see `iris_ray.checkpoint.peer_files`); "" for a host without one. An
+            independent task has only its own host's. Empty without chips, in local processes, and in a gang whose
+            addresses don't fit into a variable: about 5,000 hosts.
     """
 
     job_id: str
@@ -64,29 +64,29 @@ class JobInfo:
 
     @property
     def group_jobs(self) -> dict[str, str]:
-        """The ids of the jobs of its group by their names, its own job included; empty if it is in none."""
+        """The ids of all jobs in its group, by name, including its own job; empty without a group."""
         return dict(one.split("=", 1) for one in self.group.split(",") if one)
 
     @property
     def namespace(self) -> str:
-        """The id of the job whose endpoints the task sees: its own."""
+        """The namespace of the task's endpoints: the id of its job."""
         return self.job_id
 
     @property
     def in_gang(self) -> bool:
-        """Whether all tasks of its job start and fail together, so that they are of the same attempt."""
+        """Whether all tasks of its job form one gang, and therefore share one attempt."""
         return self.coordinator_address != "" and self.gang_size == self.num_tasks
 
     @property
     def gang_size(self) -> int:
-        """The number of tasks that start and fail together with this one, itself included."""
+        """The number of tasks in its gang."""
         if self.coordinator_address == "":
             return 1
         return self.num_tasks // (self.num_slices if self.failure_domain == EACH_SLICE else 1)
 
     @property
     def gang_rank(self) -> int:
-        """The 0-based number of the task among those that start and fail together with it."""
+        """The 0-based number of the task within its gang."""
         return self.task_index % self.gang_size
 
     def to_env(self) -> dict[str, str]:
@@ -103,10 +103,10 @@ _FILE_SERVICES = _VARIABLES["file_services"]
 
 
 def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
-    """Return the place of the task that has this environment; None if it is not the environment of a task.
+    """Return the task that an environment describes, or None if it isn't a task's environment.
 
     Raises:
-        InvalidRequestError: variables of the task are missing.
+        InvalidRequestError: some of the task's variables are missing.
     """
     if "IRIS_TASK_ID" not in environ:
         return None

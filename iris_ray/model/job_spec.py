@@ -1,4 +1,4 @@
-"""What a job asks for, and what a container of a task runs, with their validation."""
+"""The specifications of a job and of a task's container, with their validation."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +33,16 @@ from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
 
 @dataclass(frozen=True, slots=True, init=False)
 class CoschedulingConfig:
-    """The tasks of a job are a gang. All hosts of a group share one value of ``group_by``; a gang has one or several.
+    """Makes a job's tasks a gang on one or several groups. All hosts of a group share one value of ``group_by``.
 
     Args:
-        group_by: the attribute that names a group: for TPUs the slice's name, for others a rack, a pool, a zone ….
-        num_groups: how many groups (slices, racks) the job needs, or the numbers of groups that it can use; kept as an
-            ascending tuple.
+        group_by: the attribute that names the group: the slice's name for TPUs; else a rack, a pool or a zone, for
+            example.
+        num_groups: the number of groups (slices, racks) that the job needs, or several numbers that it can use, which
+            are kept as an ascending tuple.
 
     Raises:
-        InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
+        InvalidSliceCountError: ``num_groups`` does not consist of distinct positive ints.
         InvalidJobError: ``group_by`` is not the name of an attribute.
     """
 
@@ -59,19 +60,19 @@ class CoschedulingConfig:
 
 
 MOST_TASKS = 100_000
-"""Limit for the tasks of one job, on the largest number of slices that it can use."""
+"""The largest number of tasks in one job, counted on the most slices that it can use."""
 MOST_CONSTRAINTS = 1_000
-"""Limit for the constraints of one job, and likewise for its preferences, tolerations and resources."""
+"""The largest number of constraints in one job; also of preferences, tolerations, resources and predecessors."""
 MOST_SPARES = 1_000
 MOST_OF_A_RESOURCE = 9e14
-"""Ray counts ten-thousandths with 64 bits."""
+"""Ray counts ten-thousandths in 64 bits."""
 
 
 class SparePurpose(Enum):
-    """Why slices are held ready for a gang that runs."""
+    """Why slices are held ready for a running gang."""
 
     SPARE = "spare"  # the job's owner asked for them
-    REPLACEMENT = "replacement"  # for a slice that is about to go
+    REPLACEMENT = "replacement"  # for a slice that is about to be lost
     GROWTH = "growth"  # the gang can use more slices
 
 
@@ -85,54 +86,56 @@ class SpareFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job asks for. Immutable. Its tasks are called ``<job id>/task-<index>``.
+    """The immutable specification of a job. Its tasks are called ``<job id>/task-<index>``.
 
-    Values of subclasses, as of a `StrEnum`, become plain ones.
+    Values of subclasses, such as a `StrEnum`, are converted to the plain types.
 
     Args:
         job_id: unique in the cluster.
-        name: the name that people see; the id if left out.
-        owner: the id of the SlicePoolManager that submitted it and whose slices it runs on.
-        user: the user; fair share is between users.
-        team: the team whose quota it uses; empty: it belongs to none, or names none yet. See `iris_ray.model.teams`.
-        priority: its band.
-        device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
-            a gang; the constraints decide which hosts will do.
-        replicas: tasks per group if coscheduled, else tasks in all.
-        coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
-        whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
-            ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
-        constraints: what every worker must satisfy.
-        preferences: what workers should satisfy; the more the better.
+        name: the display name; the job's id if empty.
+        owner: the id of the SlicePoolManager that submits the job and holds its slices.
+        user: the user, for fair share.
+        team: the team whose quota it uses; empty if it has no team, or none has been chosen yet. See
+            `iris_ray.model.teams`.
+        priority: its priority band.
+        device: the TPU type that it is written for, such as "v4-32"; None without TPU. It determines the number of
+            replicas in a gang; the constraints determine the eligible hosts.
+        replicas: tasks per group if coscheduled, otherwise all tasks.
+        coscheduling: how tasks form a gang; None: each task is placed, fails and is retried independently.
+        whole_groups: whether the job takes each group whole, with as many hosts and chips as the live nodes report;
+            ``replicas`` and the chips in ``resources`` are then those that the rule for the type predicts.
+        constraints: conditions that every worker must satisfy.
+        preferences: conditions that workers should satisfy; the more, the better.
         tolerations: names of taints that the job tolerates.
-        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
-            names a device, takes all chips of its host, since libtpu allows one gang a host.
-        max_retries_failure: further attempts of a gang after failures of its own.
+        resources: the resources that one task takes on its worker, by Ray's names. A task that takes chips, or whose
+            job names a device, takes all chips of its host, since libtpu allows only one gang on a host.
+        max_retries_failure: further attempts of a gang after its own failures.
         max_retries_preemption: further attempts of a gang after lost hosts.
-        max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
-            gang whose retries are used up fails the job.
-        after: what other jobs must have done before it enters the queue, by their ids; see `After`.
-        scheduling_timeout: seconds after it has entered the queue by which some task must have run, or the job is given
-            up as unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
-        max_runtime: seconds after a task first ran at which the job ends; its tasks have notice before. None: never.
-        stop_without_progress: after so many attempts in a row that have named no new step the job fails. None: never.
-        spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
-        grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
-            free; after a loss it does not wait so long. "auto": once they have been free for as long as the move
-            costs. None: it never does.
-        processes_per_host: how many processes each task of a gang on slices consists of.
-        failure_domain: "job": a coscheduled job is one gang. "slice": it is as many gangs as it has slices, each of
-            which is placed, fails and is retried by itself.
-        task_placement: "spread": tasks that are placed one by one, and take no chips and GPUs, go to as many hosts as
-            there are. "pack": to as few as will do.
-        group: the group of jobs with which it starts together or not at all, or None.
-        stored_secrets: names of the secrets of the cluster's store whose values each of its attempts gets.
-        spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
-        may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
+        max_task_failures: the number of failed attempts in the job's life, including retried ones, that the job
+            survives. None: the job fails once a gang's retries are used up.
+        after: the conditions on other jobs for this job to enter the queue, by their ids; see `After`.
+        scheduling_timeout: seconds after entering the queue within which a task must have run; otherwise the job is
+            unschedulable. None, or 0 and less (kept as None): no limit.
+        max_runtime: seconds after the first task ran at which the job is ended, with a notice. None: no limit.
+        stop_without_progress: the number of consecutive attempts without a new step after which the job fails. None: no
+            limit.
+        spares: slices to hold ready, in addition to the gang's own, as replacements for lost ones.
+        grow_after: seconds that a gang runs on fewer slices than it can use before it moves to more, once they are
+            free; after a loss it does not wait. "auto": once they have been free for as long as the move costs. None:
+            it never moves.
+        processes_per_host: the number of processes in each task of a gang on slices.
+        failure_domain: "job": a coscheduled job is one gang. "slice": each of its slices is a gang, which is placed,
+            fails and is retried independently.
+        task_placement: the placement of independent tasks without chips and GPUs: "spread" over as many hosts as
+            possible, or "pack" onto as few as possible.
+        group: the group of jobs that start together or not at all, or None.
+        stored_secrets: names of the stored secrets whose values each attempt of the job gets.
+        spare_for: set by the state on a job that only holds slices ready for another job's gang.
+        may_evict: whether the job may evict lower bands. If not, it only precedes them in the queue.
 
     Raises:
         InvalidJobError: a value is invalid, or the job has too many tasks, constraints or spares.
-        UnknownTPUTypeError: no such device.
+        UnknownTPUTypeError: the device is not a TPU type.
     """
 
     job_id: str
@@ -170,7 +173,7 @@ class JobSpec:
         for name in ("constraints", "preferences", "tolerations"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        who = f"job {shown(self.name or self.job_id)}"  # users have not seen the id of a new job yet
+        who = f"job {shown(self.name or self.job_id)}"  # users don't know a new job's id yet
         for name, (holds, wanted) in _FIELDS.items():
             require(holds(getattr(self, name)), f"{who}: {name}", getattr(self, name), wanted, InvalidJobError)
         for name in OPTIONS_OF_A_JOB:
@@ -191,45 +194,45 @@ class JobSpec:
 
     @property
     def is_one_gang(self) -> bool:
-        """Whether all its tasks start and fail together."""
+        """Whether all its tasks form one gang."""
         return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
 
     @property
     def runs_once(self) -> bool:
-        """Whether each gang runs at most once: the job ends if a gang that has run loses its hosts or is evicted."""
+        """Whether each gang runs at most once: the job ends if a gang that ran loses its hosts or is evicted."""
         return self.max_retries_preemption == 0
 
     @property
     def spreads(self) -> bool:
-        """Whether its tasks go to as many hosts as there are."""
+        """Whether its tasks are spread over as many hosts as possible."""
         several = self.coscheduling is None and self.replicas > 1 and self.task_placement == SPREAD
         return several and self.device is None and not accelerators(self.resources)
 
     @property
     def num_gangs(self) -> int:
-        """Into how many gangs its tasks fall: one, one for each slice, or one for each task."""
+        """The number of its gangs: one, one for each slice, or one for each task."""
         if self.coscheduling is None:
             return self.replicas
         return 1 if self.is_one_gang else max(self.coscheduling.num_groups)
 
     @property
     def groups_per_gang(self) -> tuple[int, ...]:
-        """The numbers of groups that each of its gangs can use, ascending."""
+        """The group counts that each of its gangs can use, ascending."""
         return self.coscheduling.num_groups if self.coscheduling and self.is_one_gang else (1,)
 
     @property
     def most_tasks_per_gang(self) -> int:
-        """How many tasks each of its gangs has on the largest number of groups that it can use."""
+        """The number of tasks in each of its gangs on the largest group count that it can use."""
         return self.replicas * max(self.groups_per_gang) if self.coscheduling else 1
 
     @property
     def most_tasks(self) -> int:
-        """How many tasks it has on the largest number of groups that it can use."""
+        """The number of its tasks on the largest group count that it can use."""
         return self.num_gangs * self.most_tasks_per_gang
 
     @property
     def requirement(self) -> Requirement:
-        """What its gangs require of workers."""
+        """The requirement that each group of workers must meet for its gangs."""
         return make_requirement(
             self.coscheduling.group_by if self.coscheduling else None,
             self.replicas if self.coscheduling else 1,
@@ -243,9 +246,9 @@ class JobSpec:
 
 
 OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
-"""The options of a run that travel to the Controller, as fields of a `JobSpec`."""
+"""The options of a run that are fields of a `JobSpec`, and so reach the Controller."""
 FIELDS_OF_A_JOB = JobSpec.__slots__
-"""Processes compare these names before they exchange a `JobSpec`, and records have their checksum."""
+"""Processes compare these names before they exchange a `JobSpec`, and records carry a checksum of them."""
 
 
 def _is_a(kind: Any) -> Callable[[object], bool]:
@@ -273,15 +276,15 @@ _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "stored_secrets": (_are_secrets, "names of secrets in the cluster's store"),
     "may_evict": (_is_a(bool), "a bool"),
 }
-"""Fields that are no options: the check, and what to give instead."""
+"""Fields that aren't options: the check, and a description of the valid values."""
 
 _ALREADY_PLAIN = {"priority", "coscheduling", "constraints", "preferences", "spare_for"}
-"""Fields with an enum, or with objects of ours, whose constructors have made their own fields plain."""
+"""Fields with an enum, or with objects whose own constructors convert their values."""
 _PLAIN: Mapping[str, Any] = {
     **{name: kind for name, kind in get_type_hints(JobSpec).items() if name not in _ALREADY_PLAIN},
     "grow_after": float | str | None,  # its check refuses any other str
 }
-"""The types of the fields that a `JobSpec` rebuilds as plain values."""
+"""The types of the fields that a `JobSpec` converts to plain values."""
 
 
 def _plain(who: str, kind: Any, value: object, name: str) -> Any:
@@ -302,7 +305,7 @@ def _require_resources(who: str, resources: Mapping[str, float]) -> None:
 
 
 def _require_bounded(who: str, spec: JobSpec) -> None:
-    """Refuse a job that is so large that it would keep the Controller busy."""
+    """Refuse a job so large that it would occupy the Controller."""
     counts = {
         "tasks": (spec.most_tasks, MOST_TASKS),
         "spares": (spec.spares, MOST_SPARES),
@@ -354,7 +357,7 @@ def _require_gang(who: str, spec: JobSpec) -> None:
             )
         return
     sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
-    # GKE makes two VMs of a host with eight chips.
+    # GKE splits a host with eight chips into two VMs.
     if spec.replicas not in sizes and not spec.whole_groups:
         raise InvalidJobError(
             f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
@@ -363,7 +366,7 @@ def _require_gang(who: str, spec: JobSpec) -> None:
 
 
 def _require_one_slice_each(who: str, spec: JobSpec) -> None:
-    """Refuse what does not go with one gang for each slice."""
+    """Refuse options that are incompatible with one gang for each slice."""
     asked = f"{who}: failure_domain={EACH_SLICE!r}"
     if spec.coscheduling is None or spec.coscheduling.group_by != TPU_NAME or spec.device is None:
         raise InvalidJobError(
@@ -385,13 +388,13 @@ def _require_one_slice_each(who: str, spec: JobSpec) -> None:
 # -- container ---------------------------------------------------------------------------------------------------------
 
 CONTAINER_LABEL = "iris-ray.container"
-"""The label with a container's name, by which iris_ray finds it: engines match labels exactly, names by patterns."""
+"""The label that holds a container's name. Engines match labels exactly, but names by patterns."""
 OURS = frozenset({
     *("--name", "--rm", "--detach", "--restart", "--cidfile", "--interactive", "--tty", "--label-file", "--replace"),
 })  # fmt: skip
-"""Options of the engine that would take a container out of iris_ray's control. Its label is another."""
+"""Options of the engine that would take a container out of iris_ray's control. Setting its label would, as well."""
 _OUR_LETTERS = re.compile(r"-[Pq]*[dit]")
-"""``-d``, ``-i`` and ``-t``, alone or together. ``-P`` and ``-q`` are the other letters without a value."""
+"""Matches ``-d``, ``-i`` and ``-t``, alone or combined. ``-P`` and ``-q`` take no value either."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
@@ -400,17 +403,17 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """A program that every task of a gang runs in a container of its own.
+    """A program that each task of a gang runs in its own container.
 
     Args:
         image: the image, such as ``"gcr.io/project/train:v7"``.
-        command: the program and its arguments. No shell reads them. Empty: the image's own program.
-        env: the user's environment variables. Values may hold anything but NUL.
-        options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
-        secrets: names of the variables with the paths of files whose texts are secret. The task has these files, too.
+        command: the program and its arguments, without a shell; empty for the image's own program.
+        env: the user's environment variables. A value can have any character except NUL.
+        options: additional options of ``docker run``, such as ``["--volume=/data:/data"]``.
+        secrets: names of the variables that hold paths of secret files. The task has these files as well.
 
     Raises:
-        InvalidRequestError: a field can't work as written. No message has the value of a variable.
+        InvalidRequestError: a field is invalid. The message never includes a variable's value.
     """
 
     image: str
@@ -434,8 +437,8 @@ class ContainerSpec:
 
 
 def container_name(task: JobInfo) -> str:
-    """Return the unique name of a task's container, made of the job, the task and the attempt."""
-    job = _NOT_IN_NAMES.sub("-", task.job_id)  # its last characters make the job's id unique
+    """Return the unique name of a task's container, composed of the job, the task and the attempt."""
+    job = _NOT_IN_NAMES.sub("-", task.job_id)  # a job's id is unique by its last characters
     return f"iris-{job}-task-{task.task_index}-attempt-{task.attempt}"
 
 

@@ -1,8 +1,8 @@
-"""Jobs in progress: their gangs and tasks. Pure data, which only `ControllerState` changes.
+"""Jobs in progress, with their gangs and tasks. Pure data that only `ControllerState` changes.
 
-A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, those of one slice if the job's
-failure domain is the slice, or any single task of another job. So every rule about attempts, budgets and capacity
-exists once, for gangs. The gangs of a job have the same number of tasks.
+A *gang* consists of the tasks that start and fail together: all tasks of a coscheduled job, or those of one slice if
+the job's failure domain is the slice. An independent task is a gang of one. Every rule about attempts, budgets and
+capacity therefore exists once, for gangs. All gangs of a job have the same number of tasks.
 """
 
 import functools
@@ -22,14 +22,14 @@ _S = TaskState
 
 @dataclass(slots=True)
 class Task:
-    """One process on one host, in its latest attempt.
+    """A process on a host, in its latest attempt.
 
     Attributes:
-        task_id, index, state: its id, its place in the job, and its state.
-        node_id: its host; None while it waits.
+        task_id, index, state: its id, its index in the job, and its state.
+        node_id: its host; None while it waits for one.
         error: why its latest attempt ended.
-        started_at, ended_at: when its latest attempt was reported to run, and to have ended; None before that.
-        exit_code: of its process, if the attempt has ended and the code is known.
+        started_at, ended_at: when its latest attempt was reported as running and as ended; None before that.
+        exit_code: its process's exit code, once the attempt has ended; None if unknown.
     """
 
     task_id: str
@@ -43,24 +43,24 @@ class Task:
 
 
 ATTEMPTS_KEPT = 5
-"""Earlier attempts of a gang that are remembered, the latest ones."""
+"""The number of past attempts that are kept for each gang."""
 ATTEMPT_ERROR_CHARACTERS = 300
-"""Length to which the error of an earlier attempt is cut."""
+"""The number of characters that are kept of a past attempt's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastAttempt:
-    """An attempt of a gang that has ended, and after which the gang was requeued.
+    """A past attempt of a gang that was requeued afterwards.
 
     Attributes:
-        number: counts the gang's attempts from 1.
-        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge: it could not be started, has
-            moved, or was evicted.
+        number: the attempt's number within the gang, from 1.
+        state: FAILED or WORKER_FAILED, according to the budget charged; KILLED if no budget was charged, because the
+            attempt could not be started, moved, or was evicted.
         groups: names of the groups that it ran on.
-        started_at: when its first task was reported to run; None if none was.
-        ended_at: when its end was known.
+        started_at: when its first task was reported as running; None if none was.
+        ended_at: when its end became known.
         cause: index of the task that ended first; None if none did.
-        exit_code: of that task's process, if it is known.
+        exit_code: that task's exit code; None if unknown.
         error: the beginning of the error that ended it.
     """
 
@@ -76,12 +76,12 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A running gang must give its hosts to another job.
+    """An order to a running gang to leave its hosts to another job.
 
     Attributes:
-        job_id: the job that takes the hosts, which are promised to it.
-        deadline: when its attempt is stopped, unless it has moved before; seconds.
-        reason: who takes its hosts, in words.
+        job_id: the job to which the hosts are promised.
+        deadline: when the gang's attempt is stopped, unless it moves earlier; seconds.
+        reason: the job that takes the hosts, and why, for people.
     """
 
     job_id: str
@@ -90,18 +90,18 @@ class Eviction:
 
     @property
     def notice(self) -> Notice:
-        """What its tasks are told."""
+        """The notice that its tasks receive."""
         return Notice(NoticeKind.EVICTION, self.reason, self.deadline)
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Hosts that are kept for a job until it runs there.
+    """A reservation of hosts for a job until it runs there.
 
     Attributes:
         node_ids: the hosts.
-        given_up: the attempts that were asked to leave for it, in words. With any, the promise is firm: only a job of a
-            higher band gets one of the hosts meanwhile.
+        given_up: the victims: attempts, as text, that were asked to leave for the job. With victims the promise is
+            firm: until it is kept, only a job of a higher band can get one of the hosts.
     """
 
     node_ids: tuple[str, ...]
@@ -109,18 +109,18 @@ class Promise:
 
     @property
     def is_firm(self) -> bool:
-        """Whether anything is given up for it."""
+        """Whether any attempt was asked to leave for it."""
         return bool(self.given_up)
 
 
 LAST_SAVE_S = 30.0
-"""How long a gang that heeds no notices may run beyond the grace period to finish a regular save."""
+"""Seconds beyond the grace period for which a gang that ignores notices may run to finish a regular save."""
 SAVES_LATE_S = 5.0
-"""How many seconds later than expected a regular save may end."""
+"""The delay of a regular save that is still tolerated, in seconds."""
 
 
 Layout = tuple[tuple[str, tuple[str, ...]], ...]
-"""Where an attempt runs: by group (slice) id, the group's name and the node ids of its hosts by task."""
+"""The hosts of an attempt: for each group (slice) id, the group's name and the node id of each task's host."""
 
 
 @dataclass(slots=True)
@@ -129,34 +129,34 @@ class Gang:
 
     Attributes:
         tasks: in the order of their hosts, group by group.
-        succeeded: how many of the tasks have succeeded.
+        succeeded: number of the tasks that have succeeded.
         attempt: number of the current or latest attempt; 0 before the first.
-        failures, preemptions: charged so far, at most one of them per attempt.
-        evictions: attempts that gave their hosts to higher bands; they cost nothing.
-        dispatch_failures: launches that never started, since the last one that did.
-        not_before: the gang is not scheduled earlier; seconds on the caller's clock.
-        waiting_since: when it last entered the queue, on the same clock.
-        requeued: the number of its latest requeue among those of its job, 0 if it was never requeued. Gangs of a job
-            wait in this order.
+        failures, preemptions: attempts charged to each budget so far; an attempt is charged to one at most.
+        evictions: attempts that left their hosts to other jobs; no budget is charged for these.
+        dispatch_failures: failed launches since the last successful one.
+        not_before: the earliest time at which the gang can be scheduled; seconds on the caller's clock.
+        waiting_since: when it last entered the queue; seconds on the caller's clock.
+        requeued: the number of its latest requeue within its job; 0 if it was never requeued. The gangs of a job wait
+            in this order.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
-        returning_until: until then it goes before the waiting gangs of its band, since it ran a moment ago; seconds.
+        returning_until: the time until which it precedes the other gangs of its band, after losing its hosts; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
-        quick_ends: attempts in a row that ended soon after their start.
+        quick_ends: consecutive attempts that ended soon after their start.
         groups_wanted: the number of groups that it ran on before it lost some.
-        notice: the notice that its current attempt has, or None.
-        end_confirmed: whether no process of its current attempt is left, though the last report has not come yet.
-        error: the first cause of the latest attempt's end, in words.
-        past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
-        eviction: why and when its current attempt must give its hosts to another job, or None.
-        last_ran: where its last attempt ran that is over and in which a task ran; empty before there was one.
-        pays_at: when its latest move to more groups has paid for itself; seconds.
-        growths_undone: how many such moves in a row were undone before that.
-        asks_at: it asks for room to grow no earlier, since the last room was given back; seconds.
-        saved_at: when its latest save ended that outlives its hosts, as a task said; 0 if none has; seconds.
-        saves_every_s: the seconds between its latest two saves; infinite if they are not known.
-        heeds_notices: whether it saves its state when it is told to leave: what it did the last time, or else whether a
-            task asks for notices; None: nothing is known.
-        evicted_at: when it gave its hosts to higher bands; the latest times; seconds.
+        notice: the notice given to its current attempt, or None.
+        end_confirmed: whether the processes of its current attempt are gone, although the last report is still due.
+        error: the first cause of the latest attempt's end, for people.
+        past: its past attempts, latest last; at most `ATTEMPTS_KEPT`.
+        eviction: the eviction of its current attempt, or None.
+        last_ran: the layout of its last past attempt in which a task ran; empty without one.
+        pays_at: when its latest move to more groups will have paid for itself; seconds.
+        growths_undone: consecutive moves to more groups that were undone before they had paid for themselves.
+        asks_at: the earliest time at which it asks for room to grow, after it gave room back; seconds.
+        saved_at: when a task's latest save that outlives the hosts ended; 0 without one; seconds.
+        saves_every_s: seconds between its latest two saves; infinite if unknown.
+        heeds_notices: whether it saves its state when it receives a notice, judged by its last notice, or else by
+            whether a task asks for notices; None if unknown.
+        evicted_at: the latest times of its evictions; seconds.
     """
 
     tasks: list[Task]
@@ -188,11 +188,11 @@ class Gang:
     heeds_notices: bool | None = None
     evicted_at: tuple[float, ...] = ()
 
-    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
+    # All tasks of a gang are pending, or none is; all have ended for good, or none has. So the first task decides.
 
     @property
     def position(self) -> int:
-        """Its number among the gangs of its job, all of which have as many tasks."""
+        """Its index among the gangs of its job."""
         return self.tasks[0].index // len(self.tasks)
 
     @property
@@ -202,54 +202,64 @@ class Gang:
 
     @property
     def placed(self) -> bool:
-        """Whether its current attempt has hosts and is not over."""
+        """Whether its current attempt has hosts and has not ended."""
         state = self.tasks[0].state
         live = state is _S.ASSIGNED or state is _S.RUNNING or state is _S.SUCCEEDED
         return live and self.succeeded < len(self.tasks)
 
     @property
     def layout(self) -> Layout:
-        """Where its current attempt runs. Its tasks must have hosts."""
+        """The layout of its current attempt. Requires that its tasks have hosts."""
         size = len(self.tasks) // len(self.groups)
         node_ids = [task.node_id or "" for task in self.tasks]
         return tuple((name, tuple(node_ids[i * size : (i + 1) * size])) for i, name in enumerate(self.groups))
 
     @property
+    def attempts(self) -> list[PastAttempt | None]:
+        """Its attempts that are remembered, the earliest first; None for the latest one, unless it has been requeued.
+
+        An attempt that was called past and then succeeded after all is the latest one.
+        """
+        earlier: list[PastAttempt | None] = [p for p in self.past if p.number < self.attempt or not self.succeeded]
+        is_past = earlier and earlier[-1] is not None and earlier[-1].number == self.attempt
+        return earlier if is_past or not self.attempt else [*earlier, None]
+
+    @property
     def previous_indices(self) -> dict[str, int]:
-        """The index of the task that ran on each host, by node id, in its last attempt that ran."""
+        """The index of the task on each host, by node id, in its last past attempt that ran."""
         node_ids = (node_id for _, node_ids in self.last_ran for node_id in node_ids)
         return {node_id: self.tasks[0].index + number for number, node_id in enumerate(node_ids)}
 
     def loses_since(self, now: float, deadline: float) -> float:
-        """Return since when its work is lost if it is told now to leave by a deadline; seconds."""
+        """Return the time since which its work would be lost if it got a notice with this deadline now; seconds."""
         if self.heeds_notices or now <= self._next_save_at <= self.leaves_by(now, deadline):
             return now
         return max(self.running_since, self.saved_at)
 
     def leaves_by(self, now: float, deadline: float) -> float:
-        """Return when it is stopped if it is told now to leave by a deadline: it may end a save that is due soon."""
+        """Return when it would be stopped if it got a notice with this deadline now; it may finish a save due soon."""
         if self.heeds_notices or not now <= self._next_save_at <= deadline + LAST_SAVE_S - SAVES_LATE_S:
             return deadline
         return max(deadline, self._next_save_at + SAVES_LATE_S)
 
     @property
     def _next_save_at(self) -> float:
-        """When the next save of its current attempt is expected to end."""
+        """The expected end of its current attempt's next save; infinite if unknown."""
         return self.saved_at + self.saves_every_s if self.saved_at > self.running_since else math.inf
 
     @property
     def is_to_grow(self) -> bool:
-        """Whether its tasks were told to move to more slices."""
+        """Whether its notice is to move to more slices."""
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
 Allocation = tuple[tuple[str, str, dict[str, float]], ...]
-"""What an attempt holds until its end is confirmed: (node id, task id, resources) of every task."""
+"""The resources that an attempt holds until its end is confirmed: (node id, task id, resources) of each task."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal kinds are the same object
 class Kind:
-    """The requirement and owner of jobs. If one job finds too few groups, so do the others of its kind, as a rule."""
+    """A class of jobs for the scheduler: if one job finds too few groups, the others of its kind usually do."""
 
     requirement: Requirement
     device: str | None
@@ -277,33 +287,32 @@ def _kind(
 
 @dataclass(slots=True)
 class Job:
-    """A job and its progress.
+    """A job with its progress.
 
     Attributes:
         number: its number in the order of submission.
-        gangs: one if it is coscheduled, or one for every slice, else one for every task.
-        counts: how many tasks are in each state.
+        gangs: one if it is coscheduled, or one for each slice, otherwise one for each task.
+        counts: the number of tasks in each state.
         pending: positions of the gangs that wait for hosts, in the order in which they are placed.
-        attempt: the highest of its gangs' attempts.
-        requeues: how often one of its gangs was requeued.
-        failures, preemptions: charged to any of its gangs so far.
-        evictions: how often one of its gangs gave its hosts to a higher band.
-        spares_made: how many spares have been made for it; numbers their ids.
-        promise: the hosts that are kept for it until it runs, or None.
-        awaits: what other jobs have yet to do before it enters the queue, by their ids; see `JobSpec.after`.
-        ready_at: when it entered the queue after that; 0 if it awaited nothing; seconds.
-        started: whether any task of it ever ran; such a job waits for as long as it takes.
-        began_at: when a task of it first ran; infinite before that; seconds.
-        furthest_step: the furthest step that its attempts have named, or None; with ``stop_without_progress`` only.
-        fruitless: how many attempts in a row have named no new step; likewise.
-        over: the state in which it has ended, or None.
-        avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.quarantine`.
+        attempt: the highest attempt number of its gangs.
+        requeues: the number of times that its gangs were requeued.
+        failures, preemptions, evictions: sums over its gangs.
+        spares_made: the number of spares made for it so far, which numbers their ids.
+        promise: the hosts reserved for it until it runs, or None.
+        awaits: the unmet conditions on other jobs for it to enter the queue, by their ids; see `JobSpec.after`.
+        ready_at: when its last such condition was met; 0 if it had none; seconds.
+        started: whether any of its tasks ever ran; such a job can't become unschedulable.
+        began_at: when its first task ran; infinite before that; seconds.
+        furthest_step: the furthest step that its attempts have reported, or None; only with ``stop_without_progress``.
+        fruitless: the number of consecutive attempts without a new step; only with ``stop_without_progress``.
+        over: the state in which it ended, or None.
+        avoided: node ids of hosts on which its launches failed; see `iris_ray.state.quarantine`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
-        error: why its latest attempt, or the job, ended, in words.
-        yields: whether its owner offers its hosts to any job that waits. It then waits behind all other jobs itself.
+        error: why its latest attempt, or the job, ended, for people.
+        yields: whether its owner offers its hosts to any waiting job. When it waits itself, it comes last.
         times: when its attempts held chips and ran, if it is one gang.
-        members: all jobs of its group, itself included, if it stands for them in the queue: none has started yet.
-        kind: the jobs that ask for the same; see `Kind`.
+        members: all jobs of its group, including itself, while it represents the group in the queue; otherwise empty.
+        kind: the kind that it shares with jobs that ask for the same; see `Kind`.
     """
 
     spec: JobSpec
@@ -343,33 +352,33 @@ class Job:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it differs from other plain jobs of its kind only by age: it never had hosts, and has no promise."""
+        """Whether it differs from other plain jobs of its kind only by age: it never had hosts and has no promise."""
         return self.kind.may_be_plain and not (self.attempt or self.avoided or self.promise or self.yields)
 
     @property
     def forms_group(self) -> bool:
-        """Whether it belongs to a group that has not started: it gets hosts with all others, or none."""
+        """Whether it belongs to a group that has not started, so that all its jobs get hosts at once."""
         return self.spec.group is not None and not self.attempt
 
     @property
     def gang(self) -> Gang:
-        """The only gang of a job that is one gang."""
+        """The gang of a job that is one gang."""
         (gang,) = self.gangs
         return gang
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks by index. The list is made anew; `task` and `size` cost the same for any job."""
+        """All tasks by index, as a new list. `task` and `size` take constant time."""
         return [task for gang in self.gangs for task in gang.tasks]
 
     @property
     def size(self) -> int:
-        """How many tasks it has."""
+        """The number of its tasks."""
         return len(self.gangs) * len(self.gangs[0].tasks)
 
     @property
     def num_processes(self) -> int:
-        """How many processes it has, which count as tasks to its user: one or more for each task."""
+        """The number of its processes, one or more for each task. Its user sees each process as a task."""
         return self.size * self.spec.processes_per_host
 
     def task_of(self, process: int) -> Task:
@@ -386,12 +395,12 @@ class Job:
         return self.gangs[task_index // len(self.gangs[0].tasks)]
 
     def current_attempt(self, gang: Gang) -> AttemptId:
-        """Return the latest attempt of one of its gangs."""
+        """Return the id of a gang's current or latest attempt."""
         return AttemptId(self.spec.job_id, gang.attempt, gang.position)
 
     @property
     def state(self) -> JobState:
-        """The job's state, derived from the counts of its tasks' states until it is over."""
+        """The job's state, derived from the counts of its tasks' states until it ends."""
         if self.over is not None:
             return self.over
         counts = self.counts
@@ -410,7 +419,7 @@ class Job:
         return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
 
     def gang_state(self, position: int) -> JobState:
-        """Return the state of one of its gangs, as if the gang were a job."""
+        """Return the state that a gang would have as a job of its own."""
         if len(self.gangs) == 1:
             return self.state
         states = {task.state for task in self.gangs[position].tasks}
@@ -439,7 +448,7 @@ _ALONE = {
 """The state of a job whose tasks are all in one state."""
 
 _ENDS_GANG = (_S.FAILED, _S.WORKER_FAILED, _S.UNSCHEDULABLE, _S.KILLED)
-"""States of a task that end its gang. The other tasks of the gang may be `COSCHED_FAILED`."""
+"""Task states that end the whole gang, whose other tasks become `COSCHED_FAILED`."""
 _ENDED_EARLY = frozenset({_S.FAILED, _S.KILLED, _S.WORKER_FAILED, _S.UNSCHEDULABLE, _S.COSCHED_FAILED})
 _DECISIVE = (
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),

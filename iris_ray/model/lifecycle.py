@@ -1,4 +1,4 @@
-"""Ids of jobs, tasks and attempts, the states of jobs and tasks, and the legal moves between them."""
+"""Task and attempt ids, the states of jobs and tasks, and the legal transitions between task states."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TaskState(Enum):
-    """State of one task. COSCHED_FAILED: it ended because another task of its gang ended."""
+    """The state of a task. COSCHED_FAILED means that it ended because another task of its gang ended."""
 
     PENDING = "pending"
     ASSIGNED = "assigned"
@@ -22,7 +22,7 @@ class TaskState(Enum):
 
 
 class JobState(Enum):
-    """State of a job, derived from the counts of its tasks' states."""
+    """The state of a job, derived from the counts of its tasks' states."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -34,13 +34,13 @@ class JobState(Enum):
 
     @property
     def finished(self) -> bool:
-        """Whether the job will never change again."""
+        """Whether the job has ended, which is final."""
         return self not in (JobState.PENDING, JobState.RUNNING)
 
 
 _S = TaskState
 
-# SUCCEEDED → PENDING: a gang restarts as a whole, with the tasks that had already finished.
+# SUCCEEDED → PENDING: a gang restarts as a whole, including the tasks that had already finished.
 TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     _S.PENDING: frozenset({_S.ASSIGNED, _S.KILLED, _S.UNSCHEDULABLE}),
     _S.ASSIGNED: frozenset({_S.PENDING, _S.RUNNING, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
@@ -60,8 +60,8 @@ class AttemptId(NamedTuple):
 
     Attributes:
         job_id: the job.
-        number: counts the gang's attempts from 1; never reused.
-        gang: which gang of the job: the index of its first task. A coscheduled job has one gang, 0.
+        number: the attempt's number within the gang, from 1; never reused.
+        gang: the gang's position in the job; 0 for a job of one gang.
     """
 
     job_id: str

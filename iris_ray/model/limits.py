@@ -1,4 +1,4 @@
-"""Limits on how much a user may have at a time, in each priority band."""
+"""Limits on what each user may hold at a time, by priority band."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -6,21 +6,21 @@ from dataclasses import dataclass, fields
 from iris_ray.model.checks import is_amount, is_count, require
 
 EVERYBODY = "*"
-"""The user whose limits hold for all users without limits of their own."""
+"""The user name whose limits apply to all users without their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much the jobs of a user in one band may have together. None: not set here.
+    """Limits for all jobs of a user in one band. None means that a limit is not set here.
 
     Attributes:
-        chips: chips and GPUs that their tasks hold, spares included. A job over it waits.
-        running_jobs: jobs that have hosts. A job over it waits.
-        queued_jobs: jobs that have none. A job over it is refused.
-        tasks: tasks of jobs that have not ended. A job over it is refused.
+        chips: chips and GPUs held by tasks, including spares. Jobs beyond the limit wait.
+        running_jobs: jobs that have hosts. Jobs beyond the limit wait.
+        queued_jobs: jobs without hosts. Jobs beyond the limit are refused.
+        tasks: tasks of unfinished jobs. Jobs beyond the limit are refused.
 
     Raises:
-        InvalidRequestError: a limit is negative, or no number.
+        InvalidRequestError: a limit is negative or not a number.
     """
 
     chips: float | None = None
@@ -34,7 +34,7 @@ class Limits:
             require(value is None or is_limit(value), f"the limit {name}", value, "a number of 0 or more")
 
     def items(self) -> Iterator[tuple[str, float | None]]:
-        """Iterate over the names of all limits and their values."""
+        """Iterate over the names and values of all limits."""
         return ((field.name, getattr(self, field.name)) for field in fields(self))
 
     @property
@@ -43,7 +43,7 @@ class Limits:
         return all(value is None for _, value in self.items())
 
     def over(self, others: "Limits") -> "Limits":
-        """Return these limits, completed by those of others."""
+        """Return these limits, with other limits in place of those that are not set."""
         return Limits(
             others.chips if self.chips is None else self.chips,
             others.running_jobs if self.running_jobs is None else self.running_jobs,
@@ -53,4 +53,4 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits(chips=1_000_000, running_jobs=100_000, queued_jobs=20_000, tasks=500_000)
-"""The limits where operators have set none. They only keep the Controller from drowning."""
+"""The limits where operators have set none, which only protect the Controller from overload."""

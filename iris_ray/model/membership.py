@@ -1,4 +1,4 @@
-"""Which slices of a job run, where each slice is a gang by itself."""
+"""The running slices of a job whose slices are separate gangs."""
 
 import json
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The slices of a job at one moment.
+    """The slices of a job at a point in time.
 
     Attributes:
-        epoch: a number that grows with every change.
-        running: by slice id, the number of the attempt that runs there, in the order in which they started. A slice
-            that comes back has a higher number, and is the last.
-        returned: the ids of the slices whose tasks have all returned. They don't run again.
-        token: a secret of the job, by which its tasks know each other.
+        epoch: a number that increases with every change.
+        running: the attempt number of each running slice, by slice id, in the order of their starts. A slice that
+            restarts gets a higher number and moves to the end.
+        returned: ids of the slices whose tasks have all returned. They don't run again.
+        token: a secret by which the job's tasks authenticate each other.
     """
 
     epoch: int
@@ -27,7 +27,7 @@ class Membership:
 
     @staticmethod
     def of_json(text: str) -> "Membership":
-        """Return what `to_json` wrote. Raise ValueError, or TypeError, if it did not write this."""
+        """Parse the output of `to_json`. Raises ValueError or TypeError for any other text."""
         epoch, running, returned, token = json.loads(text)
         in_order = {int(slice_id): int(attempt) for slice_id, attempt in running}
         return Membership(int(epoch), in_order, frozenset(map(int, returned)), str(token))

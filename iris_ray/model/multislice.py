@@ -1,8 +1,8 @@
-"""Gangs on several slices: the numbers of slices that they can use, and the MEGASCALE variables that join the slices.
+"""Gangs on several slices: the slice counts that they can use, and the MEGASCALE variables that connect the slices.
 
-libtpu reads the variables when the process first touches the TPU. A single slice must have none of them set:
-``MEGASCALE_NUM_SLICES=1`` still switches megascale on, and stale values of a provider or of an earlier attempt make
-JAX wait for peers that don't exist. So every attempt overwrites or removes them, and inherits none.
+libtpu reads the variables when the process first touches the TPU. On a single slice none of them may be set:
+``MEGASCALE_NUM_SLICES=1`` still enables megascale, and stale values from a provider or an earlier attempt make JAX wait
+for peers that don't exist. Every attempt therefore overwrites or removes them.
 """
 
 import operator
@@ -14,24 +14,24 @@ from iris_ray.model.checks import shown
 
 MEGASCALE_PREFIX = "MEGASCALE_"
 MOST_SLICES = 100_000
-"""Limit for one gang: far more than anybody has, and few enough for a mistaken request to do no harm."""
+"""The largest slice count of a gang: more than any cluster has, but too few for a mistaken request to do harm."""
 MOST_COUNTS = 1_000
-"""Limit for the numbers of slices in one request."""
+"""The largest number of slice counts in one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultisliceInfo:
-    """What each slice of a gang must know to find the other slices.
+    """The information that a slice of a gang needs to find the other slices.
 
     Args:
         coordinator_ip: address of slice 0's worker 0, reachable from every host; not an IPv6 literal, because JAX
             cuts ``MEGASCALE_COORDINATOR_ADDRESS`` at its first colon.
         slice_id: 0-based number of this slice.
-        num_slices: how many slices the gang has; at least 1.
+        num_slices: the number of slices in the gang; at least 1.
         port: the coordinator's port.
-        debug_port: libtpu's debug port, which is 8081 unless set and must differ from ``port``; the port after
-            ``port`` if left out.
-        own_port: the port of this process, where several share a host; None: ``port``.
+        debug_port: libtpu's debug port, which must differ from ``port`` and would otherwise be 8081; by default, the
+            port after ``port``.
+        own_port: the port of this process if several share a host; None: ``port``.
     """
 
     coordinator_ip: str
@@ -56,11 +56,11 @@ class MultisliceInfo:
 
 
 def parse_num_slices(num_slices: int | Sequence[int]) -> tuple[int, ...]:
-    """Return the numbers of slices that a job can use, ascending: ``2`` → ``(2,)``, ``[4, 2]`` → ``(2, 4)``.
+    """Return the slice counts that a job can use, ascending: ``2`` → ``(2,)``, ``[4, 2]`` → ``(2, 4)``.
 
     Raises:
-        InvalidSliceCountError: not a positive int, nor a non-empty sequence of distinct positive ints, or too many.
-            ``True`` and strings are refused although Python would take them for an int and a sequence.
+        InvalidSliceCountError: the argument is neither a positive int nor a non-empty sequence of distinct positive
+            ints, or is too large. ``True`` and strings are refused, although Python treats them as int and sequence.
     """
     numbers = _as_ints(num_slices)
     if not numbers:
@@ -94,7 +94,7 @@ def _as_ints(num_slices: int | Sequence[int]) -> list[int]:
 
 
 def _as_int(value: object) -> int | None:
-    """Return the value as an int if it is one, NumPy's included, or None; a bool is not an int here."""
+    """Return an int, including NumPy's, as a Python int; None for any other value, including a bool."""
     if isinstance(value, bool):
         return None
     try:

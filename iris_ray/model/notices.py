@@ -1,36 +1,36 @@
-"""Notices: the provider is about to take a host, or iris_ray is about to move a gang."""
+"""Preemption notices: the provider is about to take a host, or iris_ray is about to move a gang."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 NOTICE_S = 30.0
-"""Seconds from a notice to its deadline if none is given: what a spot VM gets."""
+"""Seconds from a notice without a deadline to the assumed deadline, as for spot VMs."""
 GROWTH_NOTICE_S = 60.0
-"""Seconds that a gang has to save its state before it moves to more slices."""
+"""Seconds that a gang has for saving its state before it moves to more slices."""
 
 
 class NoticeKind(StrEnum):
-    """Why a gang must move, or end."""
+    """Why a gang must move or end."""
 
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
     GROWTH = "growth"  # more slices are free for it
     EVICTION = "eviction"  # a job of a higher band takes its hosts
-    TIME_LIMIT = "time_limit"  # its job's own time is nearly up
+    TIME_LIMIT = "time_limit"  # its job's max_runtime is nearly over
 
 
 OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION, NoticeKind.TIME_LIMIT})
-"""Kinds of notices that iris_ray itself gives. Such a move costs the gang nothing; the first two may be called off."""
+"""Kinds of notices that iris_ray gives, at no cost to the gang. Those of growth and eviction may be called off."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """A host is about to go.
+    """A notice that a host is about to be lost.
 
     Attributes:
-        kind: why.
-        reason: the same in words, for people.
-        deadline: when it may be gone, in seconds since the epoch on the host's clock; None if unknown.
+        kind: the cause.
+        reason: the cause, for people.
+        deadline: when the host may be gone, in seconds since the epoch on the host's clock; None if unknown.
     """
 
     kind: NoticeKind
@@ -40,12 +40,12 @@ class HostNotice:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every task of a gang is told when the gang must move.
+    """A notice to all tasks of a gang that the gang must move.
 
     Attributes:
-        kind: why.
-        reason: the same in words, with the host.
-        deadline: when the gang is moved at the latest, in seconds since the epoch.
+        kind: the cause.
+        reason: the cause and the host, for people.
+        deadline: the latest time at which the gang is moved, in seconds since the epoch.
     """
 
     kind: NoticeKind
@@ -54,25 +54,25 @@ class Notice:
 
 
 SAME_DEADLINE_S = 1.0
-"""Deadlines that differ by less than this many seconds count as the same."""
+"""Deadlines that differ by at most this many seconds are considered equal."""
 
 
 def is_as_urgent(known: Notice, deadline: float | None) -> bool:
-    """Return whether a known notice is at least as urgent as one with this deadline; None: the deadline is unknown."""
+    """Return whether a known notice is at least as urgent as one with this deadline (None if unknown)."""
     return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S
 
 
 def is_same(known: Notice, notice: Notice) -> bool:
-    """Return whether two notices say the same, perhaps in other words: a host's own and the Controller's."""
+    """Return whether two notices, such as a host's own and the Controller's, are the same except for their words."""
     return known.kind is notice.kind and abs(known.deadline - notice.deadline) <= SAME_DEADLINE_S
 
 
 def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether a notice is news for hosts that know another: it is more urgent, or the other's deadline is over.
+    """Return whether a notice adds to the known one: it is more urgent, or the known one's deadline has passed.
 
     Args:
-        known: the latest notice that a task or host was told, or None.
-        notice: the other one, which any host of the gang may have sent.
+        known: the latest notice that a task or host has, or None.
+        notice: the other notice, from any host of the gang.
         now: seconds since the epoch.
     """
     if known is None:
@@ -84,10 +84,11 @@ def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
 
 
 def keeps(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether a task keeps the notice that it was told, though its pool names another one.
+    """Return whether a task keeps its notice, although its pool has another one.
 
-    It does if both say the same, or if both come from the provider and the known deadline is still the earliest. The
-    pool alone knows whether a move of ours was called off before the other one. The arguments are those of `is_news`.
+    It does if both are the same, or if both come from the provider and the known deadline is still the earliest. For
+    iris_ray's own moves the pool's notice wins, since the known one may have been called off. For the arguments, see
+    `is_news`.
     """
     if known is None or known.kind is not notice.kind:
         return False

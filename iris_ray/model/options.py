@@ -1,10 +1,11 @@
 """The options of a run: one table of their types, defaults, checks, units and help.
 
-An entry of a `TypedDict` below is the only definition of its option. From it come the parameters and the help of every
-public function that takes the option (`takes` in `client/run_options.py`), the flag of ``iris-ray run`` and ``submit``
-(`cli/options.py`), the checks of a request and of a `JobSpec`, and docs/options.md (`tools/options_page.py`).
+An entry of a `TypedDict` below is the only definition of its option. The following are derived from it: the parameters
+and help of every public function that takes the option (`takes` in `client/run_options.py`), the flag of ``iris-ray
+run`` and ``submit`` (`cli/options.py`), the checks of a request and of a `JobSpec`, and docs/options.md
+(`tools/options_page.py`).
 
-Times have no suffix in their names and are in seconds.
+Times are in seconds; their names have no suffix.
 """
 
 import math
@@ -21,7 +22,7 @@ from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
+    """Jobs of a band are placed before those of the next, and may evict them, with a notice."""
 
     PRODUCTION = 0
     INTERACTIVE = 1
@@ -29,15 +30,15 @@ class PriorityBand(IntEnum):
 
 
 SPREAD, PACK = "spread", "pack"
-"""The placement of tasks that are placed one by one: on as many hosts as possible, or on as few."""
+"""Placement of independent tasks: on as many hosts as possible, or on as few."""
 WHOLE_JOB, EACH_SLICE = "job", "slice"
-"""The tasks that start again together after a fault: all of a coscheduled job, or those of one slice."""
+"""The unit that restarts after a fault: all tasks of a coscheduled job, or those of one slice."""
 SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
-"""The conditions on a predecessor: it has succeeded; it has ended; one of its tasks has run."""
+"""Conditions on a predecessor: it has succeeded, it has ended, or one of its tasks has run."""
 AUTO: Final = "auto"
-"""A time that iris_ray works out itself."""
+"""A time that iris_ray determines itself."""
 MOST_STANDBYS = 8
-"""Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
+"""The largest number of standbys on a host. Each takes some 100 MB, and more with modules of ``preload``."""
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 
@@ -47,15 +48,15 @@ class Check(Protocol):
 
     @property
     def wanted(self) -> str:
-        """What to give, for people: ``seconds, 0 or more``."""
+        """A description of valid values, for people: ``seconds, 0 or more``."""
 
     def problem(self, value: object) -> str | None:
-        """Return the rest of a sentence that begins with the option's name and says what is wrong, or None."""
+        """Return the problem as a predicate to follow the option's name in a message; None if the value is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An int of ``least`` to ``most``, or None if ``or_none``."""
+    """An int from ``least`` to ``most``, or None if ``or_none``."""
 
     least: int = 0
     most: int | None = None
@@ -79,8 +80,8 @@ class Seconds:
     """A number of seconds, or None if ``or_none``.
 
     Attributes:
-        least: the smallest number; None: any, since all numbers below 0 mean the same.
-        above: whether the number must be more than ``least``.
+        least: the smallest number; None for no limit.
+        above: whether the number must exceed ``least``.
         endless: whether infinity is allowed.
         auto: whether `AUTO` is allowed.
     """
@@ -110,10 +111,10 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list or tuple of one kind of things.
+    """A list or tuple with items of one type.
 
     Attributes:
-        wrong: returns what is wrong with a thing of that kind, to follow it in a sentence; "" if nothing is.
+        wrong: returns an item's problem, to follow the item in a message; "" if there is none.
     """
 
     kind: type
@@ -142,7 +143,7 @@ def _no_module(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of a few ints."""
+    """One of several ints."""
 
     choices: tuple[int, ...]
 
@@ -156,7 +157,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class OneWordOf:
-    """One of a few words."""
+    """One of several strings."""
 
     choices: tuple[str, ...]
 
@@ -180,7 +181,7 @@ class Band:
 
 
 class TeamName:
-    """The path of a team, or None. A `JobSpec` has an empty str for none."""
+    """The path of a team, or None. A `JobSpec` has an empty str instead of None."""
 
     wanted = "the name of a team, such as 'research/vision', or None"
 
@@ -212,7 +213,7 @@ class Secrets:
 
 
 class After:
-    """Ids of jobs, or handles with a ``job_id``; or a mapping of these to the condition on each."""
+    """Predecessors, as job ids or handles with a ``job_id``, or a mapping of these to the condition on each."""
 
     words = SUCCEEDED, ENDED, STARTED
     wanted = f"a list of job ids, or a mapping of them to {', '.join(map(repr, words[:2]))} or {words[2]!r}"
@@ -241,7 +242,7 @@ def _id_of(job: Any) -> Any:
 
 
 class Text:
-    """Any value. The function that reads the option refuses bad ones."""
+    """Any value. The function that reads the option validates it."""
 
     wanted = "a str, or None"
 
@@ -254,7 +255,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Default:
-    """A default of some functions or commands that differs from the common one, and why."""
+    """A default of some functions or commands that differs from the usual one, and why."""
 
     value: Any
     of: tuple[str, ...]
@@ -263,15 +264,15 @@ class Default:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option. The `TypedDict` has its name and type.
+    """An option, whose name and type are in its `TypedDict`.
 
     Attributes:
-        default: the default of all functions and commands that ``elsewhere`` does not name.
+        default: the default in all functions and commands that ``elsewhere`` does not list.
         check: the check of its values.
-        help: its effect, in one sentence that also fits a flag.
-        more: further facts for users.
+        help: its effect, in one sentence that is also the flag's help.
+        more: further information for users.
         flag: its flag on the command line, or "" if it has none.
-        elsewhere: other defaults.
+        elsewhere: the other defaults.
     """
 
     default: Any
@@ -282,7 +283,7 @@ class Option:
     elsewhere: tuple[Default, ...] = ()
 
     def default_of(self, function: str) -> Any:
-        """Return the default of a function or command, such as ``IrisClient.submit``."""
+        """Return the default in a function or command, such as ``IrisClient.submit``."""
         return next((other.value for other in self.elsewhere if function in other.of), self.default)
 
 
@@ -356,7 +357,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(None, or_none=True),
-            help="The job is given up if no task of it has run by then; without it, and with 0 or less, never.",
+            help="The job is given up if none of its tasks has run by then; without it, or with 0 or less, never.",
             flag="--scheduling-timeout",
         ),
     ]
@@ -365,7 +366,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(above=True, or_none=True),
-            help="The job ends when so long has passed since a task of it first ran; its tasks have notice before.",
+            help="The job ends this long after its first task ran; its tasks get a notice before.",
             more="Waits for new hosts count; local modes ignore it. See docs/failures.md.",
             flag="--max-runtime",
         ),
@@ -375,7 +376,7 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=60.0,
             check=Seconds(endless=True),
-            help="How long slices and their processes are kept for the next run; 0 gives them back at once.",
+            help="How long slices and their processes are kept for the next run; 0 releases them at once.",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
     ]
@@ -395,8 +396,8 @@ class ContainerOptions(TypedDict, total=False):
             default=AUTO,
             check=Seconds(or_none=True, auto=True),
             help="When a run on fewer slices than it can use moves to more: auto weighs what that costs this job.",
-            more="It then moves once they have been free for as long as the move costs. A number: after so many"
-            " seconds, once they are free, and after a loss at once. Tasks are told before: see `preemption_notice`."
+            more="It then moves once they have been free for as long as the move costs. A number: after that many"
+            " seconds, once they are free, and after a loss at once. Tasks get a notice: see `preemption_notice`."
             " None: never.",
         ),
     ]
@@ -406,9 +407,9 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(or_none=True),
             help="The gang starts again if no task has called iris_ray.heartbeat() for this time; 0: never.",
-            more="The stacks of all tasks go to their logs before, and it costs one failure. The function's start"
-            " counts, too. None: ten times the longest step seen, at least ten minutes, for tasks that call heartbeat;"
-            " see docs/hangs.md.",
+            more="The stacks of all tasks are logged first, and it costs one failure. The function's start"
+            " counts as a call. None: ten times the longest step seen, at least ten minutes, for tasks that call"
+            " heartbeat; see docs/hangs.md.",
             flag="--stall-timeout",
         ),
     ]
@@ -445,7 +446,7 @@ class ContainerOptions(TypedDict, total=False):
 
 
 class GangOptions(ContainerOptions, total=False):
-    """`ContainerOptions`, and options of Python functions, which run in processes of iris_ray."""
+    """`ContainerOptions`, and the options of Python functions, which run in iris_ray's own processes."""
 
     preload: Annotated[
         Sequence[str],
@@ -485,9 +486,9 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=None,
             check=Whole(1, or_none=True),
-            help="The job fails after so many attempts in a row without a new step, though it has retries left.",
-            more="New is what `heartbeat(step)` names beyond all earlier steps. Lost hosts count; evictions and moves"
-            " don't. Only for one gang.",
+            help="The job fails after this number of attempts in a row without a new step, even with retries left.",
+            more="A step is new if `heartbeat(step)` exceeds every step reported so far. Attempts that lose hosts"
+            " count; evictions and moves don't. Only for one gang.",
             flag="--stop-without-progress",
         ),
     ]
@@ -496,7 +497,7 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=WHOLE_JOB,
             check=OneWordOf((WHOLE_JOB, EACH_SLICE)),
-            help="What starts again together after a fault: the job, or the slice concerned, while the others go on.",
+            help="What restarts after a fault: the whole job, or only the slice concerned.",
             more='With "slice", each slice is a gang by itself, and a JAX program of its own. See docs/local-sgd.md.',
             flag="--failure-domain",
         ),
@@ -587,7 +588,7 @@ class JobOptions(RunOptions, total=False):
         Option(
             default=None,
             check=Whole(or_none=True),
-            help="Failed attempts of all tasks together, retried ones too, that the job survives.",
+            help="How many failed attempts the job survives, over all tasks and including retried attempts.",
             more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
             " gang, whose retries are used up. With 5 and `max_retries_failure=1`, a task that fails twice is given up,"
             " and the others go on.",
@@ -599,9 +600,9 @@ class JobOptions(RunOptions, total=False):
         Option(
             default=SPREAD,
             check=OneWordOf((SPREAD, PACK)),
-            help="Where tasks without TPU and GPU go that are no gang: spread over hosts, or packed on few.",
-            more="Spread, each has a host of its own while there are hosts, so a lost host costs few tasks. Packed,"
-            " they leave whole hosts to others.",
+            help="How independent CPU tasks are placed: spread over hosts, or packed on few.",
+            more="Spread tasks have a host each as long as there are hosts, so a lost host costs few tasks. Packed"
+            " tasks leave whole hosts to others.",
             flag="--task-placement",
         ),
     ]
@@ -622,7 +623,7 @@ class _AllOptions(JobOptions, ModeOptions):
 
 
 def options_of(group: type) -> dict[str, Option]:
-    """Return the options of a `TypedDict`, by name."""
+    """Return the options in a `TypedDict`, by name."""
     hints = get_type_hints(group, include_extras=True)
     return {name: next(one for one in hint.__metadata__ if isinstance(one, Option)) for name, hint in hints.items()}
 
@@ -632,5 +633,5 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(options_of(_AllOptions))
 
 
 def default_of(option: str, function: str = "") -> Any:
-    """Return the default of an option, or that of a function or command if it has another one."""
+    """Return the default of an option, optionally in a given function or command."""
     return OPTIONS[option].default_of(function)

@@ -1,4 +1,4 @@
-"""How tasks end, as values: failures travel as data, and `verdict` judges them in one place."""
+"""Task outcomes as values: failures are data, and `verdict` judges them in one place."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -14,20 +14,20 @@ class TpuSuccess:
 
 @dataclass(frozen=True, slots=True)
 class TpuPreempted:
-    """The provider took the host: it gave notice, or says so afterwards."""
+    """The provider took the host, with a notice or by its own account afterwards."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of iris_ray there, was lost without notice, or the gang hung. Charged as a preemption."""
+    """The host, or a process of iris_ray on it, was lost without notice, or the gang hung. Charged as a preemption."""
 
     error: str
 
 
 class RunErrorKind(Enum):
-    """How a job failed by itself."""
+    """The kind of a job's own failure."""
 
     APPLICATION = "application error"
     CRASH = "crash"
@@ -38,13 +38,13 @@ class RunErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TpuRunError:
-    """The job failed by itself: an exception, an exit code, a crash on a healthy host, memory used up, or a hang.
+    """The job's own failure: an exception, an exit code, a crash on a healthy host, exhausted memory, or a hang.
 
     Attributes:
         error: one line for people.
         traceback: the remote traceback of an exception; otherwise empty.
-        exception: the pickled exception; None if there was none, or if it can't be pickled.
-        kind: how the job failed.
+        exception: the pickled exception; None without one, or if it can't be pickled.
+        kind: the kind of failure.
     """
 
     error: str
@@ -68,28 +68,28 @@ class EndKind(Enum):
 
     RETURNED = "returned"
     RAISED = "raised"
-    DISK_ERROR = "disk error"  # raised: an OSError that says that a disk is full, read-only or faulty
+    DISK_ERROR = "disk error"  # raised an OSError that reports a full, read-only or faulty disk
     EXITED = "exited"  # by sys.exit(), with a code that is not 0
     CRASHED = "crashed"
-    OUT_OF_MEMORY = "out of memory"  # its own MemoryError, or killed because the host had none left
+    OUT_OF_MEMORY = "out of memory"  # raised MemoryError, or was killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
-    HOST_UNFIT = "host unfit"  # another process holds its chips, or its disk is full or faulty, so no user code ran
-    CHIPS_TAKEN = "chips taken"  # another task on the host holds its chips, so no user code ran
+    HOST_UNFIT = "host unfit"  # a foreign process holds its chips, or its disk is full or faulty; no user code ran
+    CHIPS_TAKEN = "chips taken"  # another task on the host holds its chips; no user code ran
     STOPPED = "stopped"  # by iris_ray
 
 
 DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.HOST_UNFIT, EndKind.CHIPS_TAKEN})
-"""Ends of tasks in which no user code ran. Such an end explains the errors of the other tasks of its gang."""
+"""Ends without any user code having run. Such an end explains the errors of the gang's other tasks."""
 
 
 class Fault(Enum):
     """A kind of failure that may be a host's fault."""
 
     CRASH = "crash"  # of a task process, in user code
-    DISK = "disk"  # user code raised that a disk is full or faulty
+    DISK = "disk"  # user code raised an error about a full or faulty disk
     NO_START = "no start"  # a task process ended before user code ran
-    HANG = "hang"  # user code held up its gang, and did something else than the other tasks
-    HOST = "host"  # the host itself is not fit: another process holds its chips, or its disk is full or faulty
+    HANG = "hang"  # user code held up its gang, at another place than the other tasks
+    HOST = "host"  # the host is unfit: a foreign process holds its chips, or its disk is full or faulty
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ class TaskEnd:
 
     Attributes:
         kind: the kind of end.
-        ended_at: seconds since the epoch on the clock of the process that holds this (`actors.calls.clocks.Moment`). It
-            orders causes and consequences within a gang.
-        payload: the pickled result (RETURNED) or exception (None if it can't be pickled). Between processes, a
-            reference to a large result.
+        ended_at: seconds since the epoch on this process's clock (see `actors.calls.clocks.Moment`). It separates
+            causes from consequences within a gang.
+        payload: the pickled result (RETURNED) or exception (None if it can't be pickled). A large result travels
+            between processes as a reference.
         error: one line for people.
         traceback: the traceback of an exception as text; otherwise empty.
-        exit_code: the process's end as an exit code: 0 for RETURNED, 1 for an exception, 128 and its number
-            for a signal; None if it is not known.
+        exit_code: the process's exit code: 0 for RETURNED, 1 for an exception, 128 plus the number of a signal; None if
+            unknown.
     """
 
     kind: EndKind
@@ -117,21 +117,21 @@ class TaskEnd:
 
 
 class ProviderState(Enum):
-    """The state of a slice, by the provider's API."""
+    """The state of a slice according to the provider's API."""
 
     PREEMPTED = "preempted"  # taken by the provider
     FAILED = "failed"  # broken, or under maintenance
     READY = "ready"
-    UNKNOWN = "unknown"  # it could not be asked, or its answer is not conclusive
+    UNKNOWN = "unknown"  # the API could not be reached, or its answer is inconclusive
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderWord:
-    """What the provider says about the slice of a host.
+    """The provider's statement about a host's slice.
 
     Attributes:
         state: the slice's state.
-        reason: the same in words, for people.
+        reason: the state, for people.
     """
 
     state: ProviderState
@@ -140,13 +140,13 @@ class ProviderWord:
 
 @dataclass(frozen=True, slots=True)
 class HostEvidence:
-    """The evidence about a host when its gang is judged.
+    """The evidence about a host at the time its gang is judged.
 
     Attributes:
-        lost: why the host counts as lost, or None if it answers.
-        draining: the notice that the host had, in words, or None.
-        provider: what the provider says about a lost host's slice; None if it was not asked.
-        out_of_memory: that Ray killed processes of iris_ray there, because its memory was nearly used up; or None.
+        lost: why the host counts as lost; None if it answers.
+        draining: the host's notice as text, or None.
+        provider: the provider's statement about a lost host's slice; None if it was not asked.
+        out_of_memory: a description of Ray's killing iris_ray's processes there for lack of memory, or None.
     """
 
     lost: str | None = None
@@ -157,7 +157,7 @@ class HostEvidence:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskKey:
-    """A task's place in its gang. Keys sort by slice, host, and process of the host.
+    """The position of a task in its gang. Keys sort by slice, host, and process on the host.
 
     Attributes:
         slice_id: the number of the slice in the gang, from 0.

@@ -1,7 +1,7 @@
-"""Rebuilds values from outside as plain ones: exactly str, int, float, bool and bytes, and our own classes of them.
+"""Rebuilds values from outside as plain values: exactly str, int, float, bool and bytes, and our own classes of these.
 
-A value of a subclass looks like a plain one: a `StrEnum` of a user's script, a str or a number of NumPy. But it behaves
-as its author likes, and no process without its module can read it back. So whatever a user hands over is rebuilt.
+A value of a subclass looks plain: a `StrEnum` of a user's script, or a str or number of NumPy. But its class can behave
+in any way, and a process without the class's module can't unpickle it. All values from users are therefore rebuilt.
 """
 
 import dataclasses
@@ -16,30 +16,30 @@ from iris_ray.errors import InvalidMessageError, InvalidRequestError
 from iris_ray.model.checks import is_real, is_unicode, is_whole, shown
 
 Scalar = str | int | float | bool
-"""What the value of an attribute may be: any number but NaN."""
+"""The type of an attribute's value. A number must not be NaN."""
 
 MOST_CHARACTERS = 10_000
-"""Limit for one str."""
+"""The largest length of a str."""
 MOST_BYTES = 16 << 20
-"""Limit for one bytes object."""
+"""The largest length of a bytes object."""
 MOST_ITEMS = 1_000_000
-"""Limit for one tuple, list or mapping."""
+"""The largest length of a tuple, list or mapping."""
 LARGEST_INT = 2**63 - 1
 
 _FOR_PEOPLE = object()
 Words = Annotated[str, _FOR_PEOPLE]
-"""Text for people, such as an error. Characters that can't be encoded are escaped, and text that is too long is cut."""
+"""Text for people, such as an error. Characters that can't be encoded are escaped, and long text is cut."""
 
 Make = Callable[[Any], Any]
 """Rebuilds a value as a plain one, or raises `_RefusedError`."""
 
 
 class _RefusedError(Exception):
-    """A value is not of its kind.
+    """A value does not have the expected type.
 
     Attributes:
-        path: its place in the whole value, such as ``[3].attempt``.
-        text: what is wrong with it, to be read after its name.
+        path: the path to the value within the outer value, such as ``[3].attempt``.
+        text: the problem, to follow the value's name in a message.
     """
 
     def __init__(self, text: str) -> None:
@@ -48,17 +48,17 @@ class _RefusedError(Exception):
 
 
 def plain(kind: Any, value: object, what: str) -> Any:
-    """Return a value rebuilt of plain values.
+    """Rebuild a value from plain values.
 
     Args:
-        kind: what it should be, as annotations say it: a plain type, an Enum, a NamedTuple or dataclass of ours, a
-            tuple, list, Sequence or Mapping of these, or a union. A value of any other class is returned as it is.
+        kind: the expected type, as in an annotation: a plain type, an Enum, a NamedTuple or dataclass of ours, a tuple,
+            list, Sequence or Mapping of these, or a union. For any other class, the value is returned unchanged.
         value: the value from outside.
         what: the name of the value in error messages.
 
     Raises:
-        InvalidMessageError: the value is of another kind, too long, too large, not finite, or can't be stored.
-        InvalidRequestError: the value is of the right kind, and its class refuses its fields.
+        InvalidMessageError: the value has another type, is too long, too large or not finite, or can't be stored.
+        InvalidRequestError: the value has the right type, but its class refuses its fields.
     """
     try:
         return _maker(kind)(value)
@@ -66,7 +66,7 @@ def plain(kind: Any, value: object, what: str) -> Any:
         raise InvalidMessageError(f"{what}{refused.path} {refused.text}") from None
     except InvalidRequestError:
         raise
-    except Exception as error:  # the class of the value is not ours, and may raise anything
+    except Exception as error:  # the value's class is foreign, and may raise anything
         raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
 
 
@@ -75,7 +75,7 @@ def plain(kind: Any, value: object, what: str) -> Any:
 
 @functools.cache
 def _maker(kind: Any) -> Make:
-    """Return the function that rebuilds values of a kind."""
+    """Return the function that rebuilds values of a type."""
     if kind in _PLAIN:
         return _PLAIN[kind]
     origin, args = get_origin(kind), get_args(kind)
@@ -184,7 +184,7 @@ def _member(kind: type) -> Make:
 
 
 def _union(kinds: tuple[Any, ...]) -> Make:
-    """Rebuild a value as the member that is its class; else as the first member that takes it."""
+    """Return the maker for a union, which uses the value's own class or else the first member that accepts it."""
     named = {kind: _maker(kind) for kind in kinds if isinstance(kind, type)}
     makers = [_maker(kind) for kind in kinds]
     wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds[:6]) + (", …" if kinds[6:] else "")
@@ -250,7 +250,7 @@ def _mapping(make_key: Make, make_value: Make) -> Make:
 
 
 def _record(kind: type) -> Make:
-    """Rebuild a NamedTuple or a dataclass. The constructor of a dataclass checks its fields again."""
+    """Return the maker for a NamedTuple or a dataclass, whose constructor validates its fields again."""
     hints = get_type_hints(kind, include_extras=True)
     named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]
     makers = [(name, _maker(hints[name])) for name in named]

@@ -1,4 +1,4 @@
-"""What a task asks of its host: as the scheduler sees it (`Requirement`), and as a user writes it (`ResourceSpec`)."""
+"""Requirements of tasks on their hosts: the scheduler's form (`Requirement`) and the user's form (`ResourceSpec`)."""
 
 import functools
 import math
@@ -14,16 +14,16 @@ from iris_ray.model.workers import TPU, Worker, rounded, units
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Everything about a job that decides which groups of workers suit it.
+    """All properties of a job that determine the groups of workers that suit it.
 
     Args:
-        group_by: the attribute whose value the members of a group share; None: every worker is a group by itself.
-        replicas: how many hosts the gang needs of each group.
+        group_by: the attribute whose value the members of a group share; None: every worker is its own group.
+        replicas: the number of hosts that the gang needs in each group.
         whole_groups: whether to take each group whole, with as many hosts and chips as its live nodes report.
-        constraints: what every worker must satisfy.
-        preferences: constraints that the scheduler satisfies if it can.
-        tolerated: keys of the taints that don't keep the job away.
-        resources: what one task needs of its worker; sorted pairs.
+        constraints: conditions that every worker must satisfy.
+        preferences: conditions that the scheduler satisfies if it can.
+        tolerated: keys of the taints that the job tolerates.
+        resources: the resources that one task needs on its worker, as sorted pairs.
         chips: whether tasks use chips. libtpu allows one gang per host, so each task takes all chips of its host.
     """
 
@@ -42,23 +42,23 @@ class Requirement:
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
-        return self._hash  # cached, since every job in every cycle looks it up
+        return self._hash  # cached, because every cycle needs it for every job
 
     @property
     def shape(self) -> "Requirement":
-        """This requirement without amounts and preferences.
+        """This requirement without resources and preferences.
 
-        Constraints and taints decide about a group for tasks of any size. Preferences only sort the free groups.
+        Constraints and taints apply to tasks of any size, and preferences only order the free groups.
         """
         return _shape_of(self)
 
     def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: float | None = None) -> bool:
-        """Return whether one more task fits on a worker, beside its occupants.
+        """Return whether one more task fits on a worker.
 
         Args:
             worker: the worker.
-            taken: resources of the worker that are taken besides.
-            soon: the time now, if what ended tasks still hold counts as free; see `Worker.free_soon`.
+            taken: resources that are taken in addition to those of the worker's occupants.
+            soon: the current time, to count resources of ended tasks as free (see `Worker.free_soon`); None not to.
         """
         free: Mapping[str, float] = worker.free if soon is None else worker.free_soon(soon)
         idle = worker.chips_idle if soon is None else free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
@@ -71,20 +71,20 @@ class Requirement:
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
 
     def most_beside(self, worker: Worker, taken: Mapping[str, float]) -> float:
-        """Return how many more tasks fit on a worker beside its occupants and what else is taken of it."""
+        """Return how many more tasks fit on a worker, given resources that are taken in addition to its occupants'."""
         if self.chips:
             return float(self.has_room(worker, taken))
         left = ((worker.free.get(r, 0.0) - taken.get(r, 0.0), need) for r, need in self.resources)
         return min((units(amount) // units(need) for amount, need in left if units(need)), default=math.inf)
 
     def fits_beside(self, worker: Worker, held: Mapping[str, float]) -> bool:
-        """Return whether a task would fit on a worker if nothing were taken there but these resources."""
+        """Return whether a task would fit on a worker if only these resources were taken there."""
         if self.chips and held.get(TPU):
             return False
         return all(rounded(worker.resources.get(r, 0.0) - held.get(r, 0.0)) >= need for r, need in self.resources)
 
     def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
-        """Return the missing share of the resource that a task lacks most on a worker: 0 nothing, 1 all of it."""
+        """Return the missing share, from 0 to 1, of the resource that a task lacks most on a worker."""
         taken = taken or {}
         if self.chips and (taken.get(TPU) or not worker.chips_idle):
             return 1.0
@@ -92,14 +92,14 @@ class Requirement:
         return max(0.0, *missing) if missing else 0.0
 
     def fits_into(self, free: Mapping[str, float]) -> bool:
-        """Return whether these free resources suffice for one more task. Idle chips are not checked."""
+        """Return whether these free resources suffice for one task. Does not check that chips are idle."""
         for resource, need in self.resources:  # noqa: SIM110 — faster than all() with a generator
             if free.get(resource, 0.0) < need:
                 return False
         return True
 
     def demand(self, worker: Worker) -> dict[str, float]:
-        """Return what one task takes of a worker."""
+        """Return the resources that one task takes on a worker."""
         demand = dict(self.resources)
         if self.chips:
             demand[TPU] = worker.resources.get(TPU, 0.0)
@@ -116,16 +116,16 @@ def make_requirement(
     resources: Mapping[str, float],
     uses_device: bool,
 ) -> Requirement:
-    """Return a requirement. Equal requirements are the same object.
+    """Make a requirement. Equal requirements are the same object.
 
     Args:
-        tolerations: names of taints, without the prefix. A constraint that asks for a taint tolerates it, too.
-        uses_device: whether tasks use chips though ``resources`` may name none.
+        tolerations: names of taints, without the prefix. A constraint that asks for a taint also tolerates it.
+        uses_device: whether tasks use chips even if ``resources`` has none.
     """
     asked_for = {c.key for c in constraints if c.op is not ConstraintOp.NOT_EXISTS}
     needs = {r: n for r, n in resources.items() if n > 0}
     chips = TPU in needs or whole_groups or uses_device
-    if chips:  # at least one chip per host; a whole group is taken with as many as it has
+    if chips:  # at least one chip per host; a whole group is taken with all its chips
         needs[TPU] = 1.0 if whole_groups else max(1.0, needs.get(TPU, 0.0))
     return _same(
         Requirement(
@@ -157,28 +157,28 @@ BYTES_PER_GB = 10**9
 
 
 def tpu_device(tpu_type: str) -> TPUConfig:
-    """Return a TPU type as a device to ask for, such as ``tpu_device("v4-32")``.
+    """Return the device for a TPU type, such as ``tpu_device("v4-32")``, for use in a `ResourceSpec`.
 
     Raises:
-        UnknownTPUTypeError: there is no such type; the message has the nearest.
+        UnknownTPUTypeError: there is no such type; the message has the nearest types.
     """
     return get_tpu_config(tpu_type)
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
-    """What each task of a job takes of its host.
+    """The resources that each task of a job takes on its host.
 
     Args:
-        cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb``, ``gpu`` and ``device``: one.
+        cpu: CPUs, as Ray counts them. One by default, if ``memory_gb``, ``gpu`` and ``device`` are not given either.
         memory_gb: memory in gigabytes (10^9 bytes).
-        replicas: tasks; of a gang, per group. On slices of several hosts the number of a slice's hosts, which is the
-            default.
-        device: the TPU type; each task has all chips of its host. None: a task without TPU.
-        gpu: GPUs, which no other task has meanwhile; ``CUDA_VISIBLE_DEVICES`` names them. Not with a TPU type.
+        replicas: the number of tasks, for a gang in each group. On slices it must be the number of a slice's hosts,
+            which is the default.
+        device: the TPU type, of which each task has all chips of its host; None for tasks without TPU.
+        gpu: GPUs for the task's exclusive use, listed in ``CUDA_VISIBLE_DEVICES``. Not with a TPU type.
 
     Raises:
-        InvalidRequestError: an amount that makes no sense; the message names it.
+        InvalidRequestError: an amount is invalid; the message names it.
     """
 
     cpu: float = 0.0

@@ -1,4 +1,4 @@
-"""Values for tasks that no record, log or message shows, and the files in which the cluster's store keeps some."""
+"""Secrets: values for tasks that never appear in records, logs or messages, and the file format of the secret store."""
 
 import json
 import re
@@ -10,28 +10,28 @@ from iris_ray.errors import InvalidRequestError, NotPermittedError
 from iris_ray.model.checks import is_job_id, is_user, shown
 
 MOST_CHARACTERS = 16_384
-"""The limit for the characters of a secret: Ray sends so much with a call, and stores more."""
+"""The largest length of a secret, which Ray still sends inline with a call."""
 MOST_BYTES = 4 * MOST_CHARACTERS
-"""The limit for the bytes of a secret in UTF-8."""
+"""The largest size of a secret in UTF-8, in bytes."""
 MOST_STORED_NAMES = 100
-"""The limit for the stored secrets of a job."""
+"""The largest number of stored secrets of a job."""
 MOST_NAMED = 100
-"""The limit for the users, and for the teams, to which a secret is restricted."""
+"""The largest number of users, and of teams, to which a secret can be restricted."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 NAME_FORM = "letters, digits, '_', '.' and '-', 100 at most, that begins with a letter or '_'"
 
 
 def is_secret_name(value: object) -> bool:
-    """Whether the store can have a secret of that name. It is also the name of its file."""
+    """Whether a value is a valid name of a stored secret, which is also its file name."""
     return isinstance(value, str) and _NAME.fullmatch(value) is not None
 
 
 def require_secret_name(name: object) -> str:
-    """Return the name of a secret of the store.
+    """Return a valid name of a stored secret.
 
     Raises:
-        InvalidRequestError: there can be none of that name. A text that may be a value is not shown.
+        InvalidRequestError: the name is invalid. The message omits a text that may be a secret value.
     """
     if isinstance(name, str) and is_secret_name(name):
         return name
@@ -40,10 +40,10 @@ def require_secret_name(name: object) -> str:
 
 
 def text_of(value: bytes) -> str:
-    """Return the text of a secret from a file or from stdin.
+    """Decode the value of a secret that was read from a file or from stdin.
 
     Raises:
-        InvalidRequestError: tasks can't get it. No message has any of it.
+        InvalidRequestError: the value is too long or invalid. The message includes none of it.
     """
     if len(value) > MOST_BYTES:
         raise InvalidRequestError(f"a secret has {MOST_CHARACTERS:,} characters at most, and this is longer")
@@ -55,22 +55,22 @@ def text_of(value: bytes) -> str:
             " base64, and decode it in the task"
         ) from None
     SecretValue(text, as_file=True)
-    SecretValue(text.rstrip("\r\n"))  # as a variable has it
+    SecretValue(text.rstrip("\r\n"))  # the form for a variable
     return text
 
 
 @dataclass(frozen=True, slots=True)
 class SecretValue:
-    """A value that tasks get, and nobody else sees.
+    """A value that only tasks can see.
 
     Args:
-        value: the value; empty if it is in the cluster's store.
-        as_file: whether the task's variable has the path of a file with the value, and not the value. The file is in
-            memory, only its own account can read it, and it goes with the task's process.
-        stored: its name in the cluster's store, where each attempt of the job gets the value; empty if it is given.
+        value: the value; empty if it is in the cluster's secret store.
+        as_file: whether the task's variable holds the path of a file with the value instead of the value. The file is
+            in memory, only the task's account can read it, and it is deleted with the task's process.
+        stored: its name in the cluster's secret store, from which each attempt gets the value; empty otherwise.
 
     Raises:
-        InvalidRequestError: it is empty, too long, or can't be the value of a variable. No message has the value.
+        InvalidRequestError: the value is empty, too long, or invalid for a variable. The message never includes it.
     """
 
     value: str = field(repr=False)
@@ -92,7 +92,7 @@ class SecretValue:
 
 
 def with_value(secret: SecretValue, text: str) -> SecretValue:
-    """Return a secret of the store with its value: without the ends of its last line, unless it is to be a file."""
+    """Return a stored secret with its value, without trailing newlines unless it becomes a file."""
     return SecretValue(text if secret.as_file else text.rstrip("\r\n"), secret.as_file)
 
 
@@ -101,14 +101,14 @@ def with_value(secret: SecretValue, text: str) -> SecretValue:
 
 @dataclass(frozen=True, slots=True)
 class StoredSecret:
-    """A secret of the cluster's store, without its value.
+    """A secret in the cluster's store, without its value.
 
     Attributes:
-        name: by which jobs ask for it.
-        set_by: the user who has set it last.
-        set_at: when, in seconds since the epoch.
-        revision: 1, and one more with each new value.
-        users, teams: whose jobs may use it; both empty: all jobs.
+        name: the name by which jobs request it.
+        set_by: the user who set it last.
+        set_at: the time of that, in seconds since the epoch.
+        revision: the number of values that it has had.
+        users, teams: the users and teams whose jobs may use it; all jobs if both are empty.
         problem: why it can't be read; empty if it can.
     """
 
@@ -121,10 +121,10 @@ class StoredSecret:
     problem: str = ""
 
     def require_for(self, user: str, team: str) -> None:
-        """Refuse a job of that user and team if the secret is for others.
+        """Check that a job of this user and team may use the secret.
 
         Raises:
-            NotPermittedError: it is.
+            NotPermittedError: the secret is restricted to other users or teams.
         """
         if not (self.users or self.teams) or user in self.users or any(_within(team, one) for one in self.teams):
             return
@@ -136,7 +136,7 @@ class StoredSecret:
         )
 
     def next(self, before: "StoredSecret | None") -> "StoredSecret":
-        """Return this secret with the revision after that of an earlier one of its name."""
+        """Return this secret with the revision that follows the one that it replaces."""
         return self if before is None or before.problem else replace(self, revision=before.revision + 1)
 
 
@@ -145,10 +145,10 @@ def _within(team: str, whole: str) -> bool:
 
 
 def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:
-    """Refuse texts that are no names of users and teams.
+    """Check the users and teams to which a secret is to be restricted.
 
     Raises:
-        InvalidRequestError: one is none, or they are too many.
+        InvalidRequestError: a name is invalid, or there are too many.
     """
     for what, names, holds in (("user", users, is_user), ("team", teams, is_job_id)):
         if len(names) > MOST_NAMED:
@@ -161,17 +161,17 @@ def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:
 
 
 def to_file(secret: StoredSecret, value: bytes) -> bytes:
-    """Return the content of a secret's file: what is known of it, as a line of JSON, and then the value as it is."""
+    """Return the content of a secret's file: a line of JSON with its metadata, followed by the raw value."""
     line = asdict(secret)
     del line["problem"]
     return json.dumps({"format": 1, **line}).encode() + b"\n" + value
 
 
 def of_file(name: str, data: bytes) -> tuple[StoredSecret, bytes]:
-    """Return a secret and its value from the content of its file.
+    """Parse the content of a secret's file into the secret and its value.
 
     Raises:
-        ValueError: it is no such file. The message has nothing of it.
+        ValueError: the file is damaged. The message includes none of its content.
     """
     line, newline, value = data.partition(b"\n")
     try:

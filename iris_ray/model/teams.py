@@ -1,7 +1,7 @@
-"""Teams: a tree of quotas in chips, with the users of each team, and the chips that it may have, lend and borrow.
+"""Teams: a tree of quotas in chips, with each team's users and its limits for lending and borrowing.
 
-A team's name is its path in the tree: ``research/vision`` is a part of ``research``. A quota is for a TPU type
-(``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). A team's quota includes those of its parts.
+A team's name is its path in the tree: ``research/vision`` is a subteam of ``research``. A quota is for a TPU type
+(``v4-32``), for a whole generation (``v4``), or for all GPUs (``GPU``). A team's quota includes those of its subteams.
 
 Operators write the tree as TOML::
 
@@ -13,7 +13,7 @@ Operators write the tree as TOML::
     weight = 2
     quota.v4-32 = { chips = 64, lend = 32, production = 32 }
 
-A file may begin with ``version = "…"``, the tree that its writer has seen; see `Teams.version`.
+A file may begin with ``version = "…"``, the version of the tree that it is based on; see `Teams.version`.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ from iris_ray.model.topology import TPU_GENERATIONS, get_tpu_config
 from iris_ray.model.workers import GPU
 
 NO_TEAM = ""
-"""The team of jobs that belong to none. It has what the fleet has beyond all quotas."""
+"""The team of jobs without a team. Its quota is the rest of the fleet beyond all quotas."""
 EVERYBODY = "*"
-"""The member of a team to which all users belong."""
+"""The entry in a team's users that stands for all users."""
 MOST_TEAMS = 10_000
 MOST_LEVELS = 8
 
@@ -43,16 +43,16 @@ _BANDS = {band.name.lower(): band for band in PriorityBand}
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quota of a team for one type, in chips.
+    """A team's quota for one type, in chips.
 
     Attributes:
-        chips: what it gets whenever it needs it.
-        lend: how many of them others may use meanwhile; None: all.
-        borrow: how many it may use beyond them; None: whatever others leave.
-        by_band: how many of them jobs of a band get whenever they need them; bands that are left out: all.
+        chips: the guaranteed number of chips.
+        lend: how many of these other teams may borrow while they are unused; None: all.
+        borrow: how many chips the team may borrow beyond its quota; None: no limit.
+        by_band: how many of the chips are guaranteed to jobs of a band; all for bands that are left out.
 
     Raises:
-        InvalidTeamsError: an amount is negative or no number, or a part is more than the whole.
+        InvalidTeamsError: an amount is negative or not a number, or a part exceeds the whole.
     """
 
     chips: float
@@ -72,16 +72,16 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """A team.
+    """A team with its quotas and users.
 
     Attributes:
         name: its path, such as ``research/vision``.
-        quotas: by type: ``v4-32``, ``v4`` or ``GPU``. A team without one has the sum of its parts, or nothing.
-        weight: its share of what is left, relative to the other teams of the same parent.
-        users: who may submit jobs to it; `EVERYBODY`: all users.
+        quotas: quotas by type: ``v4-32``, ``v4`` or ``GPU``. A team without a quota has the sum of its subteams'.
+        weight: its share of unused capacity, relative to the other teams of the same parent.
+        users: the users who may submit jobs to it; `EVERYBODY` for all users.
 
     Raises:
-        InvalidTeamsError: a field can't work as written; the message names the team.
+        InvalidTeamsError: a field is invalid; the message names the team.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Team:
 
     @property
     def parent(self) -> str:
-        """The name of the team that it is a part of; `NO_TEAM` if there is none."""
+        """The name of the parent team; `NO_TEAM` at the top level."""
         return self.name.rpartition("/")[0]
 
 
@@ -117,11 +117,11 @@ class Teams:
     """All teams of a cluster. Immutable.
 
     Args:
-        teams: in any order.
+        teams: the teams, in any order.
 
     Raises:
-        InvalidTeamsError: the teams don't go together: a name occurs twice, a parent is missing, the parts of a team
-            have more than the team, or a generation has quotas both as a whole and by type.
+        InvalidTeamsError: the teams are inconsistent: a name occurs twice, a parent is missing, the subteams of a team
+            have a larger quota than the team, or a generation has quotas both as a whole and by type.
     """
 
     def __init__(self, teams: Iterable[Team] = ()) -> None:
@@ -161,10 +161,10 @@ class Teams:
         return frozenset(kind for team in self for kind in team.quotas)
 
     def quota_type(self, device: str | None, has_gpus: bool) -> str | None:
-        """Return the type whose quota a job needs, or None if no team has a quota for what it uses.
+        """Return the type whose quota a job needs, or None if no team has a quota for its chips.
 
         Args:
-            device: the TPU type that the job is made for, or None.
+            device: the job's TPU type, or None.
             has_gpus: whether its tasks take GPUs.
         """
         if device is None:
@@ -175,38 +175,39 @@ class Teams:
         return generation if generation in self.types else None
 
     def chips(self, name: str, kind: str) -> float:
-        """Return the quota of a team for a type: its own, or the sum of its parts'."""
+        """Return a team's quota for a type: its own, or else the sum of its subteams'."""
         return self._chips.get((name, kind), 0.0)
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the names of the teams that a team, or `NO_TEAM` for the whole cluster, consists of."""
+        """Return the names of a team's direct subteams; for `NO_TEAM`, those of the top-level teams."""
         return self._parts.get(name, ())
 
     def keepers(self, kind: str) -> tuple[Team, ...]:
-        """Return the teams that do not lend all of a type, and those above them; parts of a team come before it."""
+        """Return the teams that don't lend all of a type, and their ancestors; subteams come before their parents."""
         return self._keepers.get(kind, ())
 
     def nearest(self, name: str) -> str:
-        """Return a team that exists: the team itself, or else the closest team above it; `NO_TEAM` if there is none."""
+        """Return the team if it exists, or else its closest existing ancestor, or `NO_TEAM`."""
         while name and name not in self.by_name:
             name = name.rpartition("/")[0]
         return name
 
     def teams_of(self, user: str) -> tuple[str, ...]:
-        """Return the names of the teams that list a user, or `EVERYBODY`, among their users."""
+        """Return the names of the teams whose users list this entry, a user or `EVERYBODY`."""
         return self._teams_of.get(user, ())
 
     def team_for(self, user: str, wanted: str | None) -> str:
         """Return the team of a new job.
 
         Args:
-            user: who submits it.
-            wanted: the team that the job names; None: the user's own.
+            user: the user who submits it.
+            wanted: the team that the job names; None for the user's own team.
 
         Raises:
-            UnknownNameError: there is no such team; the message has the nearest names.
-            NotPermittedError: the user does not belong to it.
-            InvalidTeamsError: the user belongs to several teams, and the job names none; or there are no teams.
+            UnknownNameError: the team does not exist; the message has the nearest names.
+            NotPermittedError: the user does not belong to the team.
+            InvalidTeamsError: the user belongs to several teams and the job names none, or names one without any teams
+                in the cluster.
         """
         if wanted is not None and not self.by_name:
             raise InvalidTeamsError(
@@ -234,31 +235,31 @@ class Teams:
 
     @cached_property
     def version(self) -> str:
-        """Eight characters that say which tree this is: another tree has others, and the same tree has them again."""
+        """A hash of the tree, in eight characters."""
         return hashlib.sha256(json.dumps(self.to_tables()).encode()).hexdigest()[:8]
 
     @staticmethod
     def from_toml(text: str) -> "Teams":
-        """Return the teams that an operator has written; see the top of this module.
+        """Parse the teams from TOML, in the format of this module's docstring.
 
         Raises:
-            InvalidTeamsError: the text is no TOML, or says something that can't work; the message names the team.
+            InvalidTeamsError: the text is not valid TOML, or a team is invalid; the message names the team.
         """
         return read_teams(text)[0]
 
     def to_toml(self) -> str:
-        """Return the teams as an operator writes them, with their version."""
+        """Return the teams as TOML, with their version."""
         return "\n".join([f'version = "{self.version}"\n', *map(_table_as_toml, self)])
 
     @staticmethod
     def from_tables(tables: object) -> "Teams":
-        """Return the teams of plain tables by name, as `to_tables` makes them. Raise like `from_toml`."""
+        """Return the teams from the output of `to_tables`. Raises like `from_toml`."""
         if not isinstance(tables, dict):
             raise InvalidTeamsError(f"teams is {shown(tables)}; give a table for each team: [teams.NAME]")
         return Teams(_team(name, table) for name, table in tables.items())
 
     def to_tables(self) -> dict[str, dict[str, Any]]:
-        """Return the tables of TOML, or JSON, by the names of the teams."""
+        """Return each team as a table for TOML or JSON, by name."""
         return {team.name: _table(team) for team in self}
 
     # -- checks --------------------------------------------------------------------------------------------------------
@@ -330,10 +331,10 @@ class Teams:
 
 
 def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
-    """Return how many chips of a quota's kind a fleet has: of a TPU type, a generation, or GPUs.
+    """Return a fleet's number of chips of a quota's type.
 
     Args:
-        kind: what the quota is for.
+        kind: the quota's type: a TPU type, a generation, or `GPU`.
         fleet: chips by TPU type, and GPUs as `GPU`.
     """
     if kind not in TPU_GENERATIONS:
@@ -352,7 +353,7 @@ def _slice_type(name: str) -> str | None:
 
 
 def read_teams(text: str) -> tuple[Teams, str | None]:
-    """Return the teams of a file, and the version of those that its writer has seen, if it says so.
+    """Parse a file into its teams and the version of the tree that it is based on, if it names one.
 
     Raises:
         InvalidTeamsError: as for `Teams.from_toml`.
@@ -404,7 +405,7 @@ def _require_known(what: str, table: Mapping[str, object], known: tuple[str, ...
 
 
 def _table(team: Team) -> dict[str, Any]:
-    """Return the table of a team, without default values."""
+    """Return a team as a table, without default values."""
     found: dict[str, Any] = {}
     if team.users:
         found["users"] = list(team.users)
@@ -447,5 +448,5 @@ def _key(name: str) -> str:
 
 
 def _some(names: tuple[str, ...]) -> str:
-    """Return a few names in words."""
+    """Return the first few names, joined for a message."""
     return " and ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")

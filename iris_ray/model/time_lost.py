@@ -1,4 +1,4 @@
-"""Time lost per failure: the cost of each end of a job's attempts, by cause, and sums that stay small."""
+"""Time lost to failures: the cost of each early end of an attempt, and compact sums by cause."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,11 +7,11 @@ from statistics import median
 
 
 class FailureCause(StrEnum):
-    """The cause of the end of an attempt after which the job went on.
+    """The cause of an attempt's end after which the job continued.
 
     PREEMPTED: a host was taken after a notice, or the gang moved because of that notice.
-    LOST: a host, or a process of iris_ray, was gone without notice.
-    CRASHED: a task ended early, of itself.
+    LOST: a host or a process of iris_ray was lost without notice.
+    CRASHED: a task failed.
     HUNG: no task had called ``heartbeat`` for too long.
     EVICTED: the gang gave its hosts to another job.
     GROWN: the gang moved to more slices.
@@ -26,26 +26,26 @@ class FailureCause(StrEnum):
 
 
 PLANNED = frozenset({FailureCause.PREEMPTED, FailureCause.EVICTED, FailureCause.GROWN})
-"""Causes that are announced to a gang, so that it can save its state."""
+"""Causes of which a gang has notice, so that it can save its state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The cost of one attempt's end, until the first step of the next attempt, or the start of one without steps.
+    """The cost of an attempt's end, until the first step of the next attempt, or its start if it reports no steps.
 
-    An attempt that ended before its first step has lost all its time, and that time counts here, as ``start_s``. So
-    each failure counts by itself, and no second counts twice.
+    An attempt that ended before its first step lost all its time, which counts here as ``start_s``. Failures therefore
+    don't overlap, and no second counts twice.
 
     Attributes:
         attempt: the number of the attempt that ended.
         cause: why it ended.
-        again_s: steps that a later attempt did again, as long as they took before.
-        away_s: from the last step that was kept until user code runs again.
-        start_s: from there to the first step, and by how much that step took longer than the others.
+        again_s: the original duration of the steps that a later attempt repeated.
+        away_s: the time from the last step that was kept until user code runs again.
+        start_s: the time from there to the first step, and that step's extra time compared to the others.
         waited_s: the part of ``away_s`` in which the job waited for slices.
-        reinit_s: from the slices until the first step begins: launches, and what comes before that step.
-        chip_seconds: of all this, times the chips that the job held meanwhile.
-        is_over: whether the next attempt has made a step or has ended, or the job has.
+        reinit_s: the time from getting slices to the first step: launches, and initialization before that step.
+        chip_seconds: the cost in chip-seconds, by the chips that the job held.
+        is_over: whether the cost is final: the next attempt has completed a step or ended, or the job has ended.
     """
 
     attempt: int
@@ -60,25 +60,25 @@ class Failure:
 
     @property
     def lost_s(self) -> float:
-        """All the time that it cost."""
+        """The total cost in seconds."""
         return self.again_s + self.away_s + self.start_s
 
 
 LATEST_KEPT = 32
-"""The limit for failures of a cause whose single times are kept, for the median. The sums have all failures."""
+"""The number of latest failures of a cause whose costs are kept, for the median. The sums cover all failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeLost:
-    """The failures of one cause that are over.
+    """The sums of the completed failures of one cause.
 
     Attributes:
-        count: how many.
-        seconds, chip_seconds: what they cost together.
-        waited_s, reinit_s: parts of ``seconds``, see `Failure`.
-        worst_s: what the worst one cost.
-        latest: what each of the latest ones cost, and the part of it in which the job waited for slices; seconds.
-        median_s: the median of what the latest ones cost; 0 if there is none.
+        count: the number of failures.
+        seconds, chip_seconds: their total cost.
+        waited_s, reinit_s: parts of ``seconds``; see `Failure`.
+        worst_s: the cost of the most expensive one.
+        latest: the cost of each of the latest ones, and the part in which the job waited for slices; seconds.
+        median_s: the median cost of the latest ones; 0 without any.
     """
 
     count: int = 0
@@ -94,7 +94,7 @@ class TimeLost:
         object.__setattr__(self, "median_s", median(lost_s for lost_s, _ in self.latest) if self.latest else 0.0)
 
     def with_failure(self, failure: Failure) -> "TimeLost":
-        """Return this with one more failure."""
+        """Return these sums with one more failure."""
         lost_s, waited_s = failure.lost_s, failure.waited_s
         latest = ((lost_s, waited_s),)
         more = TimeLost(1, lost_s, failure.chip_seconds, waited_s, failure.reinit_s, lost_s, latest)
@@ -103,7 +103,7 @@ class TimeLost:
 
 
 def all_together(parts: Iterable[TimeLost]) -> TimeLost:
-    """Return the sums of several. The median is over the latest failures of each."""
+    """Return the sum of several. Its median is over the latest failures of each."""
     found = list(parts)
     return TimeLost(
         sum(one.count for one in found),
@@ -117,7 +117,7 @@ def all_together(parts: Iterable[TimeLost]) -> TimeLost:
 
 
 def summed_up(jobs: Iterable[Mapping[FailureCause, TimeLost]]) -> dict[FailureCause, TimeLost]:
-    """Return the time lost by several jobs, by cause."""
+    """Return the total time lost by several jobs, by cause."""
     found: dict[FailureCause, list[TimeLost]] = {}
     for job in jobs:
         for cause, lost in job.items():
@@ -126,10 +126,10 @@ def summed_up(jobs: Iterable[Mapping[FailureCause, TimeLost]]) -> dict[FailureCa
 
 
 def elastic_seconds(lost: Mapping[FailureCause, TimeLost]) -> dict[str, float]:
-    """Return the failures of a job as the elastic kinds of badput in Google's ``ml-goodput-measurement`` 0.2.
+    """Return a job's time lost by the elastic kinds of badput of Google's ``ml-goodput-measurement`` 0.2, in seconds.
 
-    MaxText records them: the wait for slices, after a loss or in order to grow, and then what comes before the first
-    step. In the library, too, that part of initialization and preparation counts here and not by itself.
+    MaxText records them: the wait for slices after a loss or for growth, and the time until the first step. As in the
+    library, this initialization and preparation counts here only.
     """
     waits = {cause: found.waited_s for cause, found in lost.items()}
     grown_s = waits.pop(FailureCause.GROWN, 0.0)
@@ -139,9 +139,9 @@ def elastic_seconds(lost: Mapping[FailureCause, TimeLost]) -> dict[str, float]:
 
 
 def move_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
-    """Return the median of what the planned moves of a job cost, without the wait for slices.
+    """Return the median cost of a job's planned moves in seconds, without the wait for slices.
 
-    As long as it has made none, that of its other failures, which cost more; None if there was no failure.
+    Before its first planned move this is the median over all its failures, which cost more; None without a failure.
     """
     for causes in (PLANNED, frozenset(FailureCause)):
         if costs := [lost_s - waited_s for cause in causes & lost.keys() for lost_s, waited_s in lost[cause].latest]:
@@ -150,9 +150,6 @@ def move_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
 
 
 def reinit_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
-    """Return how long a job was away from its work after a failure, on average: from its new slices to the first step.
-
-    None if there was no failure.
-    """
+    """Return a job's average time from new slices to the first step after failures, in seconds; None without any."""
     count = sum(found.count for found in lost.values())
     return sum(found.reinit_s for found in lost.values()) / count if count else None

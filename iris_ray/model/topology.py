@@ -1,22 +1,22 @@
-"""TPU types: what a name such as ``v4-32`` means in chips, hosts and VMs.
+"""TPU types: the chips, hosts and VMs of a slice type such as ``v4-32``.
 
-One rule per generation computes everything; there is no table of sizes. Sources:
+One rule per generation computes everything, without a table of sizes. Sources:
 
-- Google Cloud's page of each generation, https://cloud.google.com/tpu/docs/v4 (likewise v2, v3, v5e, v5p,
-  v6e, tpu7x): TensorCores per chip, chips per host, slice shapes, the largest slice.
+- Google Cloud's page on each generation, such as https://cloud.google.com/tpu/docs/v4 (v2, v3, v5e, v5p, v6e and
+  tpu7x have their own): TensorCores per chip, chips per host, slice shapes, the largest slice.
 - ``ray._private.accelerators.tpu`` (Ray 2.60): how Ray spells a type in the label ``ray.io/tpu-pod-type``.
 
 Assumptions that no document states:
 
 - v4, v5p and v7x: every multiple of four chips up to the largest slice is accepted. Google documents shapes
   whose sides are all at most 4 or all multiples of 4, so a size between those, such as v4-40, is accepted
-  although it may not be for rent. Refusing a size that does exist would be worse.
+  although it may not be available. Refusing an existing size would be worse.
 - v7x-2 is one chip: Google and xpk have a machine type for it, ``tpu7x-standard-1t``. Ray counts four, its default.
 - v5p ends at v5p-17920, the whole pod of 8,960 chips, as in xpk, although Google schedules no more than v5p-12288.
-- v7 is ``tpu7``, which xpk and JAX know beside TPU7x: up to 256 chips.
+- v7 is ``tpu7`` with up to 256 chips, which xpk and JAX list in addition to TPU7x.
 - v5litepod-2 is one VM of two chips: Marin's Iris lists it, though Google does not offer it.
-- v8t and v8i are TPU8t and TPU8i. JAX knows their cores per chip, and Google has named the sizes of their pods, 9,600
-  and 1,152 chips. Nobody has published their hosts: VMs of four chips are a guess, and a live node's count wins.
+- v8t and v8i are TPU8t and TPU8i. JAX knows their cores per chip, and Google has published the sizes of their pods,
+  9,600 and 1,152 chips. Their hosts are unpublished: VMs of four chips are a guess, and a live node's count wins.
 - v2-16 and v3-16 are refused: neither Google nor Ray lists that shape.
 - v2-64 is accepted: Ray lists its shape (4x8), though Google does not always offer it.
 """
@@ -42,10 +42,11 @@ _CHIPS_PER_VM: Final = 4  # chips per VM of every slice that does not fit into o
 class _Generation:
     """The rule of one generation.
 
-    ``single_vm_chips`` are the sizes in chips of the slices that one VM holds; all larger slices consist of VMs of four
+    ``single_vm_chips`` are the sizes, in chips, of slices in a single VM; all larger slices consist of VMs of four
     chips. ``dimensions`` is the number of dimensions of the torus: 2-D slices come in powers of two from 4x4 on, 3-D
-    slices in whole VMs. ``devices_per_chip`` is how often a host may count each chip: JAX and libtpu see two devices in
-    a chip whose cores do not join (``jax._src.tpu_info``), and ``RAY_TPU_RESOURCE_PER_CHIP=2`` has Ray count them.
+    slices in whole VMs. ``devices_per_chip`` is the number of times that a host may count each chip: JAX and libtpu see
+    two devices in a chip with separate cores (``jax._src.tpu_info``), and ``RAY_TPU_RESOURCE_PER_CHIP=2`` makes Ray
+    count these.
     """
 
     name: str
@@ -60,7 +61,7 @@ class _Generation:
 
     @cache  # noqa: B019 - the rules live as long as the process
     def sizes(self) -> tuple[int, ...]:
-        """Return every number that may follow the hyphen, ascending."""
+        """Return all valid sizes (numbers after the hyphen), ascending."""
         if self.dimensions == 3:
             larger = list(range(2 * _CHIPS_PER_VM, self.max_chips + 1, _CHIPS_PER_VM))
         else:
@@ -68,13 +69,13 @@ class _Generation:
         return tuple(chips * self.cores_per_chip for chips in (*self.single_vm_chips, *larger))
 
     def nearest(self, size: int) -> list[str]:
-        """Return the type of this size if it exists, else the types of the next smaller and the next larger size."""
+        """Return the type of this size if it exists, or else those of the next smaller and the next larger size."""
         sizes = self.sizes()
         below, above = bisect_right(sizes, size) - 1, bisect_left(sizes, size)
         return [f"{self.name}-{sizes[i]}" for i in sorted({below, above}) if 0 <= i < len(sizes)]
 
     def explain_sizes(self) -> str:
-        """Return the rule in words, for error messages."""
+        """Return a description of the rule for error messages."""
         sizes, singles = self.sizes(), len(self.single_vm_chips)
         unit = "chips" if self.cores_per_chip == 1 else f"TensorCores, {self.cores_per_chip} a chip"
         multiples = f"multiples of {_CHIPS_PER_VM * self.cores_per_chip}"
@@ -146,30 +147,30 @@ class TPUConfig:
 
     @property
     def accelerator_type(self) -> str:
-        """The type as Google Cloud's tools spell it. From v7 on it differs from ``name``: ``"tpu7x-8"``."""
+        """The type in the spelling of Google Cloud's tools, which differs from ``name`` from v7 on: ``"tpu7x-8"``."""
         google_name = _BY_NAME[self.generation].google_name or self.generation
         return self.name.replace(self.generation, google_name, 1)
 
     @property
     def devices_per_chip(self) -> int:
-        """What JAX calls devices in each chip: two on v2, v3, v7, v7x and v8i, whose cores do not join to one."""
+        """The number of JAX devices per chip: two on v2, v3, v7, v7x and v8i, whose cores are separate devices."""
         return _BY_NAME[self.generation].devices_per_chip
 
     def with_live_hosts(self, chips_per_host: float) -> "TPUConfig":
         """Return this type with the hosts of a live slice, which may differ from the rule.
 
-        A v5litepod-8 is one VM of eight chips by rule, but GKE also makes it of two VMs of four chips. A v7x-16 has two
-        VMs of four chips, whether a node counts its chips, or the two devices of each.
+        A v5litepod-8 is one VM of eight chips by rule, but on GKE it may consist of two VMs of four chips. A v7x-16 has
+        two VMs of four chips, whether a node counts its chips or the two devices of each.
 
         Args:
             chips_per_host: Chips on one live node of the slice, a whole number: its ``TPU`` resource (a float
-                in Ray). More than a host can have are devices of chips, if the generation has several a chip.
+                in Ray). A number that exceeds a host's chips counts devices, if the generation has several per chip.
 
         Returns:
             The same slice with ``vm_count`` and ``chips_per_vm`` as observed.
 
         Raises:
-            InvalidRequestError: no slice of this type can be made of such nodes.
+            InvalidRequestError: a slice of this type can't consist of such nodes.
 
         Example:
             >>> get_tpu_config("v5litepod-8").with_live_hosts(4).vm_count
@@ -193,10 +194,10 @@ class TPUConfig:
 
 
 def get_tpu_config(tpu_type: str) -> TPUConfig:
-    """Return what a TPU type consists of.
+    """Return the configuration of a TPU type.
 
     Case and surrounding blanks don't matter. The name may begin with ``TPU``. The size may follow a hyphen, an
-    underscore or a blank. v5e and v5lite mean v5litepod, and tpu7x means v7x; likewise tpu7, tpu8t and tpu8i.
+    underscore or a blank. v5e and v5lite mean v5litepod; tpu7, tpu7x, tpu8t and tpu8i mean v7, v7x, v8t and v8i.
 
     Args:
         tpu_type: Its name, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
@@ -231,8 +232,8 @@ def get_tpu_config(tpu_type: str) -> TPUConfig:
 def default_topology(config: TPUConfig) -> str:
     """Return the default shape of a slice in chips, such as ``"2x2x4"`` for v4-32.
 
-    Google's default is the shape nearest to a cube or square. A slice may be rented in another shape of the same size;
-    the live node's label ``ray.io/tpu-topology`` has the actual shape.
+    Google's default is the shape nearest to a cube or square. A slice may have another shape of the same size;
+    the live node's label ``ray.io/tpu-topology`` has the actual one.
 
     Sides ascend, except that Google writes the four-chip slice as 2x2x1. Shapes as documented (all sides at
     most 4, or all multiples of 4) come first; other sizes get the most compact shape that 2x2x1 hosts tile.
@@ -265,7 +266,7 @@ def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _parse(name: str) -> tuple[_Generation, int]:
-    """Return the generation's rule and the size that a name asks for. The size may not exist."""
+    """Parse a name into its generation's rule and its size, which may be invalid."""
     if not isinstance(name, str):
         raise _unknown(name, f"a string is needed, not {type(name).__name__}", _examples(_RULES))
     spelled = _SPELLING.fullmatch(name.strip().lower())
@@ -288,7 +289,7 @@ def _parse(name: str) -> tuple[_Generation, int]:
 
 
 def _examples(rules: Sequence[_Generation]) -> list[str]:
-    """Return a few types that exist: the smallest and the largest of one generation, or one of each of several."""
+    """Return some valid types: the smallest and the largest of a single generation, or one of each of several."""
     if len(rules) == 1:
         sizes = rules[0].sizes()
         return [f"{rules[0].name}-{size}" for size in (sizes[0], sizes[-1])]

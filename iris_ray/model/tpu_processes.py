@@ -1,45 +1,45 @@
-"""Several processes on each host of a slice: the variables by which libtpu and JAX tell them apart.
+"""Several processes on each host of a slice: the variables by which libtpu and JAX distinguish them.
 
-A host of TPU7x has two NUMA nodes and two network cards, so Google recommends two processes a host there. Sources:
+A TPU7x host has two NUMA nodes and two network cards, so Google recommends two processes per host. Sources:
 
-- libtpu's variables: JAX's own tests start several processes on a host with them (``jax/_src/test_multiprocess.py``),
+- libtpu's variables: JAX's own tests use them to start several processes on a host (``jax/_src/test_multiprocess.py``),
   and torch_xla does so on several hosts (``torch_xla/_internal/tpu.py``).
 - GKE's webhook for Ray, 1.3.1, numbers the containers of a pod in the same order, by ``TPU_WORKER_ID``.
 
-libtpu locks no chips in a process whose ``TPU_CHIPS_PER_PROCESS_BOUNDS`` are not those of a whole host (0.0.52).
+libtpu (0.0.52) does not lock chips if ``TPU_CHIPS_PER_PROCESS_BOUNDS`` is smaller than a whole host.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 CHIPS_PER_HOST = 4
-"""Only hosts of four chips are shared by processes."""
+"""Only hosts of four chips can be split between processes."""
 
 _SPLITS: Mapping[int, tuple[tuple[int, int], tuple[int, int]]] = {
     1: ((1, 1), (2, 2)),
     2: ((2, 1), (1, 2)),
     4: ((2, 2), (1, 1)),
 }
-"""Processes a host → how they share its square of 2x2 chips: the processes in x and y, and the chips of each."""
+"""Processes per host → the split of its 2x2 chips: the processes in x and y, and the chips of each in x and y."""
 
 PROCESS_COUNTS = tuple(_SPLITS)
-"""How many processes a host may have."""
+"""The valid numbers of processes per host."""
 
 DECIDED_BY_US = (
     *("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "TPU_VISIBLE_CHIPS", "CLOUD_TPU_TASK_ID", "TPU_WORKER_ID"),
     *("TPU_VISIBLE_DEVICES", "TPU_HOST_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS"),
 )
-"""Variables of a host or a user that say something else than these processes, or the same by an older name."""
+"""Variables that iris_ray sets itself, and their older names; a host's or user's own values would contradict these."""
 
 
 @dataclass(frozen=True, slots=True)
 class TpuProcess:
-    """One of several processes on a host of a slice.
+    """A process that shares a host of a slice with others.
 
     Args:
-        addresses: ``ip:port`` of every process of the slice, by host and then by process of the host.
-        index: this one's number among them.
-        per_host: how many a host has.
+        addresses: ``ip:port`` of every process of the slice, ordered by host and by process within the host.
+        index: this process's index in ``addresses``.
+        per_host: the number of processes per host.
         topology: the slice's shape in chips, such as ``2x2x4``.
     """
 

@@ -1,12 +1,13 @@
-"""Judges a gang: turns the facts about each task into one verdict, which decides the budget that is charged.
+"""Judges a gang: derives one verdict from the evidence about its tasks, which determines the budget that is charged.
 
-When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
-gang is judged, not each task. Used-up memory comes first among the causes: it also explains why our own processes are
-gone. Next come a lost host, also if its task had returned, since its peers may have needed the process, and a task that
-could not run; then the earliest error. The text of a message never counts: a user's error may say "timed out", too.
+When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". The gang
+is therefore judged as a whole. Exhausted memory is the first candidate for the cause, since it also explains the loss
+of iris_ray's processes. Next come a task that could not run and a lost host, even if its task had returned, since its
+peers may have needed the process; then the earliest error. The text of a message never counts: a user's error may also
+say "timed out".
 
 ============================================  ============  ====================
-the first cause                               outcome       charged
+first cause                                   outcome       charged
 ============================================  ============  ====================
 host lost or its processes gone, had notice   TpuPreempted  preemption budget
 host lost, the provider says that it took it  TpuPreempted  preemption budget
@@ -15,7 +16,7 @@ the same, though its task had returned        the same      the same
 process ended by itself on a host with notice TpuPreempted  preemption budget
 exit code or signal, after a notice           as the move   as the move
 all tasks had saved after a notice            TpuPreempted  preemption budget
-exception, exit code, crash, memory used up   TpuRunError   failure budget
+exception, exit code, crash, out of memory    TpuRunError   failure budget
 no heartbeat of any task for stall_timeout    TpuRunError   failure budget
 no heartbeat for as long as the job's steps   TpuFailed     preemption budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
@@ -25,10 +26,9 @@ another process holds the host's chips        TpuFailed     nothing, but a pause
 ended by iris_ray without another cause       TpuCancelled  failure budget
 ============================================  ============  ====================
 
-The last row happens only if iris_ray has a defect; the charge keeps such a defect from looping for ever. The state adds
-one rule: a job that loses a task on a host that is still there, or its pool's process, several times in a row and
-each time within seconds (`QUICK_ENDS_ARE_FAILURES`), is charged a failure. `docs/failures.md` has the whole table for
-users.
+The last row occurs only if iris_ray has a defect; the charge prevents an endless loop. The state adds one rule: a job
+that repeatedly loses a task on a live host, or its pool's process, within seconds after each start
+(`QUICK_ENDS_ARE_FAILURES`), is charged a failure. `docs/failures.md` has the complete table for users.
 """
 
 from collections.abc import Mapping
@@ -53,10 +53,10 @@ from iris_ray.model.outcomes import (
 
 
 def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
-    """Return one task's outcome.
+    """Return the outcome of a task.
 
     Args:
-        end: how its process ended; None if that was not reported.
+        end: the end of its process; None if it was not reported.
         host: the evidence about its host.
     """
     if end is not None and end.kind is EndKind.RETURNED:
@@ -87,19 +87,19 @@ def _judge_lost(host: HostEvidence, lost: str) -> TpuResult:
     if host.draining:
         return TpuPreempted(f"{lost}; {host.draining}")
     word = host.provider
-    if word is None or word.state is ProviderState.UNKNOWN:  # an API that can't be asked says nothing
+    if word is None or word.state is ProviderState.UNKNOWN:  # an unreachable API is no evidence
         return TpuFailed(lost)
     said = f"{lost}; {word.reason}"
     return TpuPreempted(said) if word.state is ProviderState.PREEMPTED else TpuFailed(said)
 
 
 _ENDS_BY_SIGTERM = frozenset({EndKind.EXITED, EndKind.CRASHED})
-"""Ends that the SIGTERM of a notice may cause. Such a task counts as ended by iris_ray."""
+"""Ends that the SIGTERM of a notice may cause, so that the task counts as ended by iris_ray."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why an attempt ended.
+    """The verdict on an attempt.
 
     Attributes:
         cause: the task that ended first, or None after success.
@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def charged_as(self) -> TaskState:
-        """The state in which the first cause is reported; it decides which budget is charged. Not for successes."""
+        """The state of the first cause, which selects the budget to charge. Only for failed attempts."""
         assert not self.succeeded
         return TaskState.WORKER_FAILED if isinstance(self.result, (TpuPreempted, TpuFailed)) else TaskState.FAILED
 
@@ -128,14 +128,14 @@ def judge_gang(
     our_reason: tuple[TaskKey, TpuResult] | None = None,
     was_told: bool = False,
 ) -> Verdict:
-    """Return one verdict for the gang, with its first cause.
+    """Return the verdict for a gang, with its first cause.
 
     Args:
-        ends: how each task's process ended; None if that was not reported.
+        ends: the end of each task's process; None if it was not reported.
         hosts: the evidence about each task's host.
-        our_reason: the task because of which iris_ray ended the gang, if it did, and why. It is the cause if there is
-            no other cause.
-        was_told: whether the gang had a notice, and with it a SIGTERM, which explains an exit code or a signal.
+        our_reason: if iris_ray ended the gang, the task that it was ended for and the reason, which are the cause
+            unless there is another.
+        was_told: whether the gang had a notice, whose SIGTERM explains an exit code or a signal.
     """
     by_notice = {
         key
@@ -166,7 +166,7 @@ def _is_lost(host: HostEvidence) -> bool:
 
 
 def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:
-    """Return a key that ranks a task as the first cause; the least key wins."""
+    """Return the sort key of a task as a candidate for the first cause; the smallest wins."""
     ran = end is None or end.kind not in DID_NOT_RUN
     if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
         rank = 0

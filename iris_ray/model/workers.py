@@ -1,4 +1,4 @@
-"""One host as the scheduler sees it. Pure data; only the `Fleet` changes it."""
+"""Workers: hosts as the scheduler sees them. Pure data that only the `Fleet` changes."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -19,49 +19,49 @@ TPU_WORKER_ID = "tpu-worker-id"
 TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
 TPU_PER_CHIP = "tpu-per-chip"
-"""How often Ray counts each chip of a host, if not once: on TPU7x it may count the two devices of a chip."""
+"""The attribute with Ray's count for each chip, if it isn't 1: on TPU7x, Ray may count the two devices of a chip."""
 
 SUB_SLICE = "ray.io/tpu-subslice-"
-"""Prefix of the labels by which Ray 2.60 numbers the parts of a slice: its shape follows, the number is the value."""
+"""Prefix of the labels by which Ray 2.60 numbers a slice's parts: the part's shape follows; the value is its number."""
 
 UNITS = 10_000
-"""In one of any resource: Ray counts ten-thousandths."""
+"""Units in one of any resource: Ray counts ten-thousandths."""
 
 Resources = Mapping[str, float]
 Occupant = tuple[str, AttemptId]
 """A task id and its attempt."""
 
 UNCONFIRMED_S = 30.0
-"""For so long after an attempt's end, what it holds counts as about to be free. Later, nobody waits for it."""
+"""Seconds after an attempt's end for which its resources count as about to be free. Then jobs stop waiting for them."""
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """One host.
+    """A host.
 
     Attributes:
         node_id: Ray's node id.
         address: the host's IP address.
         attributes: typed facts about the host and its slice, and the taints that were set on it.
-        resources: what the host has in all, by Ray's resource names; each chip counts once.
+        resources: the host's total resources, by Ray's names; each chip counts once.
         draining: why the host takes no new tasks, or None.
-        foreign: which process outside iris_ray uses the chips, or None.
-        notice: what gangs on the host are told if it is about to go, or None.
+        foreign: the process outside iris_ray that uses the chips, or None.
+        notice: the notice for gangs on the host if it is about to be lost, or None.
         final: the ``draining`` and ``notice`` of a drain or a preemption, which can't be called off, or None. Kept
-            while a maintenance comes first: ``draining`` and ``notice`` are then those of the maintenance.
+            during an earlier maintenance, whose values ``draining`` and ``notice`` then have.
         suspected: why the host may be lost, or None.
         suspected_until: when the suspicion ends; seconds on the caller's clock.
-        elsewhere: the resources that work outside iris_ray uses, without chips; see ``foreign``.
-        occupants: the attempts of tasks that hold resources here until their end is confirmed.
-        ending: the occupants that have ended, each since when, and whose end is not confirmed yet; seconds.
+        elsewhere: the resources used by work outside iris_ray, without chips (see ``foreign``).
+        occupants: tasks' attempts that hold resources here until their end is confirmed.
+        ending: the occupants that have ended, with the time, but whose end is not confirmed yet; seconds.
         reported: the attributes that the host itself reports.
-        free: the resources that neither an occupant holds nor work outside iris_ray uses.
+        free: the resources that are used neither by occupants nor by work outside iris_ray.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
-        host_index: its 0-based number within the slice; None if it has none.
+        host_index: its 0-based number within the slice, or None.
         taints: the keys of its taints.
-        tasks_of: how many occupants are tasks of each job, by job id.
-        duplicate: whether another live host claims the same number of the same slice.
+        tasks_of: the number of occupants of each job, by job id.
+        duplicate: whether another live host claims its number in its slice.
     """
 
     node_id: str
@@ -85,7 +85,7 @@ class Worker:
     taints: tuple[str, ...] = field(init=False)
     duplicate: bool = field(init=False, default=False)
     tasks_of: Counter[str] = field(init=False, repr=False)
-    _used: dict[str, int] = field(init=False, repr=False)  # in whole units, since sums of fractions would drift
+    _used: dict[str, int] = field(init=False, repr=False)  # in whole units, because sums of fractions drift
 
     def __post_init__(self) -> None:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
@@ -99,7 +99,7 @@ class Worker:
         self._recount()
 
     def occupy(self, occupants: Mapping[Occupant, Resources]) -> None:
-        """Give resources to occupants."""
+        """Add occupants with the resources that they take."""
         for occupant, resources in occupants.items():
             self.tasks_of[occupant[1].job_id] += occupant not in self.occupants
             self._count(self.occupants.pop(occupant, {}), -1)
@@ -108,7 +108,7 @@ class Worker:
         self._recount()
 
     def vacate(self, occupant: Occupant) -> None:
-        """Free what an occupant held: its end is confirmed."""
+        """Remove an occupant whose end is confirmed, and free its resources."""
         if occupant in self.occupants:
             self._has_left(occupant[1].job_id)
         self._count(self.occupants.pop(occupant, {}), -1)
@@ -121,7 +121,7 @@ class Worker:
             del self.tasks_of[job_id]
 
     def free_soon(self, now: float) -> Mapping[str, float]:
-        """Return the free resources once the ends of occupants are confirmed that ended in the last `UNCONFIRMED_S`."""
+        """Return the free resources, including those of occupants that ended within the last `UNCONFIRMED_S`."""
         used = dict(self._used)
         for occupant, since in self.ending.items():
             if now >= since + UNCONFIRMED_S:
@@ -131,7 +131,7 @@ class Worker:
         return self._free_beside(used) if self.ending else self.free
 
     def stuck(self, now: float) -> Resources:
-        """Return what occupants hold that ended longer than `UNCONFIRMED_S` ago."""
+        """Return the resources held by occupants that ended longer than `UNCONFIRMED_S` ago."""
         held: dict[str, float] = {}
         for occupant, since in self.ending.items():
             if now >= since + UNCONFIRMED_S:
@@ -140,7 +140,7 @@ class Worker:
         return held
 
     def _count(self, resources: Resources, sign: int) -> None:
-        """Add to the used resources, or subtract from them. The cost does not depend on the number of occupants."""
+        """Add to the used resources, or subtract from them, independently of the number of occupants."""
         for resource, amount in resources.items():
             self._used[resource] = self._used.get(resource, 0) + sign * units(amount)
 
@@ -158,13 +158,13 @@ class Worker:
         return free
 
     def as_ray_counts(self, demand: Resources) -> dict[str, float]:
-        """Return what a task takes of the host as Ray counts it, which may count a chip more than once."""
+        """Return a task's resources in Ray's units, which may count a chip more than once."""
         per_chip = self.attributes.get(TPU_PER_CHIP)
         return {**demand} if per_chip is None else {**demand, TPU: demand.get(TPU, 0.0) * float(per_chip.value)}
 
     @property
     def held(self) -> Resources:
-        """What all occupants hold together."""
+        """The total resources of all occupants."""
         return {resource: units / UNITS for resource, units in self._used.items() if units}
 
     @property
@@ -174,17 +174,17 @@ class Worker:
 
 
 def accelerators(resources: Resources) -> float:
-    """Return how many TPU chips and GPUs these are, together."""
+    """Return the number of TPU chips and GPUs among these resources."""
     return resources.get(TPU, 0.0) + resources.get(GPU, 0.0)
 
 
 def units(amount: float) -> int:
-    """Return an amount in ten-thousandths, the unit in which Ray counts."""
+    """Convert an amount to ten-thousandths, Ray's unit."""
     return round(amount * UNITS)
 
 
 def rounded(amount: float) -> float:
-    """Round to ten-thousandths, the unit in which Ray counts: 0.3 - 0.1 - 0.1 becomes 0.1."""
+    """Round to ten-thousandths, Ray's unit: 0.3 - 0.1 - 0.1 becomes 0.1."""
     return round(amount, 4)
 
 

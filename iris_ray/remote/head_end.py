@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
+from iris_ray.framing import Frame, Frames
 from iris_ray.remote.frames import (
     BYE,
     CHUNK_BYTES,
@@ -33,8 +34,6 @@ from iris_ray.remote.frames import (
     SILENCE_S,
     TAKEN,
     Credit,
-    Frame,
-    Frames,
 )
 from iris_ray.sessions.keeper import end_with_parent
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.status import SecretStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup, confirm
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_json, print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.secret import MOST_BYTES, StoredSecret, require_audience, require_secret_name, text_of
+from iris_ray.secrets.calls import SecretCalls, SecretStatus
 
 _HEADERS = ("NAME", "REVISION", "SET BY", "SET AT", "FOR", "JOBS", "NOTE")
 
@@ -63,7 +62,7 @@ def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence
     text_of(value)
     with cluster():
         found, before = ControllerConnection().ask(
-            ControllerInterface.set_secret, name, value, tuple(users), tuple(teams), current_user()
+            SecretCalls.set_secret, name, value, tuple(users), tuple(teams), current_user()
         )
     click.echo(f"{name} is set, revision {found.revision}{_instead_of(before)}")
     if before is not None and (before.users or before.teams) and not (users or teams):
@@ -98,7 +97,7 @@ def _instead_of(before: StoredSecret | None) -> str:
 def ls(as_json: bool) -> None:
     """Names of all secrets, who set each and when, and how many jobs use it. Values are never shown."""
     with cluster():
-        found = ControllerConnection().ask(ControllerInterface.list_secrets)
+        found = ControllerConnection().ask(SecretCalls.list_secrets)
     if as_json:
         print_json(found)
     else:
@@ -137,12 +136,12 @@ def rm(name: str, yes: bool) -> None:
     require_secret_name(name)
     with cluster():
         controller = ControllerConnection()
-        found = controller.ask(ControllerInterface.list_secrets)
+        found = controller.ask(SecretCalls.list_secrets)
         jobs = next((one.jobs for one in found if one.secret.name == name), ())
         if jobs:
             some = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if jobs[3:] else "")
             use = "uses" if len(jobs) == 1 else "use"
             click.echo(f"{counted(len(jobs), 'job')} {use} it, and can't start again without it: {some}", err=True)
             confirm(f"Remove {name}?", yes)
-        controller.ask(ControllerInterface.remove_secret, name, current_user())
+        controller.ask(SecretCalls.remove_secret, name, current_user())
     click.echo(f"{name} is removed")

@@ -224,7 +224,7 @@ class ClusterInProcess:
             self.restart_controller,
             find_demand=lambda: None,
             meter=RecordedMeter,
-            history=lambda: self.history,
+            directory=lambda: self.history,
         )
 
     def restart_controller(self) -> None:

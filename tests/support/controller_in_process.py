@@ -55,7 +55,7 @@ class ControllerOf(Controller):
         protocol: int,
         history: Path | None,
     ) -> None:
-        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter, history=lambda: history)
+        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter, directory=lambda: history)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 
 from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
 from iris_ray.actors.protocol.marks import DEADLINE
+from iris_ray.actors.protocol.services import addressed
 
 Behind = TypeVar("Behind")
 P = ParamSpec("P")
@@ -112,10 +113,11 @@ class Actor(Generic[Behind]):
 
     def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and return Ray's reference to the answer at once."""
-        remote = getattr(self.handle, method.__name__)
+        name, args, named = addressed(method, args, kwargs)
+        remote = getattr(self.handle, name)
         if self._options:
             remote = remote.options(**self._options)
-        return remote.remote(*args, **kwargs)
+        return remote.remote(*args, **named)
 
     @overload
     def stream(
@@ -156,6 +158,11 @@ class Actor(Generic[Behind]):
 class _Here:
     def __init__(self, behind: object) -> None:
         self._behind = behind
+
+    @property
+    def serve(self) -> SimpleNamespace:
+        """Take a service's call: the object has the method itself."""
+        return SimpleNamespace(remote=lambda _, method, args, kwargs: getattr(self._behind, method)(*args, **kwargs))
 
     def __getattr__(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(remote=getattr(self._behind, name))

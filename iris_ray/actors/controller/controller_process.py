@@ -1,16 +1,14 @@
 """The Controller's parts, its start, and its loops that watch the cluster."""
 
 import asyncio
-import functools
 import gc
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
@@ -23,7 +21,11 @@ from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
+from iris_ray.actors.controller.services import Controller as ControllerOfServices
+from iris_ray.actors.controller.services import ServiceBoard, controller_directory, controller_parts
 from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
+from iris_ray.actors.protocol.messages import PoolProcess
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.capacity.autoscaler import Demand
 from iris_ray.capacity.board import CapacityBoard
@@ -32,7 +34,6 @@ from iris_ray.capacity.demand import missing_slices, slices_in
 from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
 from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
-from iris_ray.history.controller import HistoryService, history_directory
 from iris_ray.logs.controller import LogService
 from iris_ray.model.cluster_settings import (
     AUTOSCALER_DEMAND,
@@ -50,14 +51,10 @@ from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
-from iris_ray.secrets.store import SecretStore
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
 """Errors at the start that another process of this version would meet, too."""
@@ -85,8 +82,7 @@ class ControllerProcess:
         end: ends this process, when only a new one helps.
         find_demand: returns the object that asks for missing slices, if any; blocks.
         meter: makes the meter for measurements.
-        history: returns the directory of the history, if no setting names one, and of the store of secrets; None: it
-            keeps neither.
+        directory: returns the directory for services' files; None: they keep none.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class ControllerProcess:
         end: Callable[[], object] = end_process_soon,
         find_demand: Callable[[], Demand | None] = demand_of_this_cluster,
         meter: Callable[[], Meter] = RayMeter,
-        history: Callable[[], Path | None] = history_directory,
+        directory: Callable[[], Path | None] = controller_directory,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
@@ -109,12 +105,10 @@ class ControllerProcess:
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
+        self._service_tasks = BackgroundTasks()
         self._scheduler = Scheduler()
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._progress = ProgressBoard()
-        self._history = HistoryService(self._state, self._progress, self._clock, history)
-        self._secrets = SecretStore(history)
-        self._secret_threads = ThreadPoolExecutor(2, thread_name_prefix="secrets")  # a disk that hangs stops no others
         self._events = EventProcessor(
             self._state,
             self._planner,
@@ -122,7 +116,8 @@ class ControllerProcess:
             self._background,
             self._end,
             self._measure_wait,
-            self._history.note,
+            lambda events: self._services.note(events),
+            self._service_tasks.cancel,
         )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
         self._logs = LogService()
@@ -135,6 +130,25 @@ class ControllerProcess:
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords()
+        self._board = ServiceBoard()
+        seen_by_services = ControllerOfServices(
+            self._state,
+            self._clock,
+            self._planner,
+            self._progress,
+            self._nodes,
+            self._permissions,
+            self._board,
+            self._journal.service_records,
+            directory=directory,
+            apply=self._events.apply,
+            recorded=self._events.recorded,
+            require_pool=self._require_pool,
+            settings_changed=self._follow_settings,
+            epoch=lambda: self._journal.epoch,
+            measurements=self._journal.take_writings,
+        )
+        self._services = controller_parts(installed_services(), seen_by_services)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
@@ -180,9 +194,14 @@ class ControllerProcess:
         self._background.start(self._watch_demand(), "asking for missing slices")
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
-        self._history.note_start(self._journal.epoch, iris_ray.__version__)
-        self._background.start(self._history.run(lambda: self._events.deposed), "writing the history")
         self._events.begin(self._dispatcher)
+        for work, what in self._services.works():
+            self._service_tasks.start(work, what)
+
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a service; see `iris_ray.actors.protocol.services.addressed`."""
+        await self.ping()
+        return await self._services.answer(service, method, args, kwargs)
 
     def _follow_settings(self) -> None:
         """Apply the cluster's settings. Permissions and the autoscaler's demand read their settings themselves."""
@@ -192,7 +211,6 @@ class ControllerProcess:
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
         self._provider.ask_at(settings.value(CLOUD_TPU))
-        self._history.follow_settings()
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
@@ -210,7 +228,7 @@ class ControllerProcess:
         while not self._events.deposed:
             await asyncio.sleep(COUNT_CHIPS_S)
             before, at = at, self._clock.now()
-            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
+            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state, at), at - before)
 
     def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
         try:
@@ -267,10 +285,9 @@ class ControllerProcess:
         ]
         self._events.apply([*marked, *events])
 
-    async def _in_store(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the store of secrets, which blocks."""
-        call = functools.partial(method, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._secret_threads, call)
+    def _require_pool(self, sender: PoolProcess, job_id: str) -> None:
+        self._pools.require_latest(sender)
+        self._permissions.require_pools_own(sender.owner, job_id)
 
     def _background_failed(self, error: BaseException) -> None:
         if isinstance(error, DeposedError):
@@ -294,4 +311,5 @@ class ControllerProcess:
         if waiting is None or job.spec.device is None:
             return waiting
         of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()
-        return replace(waiting, asked=(*of_autoscaler, *self._capacity.words(job.spec.device)))
+        told = self._board.reasons(job.spec.device)
+        return replace(waiting, asked=(*of_autoscaler, *self._capacity.words(job.spec.device), *told))

@@ -20,6 +20,7 @@ was replaced without knowing it, because its host was frozen, can't write to its
 ``usage/<n>``       the past usage: a JSON list of when, user → resource → amount-hours, and the same by team
 ``fleet/<n>``       the chips' time by state: a JSON object, day → state → chip-seconds
 ``users/<n>``       the time of forgotten jobs by its use: a JSON list of [day, user, jobs, kind → seconds, …, team]
+``service/<n>/…``   ``<name>``: the record of a service, which the service alone reads
 ``own-slices/<n>``  names of single hosts' slices whose labels are the same: a JSON object, node id → name
 ``complete/<n>``    the n-th Controller has recorded everything that it took over, so its records count from now on
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
@@ -49,6 +50,7 @@ from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.own_slices import OwnSlices
+from iris_ray.actors.controller.services import ServiceRecords
 from iris_ray.actors.controller.write_ahead_log import (
     KINDS,
     SINGLE_KINDS,
@@ -83,6 +85,7 @@ class Journal:
         fleet_times: the time of the cluster's chips by state.
         user_times: the time of forgotten jobs by its use.
         own_slices: the names of single hosts' slices.
+        service_records: the records of services.
     """
 
     def __init__(self) -> None:
@@ -93,6 +96,7 @@ class Journal:
         self.fleet_times = FleetTimes()
         self.user_times = UserTimes()
         self.own_slices = OwnSlices()
+        self.service_records = ServiceRecords()
         self._left = LeftBehind()
         self._log = WriteAheadLog(self._store, 0)
         self._writings: deque[float] = deque(maxlen=WRITINGS_KEPT)
@@ -101,7 +105,7 @@ class Journal:
 
     def _new_collector(self) -> "RecordCollector":
         shared = SharedRecords(self.fleet_times, self.user_times, self.own_slices, self.clock)
-        return RecordCollector(self.epoch, self._store, self.clock, shared)
+        return RecordCollector(self.epoch, self._store, self.clock, shared, self.service_records)
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
         """Take an epoch, close the logs of earlier Controllers, and read their records as `left_behind` does.
@@ -132,6 +136,7 @@ class Journal:
         self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
         self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
         self._left.hand_on("own-slices", "the names of single hosts' slices", self.own_slices.restore, self.contained)
+        self.service_records.restore({key.split("/", 2)[2]: v for key, v in self._left.of_kind("service").items()})
         if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
             self.user_times.version += 1  # so that it is recorded again
         return left
@@ -316,13 +321,17 @@ class RecordCollector:
         store: lists the endpoints.
         clock: is recorded with the other records.
         shared: makes the records of the whole cluster.
+        services: the records of services.
     """
 
-    def __init__(self, epoch: int, store: ClusterStore, clock: Clock, shared: SharedRecords) -> None:
+    def __init__(
+        self, epoch: int, store: ClusterStore, clock: Clock, shared: SharedRecords, services: ServiceRecords
+    ) -> None:
         self._epoch = epoch
         self._store = store
         self._clock = clock
         self._shared = shared
+        self._services = services
         self._pending: dict[str, bytes | None] = {}  # values to write by key; None: delete the key
         self._unrecordable: dict[str, Exception] = {}
         self._forgotten = 0  # how many forgotten jobs may still have endpoints
@@ -347,6 +356,8 @@ class RecordCollector:
             self._collect_job(state, job_id, sorted(chunks))
         for kind, value in self._shared.changed(state):
             self._pending[f"{kind}/{self._epoch}"] = value
+        for name, value in self._services.take_changed().items():
+            self._pending[f"service/{self._epoch}/{name}"] = value
         if self._forgotten > FORGOTTEN_AT_ONCE:
             self.delete_endpoints(state)
         if self._pending or self._clock.now() > self._clock_recorded_at + CLOCK_S:

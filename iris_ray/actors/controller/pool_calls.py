@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.message_checks import checked
 from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.controller.progress_board import newer_marks, news_of_saves
-from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.protocol.status import JobFacts, job_status
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
 from iris_ray.logs.core import LastLines
 from iris_ray.model.checks import shown, unknown, unknown_number
@@ -54,8 +54,7 @@ class PoolCalls(ControllerProcess):
         if known is None:
             team = self._state.teams.teams.team_for(spec.user, spec.team or None)
             spec = spec if team == spec.team else replace(spec, team=team)
-            if spec.stored_secrets:
-                await self._in_store(self._secrets.require, spec.stored_secrets, spec.user, spec.team)
+            await self._services.admit(spec)
             self._require_predecessors(spec)
             await self._require_fitting_group(spec)
             self._state.limits.require_room(spec)
@@ -121,18 +120,10 @@ class PoolCalls(ControllerProcess):
         if job is None:
             return "the Controller does not know it"
         if not job.pending:
-            return f"it is being started on {', '.join(job_status(job, self._state, self._clock, None).groups)}"
+            return (
+                f"it is being started on {', '.join(job_status(JobFacts(job, self._state, self._clock.wall)).groups)}"
+            )
         return str(self._waiting(job) or "it will be looked at in a moment")
-
-    @checked
-    async def stored_secret(self, job_id: str, name: str, sender: PoolProcess) -> bytes:
-        await self.ping()
-        self._pools.require_latest(sender)
-        self._permissions.require_pools_own(sender.owner, job_id)
-        job = self._state.jobs.get(job_id)
-        if job is None or name not in job.spec.stored_secrets:
-            raise InvalidMessageError(f"{job_id} has not asked for the secret {shown(name)} when it was submitted")
-        return await self._in_store(self._secrets.value, name, job.spec.user, job.spec.team)
 
     @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import heapq
-import logging
 import os
 import time
 from collections.abc import Mapping
@@ -13,13 +12,12 @@ from typing import Any
 import ray
 
 import iris_ray
+from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
 from iris_ray.actors.controller.journal import add_forgotten
-from iris_ray.actors.controller.message_checks import checked
 from iris_ray.actors.controller.views import (
     job_events,
     job_goodput,
-    job_status,
     limit_statuses,
     task_status,
     unusable_status,
@@ -29,21 +27,21 @@ from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
+    JobFacts,
     JobGoodput,
     JobStatus,
     LimitStatus,
     Place,
-    SecretStatus,
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
+    job_status,
 )
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
 from iris_ray.goodput.sums import UserDay
 from iris_ray.handover.controller import take_over, what_is_there
-from iris_ray.history.reading import HistoryRows, Value
 from iris_ray.logs.controller import log_standing
 from iris_ray.logs.core import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.model.checks import unknown, unknown_number
@@ -53,7 +51,6 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
-from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Team, Teams
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
@@ -67,8 +64,6 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.job_table import is_measured
 from iris_ray.teams.controller import about_team, teams_status
-
-logger = logging.getLogger(__name__)
 
 
 class UserCalls(ControllerProcess):
@@ -106,7 +101,7 @@ class UserCalls(ControllerProcess):
 
     def _goodput(self, job: Job) -> JobGoodput:
         price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
-        return job_goodput(job, self._progress.of(job.spec.job_id), self._clock, price)
+        return job_goodput(self._facts_of(job), self._clock.now(), price)
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
@@ -118,11 +113,6 @@ class UserCalls(ControllerProcess):
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         await self.ping()
         return self._journal.fleet_times.since(since)
-
-    @checked
-    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
-        await self.ping()
-        return await self._history.ask(sql, parameters, most_rows)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -261,32 +251,6 @@ class UserCalls(ControllerProcess):
             await asyncio.shield(recorded)
         return teams_status(self._state, self._clock.now())
 
-    async def list_secrets(self) -> list[SecretStatus]:
-        await self.ping()
-        found = await self._in_store(self._secrets.listed)
-        users: dict[str, list[str]] = {}
-        for job_id, job in self._state.jobs.items():
-            for name in () if job.state.finished else job.spec.stored_secrets:
-                users.setdefault(name, []).append(job_id)
-        return [SecretStatus(secret, tuple(users.get(secret.name, ()))) for secret in found]
-
-    @checked
-    async def set_secret(
-        self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
-    ) -> tuple[StoredSecret, StoredSecret | None]:
-        await self.ping()
-        self._permissions.require_operator(user, "set secrets")
-        found, before = await self._in_store(self._secrets.put, name, value, users, teams, user)
-        logger.info("the secret %s is now revision %d, set by %s", name, found.revision, user)
-        return found, before
-
-    @checked
-    async def remove_secret(self, name: str, user: str) -> None:
-        await self.ping()
-        self._permissions.require_operator(user, "remove secrets")
-        await self._in_store(self._secrets.remove, name)
-        logger.info("the secret %s was removed by %s", name, user)
-
     async def list_settings(self) -> dict[str, WasSet]:
         await self.ping()
         return dict(self._state.settings.was_set)
@@ -354,11 +318,15 @@ class UserCalls(ControllerProcess):
             "set_aside": self._set_aside(),
             "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
-            "history": self._history.about(),
+            "services": self._board.about(),
+            "service_health": self._services.health(),
         }
 
     def _status(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
+        return job_status(self._facts_of(job)._replace(waiting=self._waiting(job)))
+
+    def _facts_of(self, job: Job) -> JobFacts:
+        return JobFacts(job, self._state, self._clock.wall, self._progress.of(job.spec.job_id))
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""

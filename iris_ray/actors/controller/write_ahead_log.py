@@ -191,7 +191,7 @@ def _number(key: str) -> int:
 # -- left behind by an earlier Controller ------------------------------------------------------------------------------
 
 
-KINDS = "pool", "job", "gangs"
+KINDS = "pool", "job", "gangs", "service"
 """Kinds of keys that have an id after the epoch."""
 SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "fleet", "users", "own-slices", "clock"
 """Kinds of keys that end with the epoch."""

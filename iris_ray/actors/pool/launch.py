@@ -10,7 +10,6 @@ from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.errors import NotPermittedError, SecretNotFoundError, SecretStoreError
 from iris_ray.model.job_info import JobInfo
@@ -23,6 +22,7 @@ from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
 from iris_ray.preflight.pool import Preflight
+from iris_ray.secrets.calls import SecretCalls
 
 FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
 """On hosts with few cores the next standbys start late, and those that import modules start later still. Else they
@@ -136,7 +136,7 @@ async def with_stored_secrets(request: RunRequest, controller: ControllerClient)
     if not stored:
         return request
     job_id, sender = request.spec.job_id, controller.sender
-    asking = (controller.ask(ControllerInterface.stored_secret, job_id, name, sender) for name in stored)
+    asking = (controller.ask(SecretCalls.stored_secret, job_id, name, sender) for name in stored)
     try:  # each in an answer of its own, as Ray puts large ones into its object store
         values = dict(zip(stored, await asyncio.gather(*asking), strict=True))
     except (SecretNotFoundError, SecretStoreError, NotPermittedError) as error:

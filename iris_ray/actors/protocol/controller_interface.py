@@ -14,7 +14,6 @@ from iris_ray.actors.protocol.status import (
     JobStatus,
     LimitStatus,
     Place,
-    SecretStatus,
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
@@ -28,7 +27,6 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.secret import StoredSecret
 from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -49,7 +47,6 @@ if TYPE_CHECKING:  # these import Ray, which would make each command slow
     from ray.actor import ActorHandle
 
     from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-    from iris_ray.history.reading import HistoryRows, Value
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,19 +102,6 @@ class ForPeople(Protocol):
 
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         """Return the chip-seconds of the cluster by day and state, since a day in UTC, such as 2026-11-23."""
-
-    async def ask_history(self, sql: str, parameters: "Mapping[str, Value]", most_rows: int) -> "HistoryRows":
-        """Return the rows of a statement that reads the history; see docs/history.md for its tables.
-
-        Args:
-            sql: one statement; ``:name`` stands for a parameter.
-            parameters: their values by name.
-            most_rows: no more rows are returned.
-
-        Raises:
-            InvalidQueryError: the statement writes, makes no sense, or takes too long.
-            HistoryUnavailableError: the cluster keeps no history, or it can't be read.
-        """
 
     @in_pages(by="task_index")
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -258,39 +242,6 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
-    async def list_secrets(self) -> list[SecretStatus]:
-        """Return the secrets of the cluster's store by name, without their values.
-
-        Raises:
-            SecretStoreError: the store can't be read.
-        """
-
-    async def set_secret(
-        self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
-    ) -> tuple[StoredSecret, StoredSecret | None]:
-        """Set a secret of the store. Return it, and what it has replaced, both without their values.
-
-        Args:
-            name: by which jobs ask for it.
-            value: its text in UTF-8.
-            users, teams: whose jobs may use it; both empty: all jobs.
-            user: who sets it.
-
-        Raises:
-            InvalidRequestError: the name or the value can't be one.
-            SecretStoreError: it can't be written. What was there before stays.
-            NotPermittedError: the user is no operator.
-        """
-
-    async def remove_secret(self, name: str, user: str) -> None:
-        """Remove a secret from the store. What runs keeps its value.
-
-        Raises:
-            SecretNotFoundError: there is none of that name.
-            SecretStoreError: it can't be removed.
-            NotPermittedError: the user is no operator.
-        """
-
     async def list_settings(self) -> dict[str, WasSet]:
         """Return the cluster's settings that an operator has set, by name. All others have their defaults."""
 
@@ -345,7 +296,10 @@ class ForPeople(Protocol):
         """
 
     async def about(self) -> dict[str, Any]:
-        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""
+        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside.
+
+        ``services`` holds what each service has published about itself, ``service_health`` a `ServiceHealth` of each.
+        """
 
 
 class ForPools(Protocol):
@@ -382,16 +336,6 @@ class ForPools(Protocol):
     async def why(self, job_id: str) -> str:
         """Return in a sentence why a job, or a part of it, is not running."""
 
-    async def stored_secret(self, job_id: str, name: str, sender: "PoolProcess") -> bytes:
-        """Return the value of a secret of the store, for an attempt of a job.
-
-        Raises:
-            InvalidMessageError: the job has not asked for it.
-            SecretNotFoundError: it is not in the store any more.
-            SecretStoreError: it can't be read.
-            NotPermittedError: it is for other users, or the job is another pool's.
-        """
-
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """Return how these hosts were lost, and their notices, as far as the Controller knows."""
 
@@ -422,6 +366,15 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
     async def versions(self) -> dict[str, Any]:
         """Return `versions_here`. Answer clients of all versions, even during the start."""
 
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a service; see `iris_ray.actors.protocol.services.addressed`.
+
+        Raises:
+            ServiceUnavailableError: the service is failing, or was taken out.
+            InvalidMessageError: it has no such call.
+            Exception: the service's own error.
+        """
+
     async def ping(self) -> None:
         """Wait until the start is over: the Controller has read the hosts and the records of an earlier Controller.
 
@@ -432,5 +385,5 @@ class ControllerInterface(ForPeople, ForPools, Protocol):
         """
 
 
-Question = Callable[Concatenate[ControllerInterface, P], Coroutine[Any, Any, T]]
-"""A method of the interface."""
+Question = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+"""A method of the interface, or of the Protocol of a service's calls (see `iris_ray.actors.protocol.services`)."""

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
-from iris_ray.checkpoint import mirror as module
+from iris_ray.checkpoint import mirroring as module
 from iris_ray.checkpoint.host import FileService
-from iris_ray.checkpoint.mirror import mirror
+from iris_ray.checkpoint.mirroring import mirror
 from iris_ray.checkpoint.peer_files import PeerFiles
 from iris_ray.errors import InvalidRequestError, PeerFilesError
 from tests.unit.model.test_job_info import INFO
@@ -327,7 +327,7 @@ TRAIN = textwrap.dedent("""
     from etils import epath
     from orbax.checkpoint.experimental.emergency import replicator_checkpoint_manager as replicator
     import iris_ray, iris_ray.jax
-    from iris_ray.checkpoint.mirror import mirror
+    from iris_ray.checkpoint.mirroring import mirror
 
     to, fails_after = int(sys.argv[1]), int(sys.argv[2])
     flags.FLAGS(["train"])

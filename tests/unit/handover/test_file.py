@@ -32,7 +32,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import SecretValue
 from tests.support.worlds import gang_spec
 
-OF_FORMAT_1 = Path(__file__).parents[3] / "data" / "export-format-1.jsonl"
+OF_FORMAT_1 = Path(__file__).parents[2] / "data" / "export-format-1.jsonl"
 ASKS_FOR_ALL = JobSpec(
     job_id="train-1",
     owner=NO_OWNER_YET,

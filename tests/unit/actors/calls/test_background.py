@@ -115,7 +115,7 @@ async def test_repeat_continues_after_error_until_step_returns_true(caplog: pyte
 
 
 PACKAGE = Path(iris_ray.__file__).parent
-ROOMS = (PACKAGE / "actors", PACKAGE / "slots" / "actors")
+ROOMS = (PACKAGE / "actors", PACKAGE / "preflight", PACKAGE / "slots" / "actors")
 
 HANDED_ON = {
     "actors/controller/controller_process.py": "ping raises the error of the start to its caller",

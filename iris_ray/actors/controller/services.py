@@ -1,0 +1,213 @@
+"""What services get in the Controller; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, ServicePart
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.node_table import NodeDiff
+from iris_ray.actors.controller.permissions import Permissions
+from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.host.directories import host_directory
+from iris_ray.actors.protocol.messages import PoolProcess
+from iris_ray.actors.protocol.services import Service
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.plain_values import plain
+from iris_ray.scheduler.planner import Planner
+from iris_ray.state import ControllerState
+from iris_ray.state.events import Event
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory on the head for services' files: beside the state of Ray's GCS, if that is on a disk; else
+    the head's directory of iris_ray.
+
+    Raises:
+        OSError: another user owns the head's directory.
+    """
+    if environ.get("RAY_gcs_storage") == "rocksdb" and (path := environ.get("RAY_gcs_storage_path")):
+        return Path(path, "iris_ray")
+    return host_directory(environ)
+
+
+PlainValue = str | int | float | bool | None
+
+ADMIT_S = 10.0
+"""A service may take this time to accept a job that uses it. After that the job is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a service has told the kernel, in plain values. The kernel shows it and never asks for it.
+
+    Attributes:
+        reasons: by TPU type, what ``why`` adds for jobs that wait for slices of the type.
+        brings_slices: whether somebody may bring slices that the cluster does not have yet, so that a job that does
+            not fit today is not refused.
+        about: what ``about``, and with it ``doctor``, shows.
+    """
+
+    reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    brings_slices: bool = False
+    about: Mapping[str, PlainValue] = field(default_factory=dict)
+
+
+class ServiceBoard:
+    """The latest `Published` of each service."""
+
+    def __init__(self) -> None:
+        self._by_service: dict[str, Published] = {}
+
+    def publish(self, service: str, published: Published) -> None:
+        """Replace what a service has published.
+
+        Raises:
+            InvalidMessageError: a value is not of its type.
+        """
+        self._by_service[service] = plain(Published, published, f"what the service {service} publishes")
+
+    def withdraw(self, service: str) -> None:
+        """Remove what a service has published, because the service is failing."""
+        self._by_service.pop(service, None)
+
+    def reasons(self, tpu_type: str) -> tuple[str, ...]:
+        """Return what services add to the reason for which a job waits for slices of a type."""
+        return tuple(words for one in self._by_service.values() for words in one.reasons.get(tpu_type, ()))
+
+    @property
+    def brings_slices(self) -> bool:
+        """Whether a service may bring slices that the cluster does not have."""
+        return any(one.brings_slices for one in self._by_service.values())
+
+    def about(self) -> dict[str, dict[str, PlainValue]]:
+        """Return what each service says about itself, by its name."""
+        return {name: dict(one.about) for name, one in self._by_service.items() if one.about}
+
+
+class ServiceRecords:
+    """A record of each service in the Controller's journal: bytes that the service alone reads and writes."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed: set[str] = set()
+
+    def restore(self, values: Mapping[str, bytes]) -> None:
+        """Take up the records of the Controller before, which are then recorded again."""
+        self._values = dict(values)
+        self._changed = set(values)
+
+    def read(self, service: str) -> bytes | None:
+        """Return the latest record of a service; None if it has none."""
+        return self._values.get(service)
+
+    def write(self, service: str, value: bytes) -> None:
+        """Record a value with the journal's next writing."""
+        self._values[service] = bytes(value)
+        self._changed.add(service)
+
+    def take_changed(self) -> dict[str, bytes]:
+        """Return the records that have changed since the last call."""
+        changed, self._changed = self._changed, set()
+        return {name: self._values[name] for name in changed}
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """The Controller as services see it, all of them alike.
+
+    Attributes:
+        state: to read only; it changes by events.
+        clock: gives the time of all events.
+        planner: knows why jobs wait.
+        progress: the latest progress of running jobs.
+        nodes: hosts that no job gets, and the slices of hosts that are gone.
+        permissions: refuses users and pools that may not do something.
+        board: holds what services have published.
+        records: holds the services' records.
+        directory: returns the directory on the head for services' files; None: there is no place for any.
+        apply: applies events; the future is done when the decisions that follow are recorded.
+        recorded: applies events, and waits until the decisions that follow are recorded.
+        require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
+        settings_changed: applies the cluster's settings after they were set.
+        epoch: returns the number of this Controller.
+        measurements: takes the durations of the journal's writings since the last call, and for how long the present
+            one has waited; seconds.
+    """
+
+    state: ControllerState
+    clock: Clock
+    planner: Planner
+    progress: ProgressBoard
+    nodes: NodeDiff
+    permissions: Permissions
+    board: ServiceBoard
+    records: ServiceRecords
+    directory: Callable[[], Path | None]
+    apply: Callable[[Iterable[Event]], Awaitable[None]]
+    recorded: Callable[[Iterable[Event]], Awaitable[None]]
+    require_pool: Callable[[PoolProcess, str], None]
+    settings_changed: Callable[[], None]
+    epoch: Callable[[], int]
+    measurements: Callable[[], tuple[list[float], float]]
+
+
+class ControllerPart(ServicePart[Event]):
+    """The base of a service's part in the Controller.
+
+    Args:
+        controller: the Controller.
+        running: this part's supervision.
+    """
+
+    def __init__(self, controller: Controller, running: RunningPart[Event]) -> None:
+        self.controller = controller
+        self._running = running
+
+    async def admit(self, spec: JobSpec) -> None:
+        """Refuse a job that uses this service, by an `IrisError`. It is called for jobs with a field of `admits`."""
+
+    def publish(self, published: Published) -> None:
+        """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type."""
+        self.controller.board.publish(self._running.service.name, published)
+
+    def recorded_value(self) -> bytes | None:
+        """Return this service's record, also that of an earlier Controller; None if there is none."""
+        return self.controller.records.read(self._running.service.name)
+
+    def record(self, value: bytes) -> None:
+        """Replace this service's record with the journal's next writing."""
+        self.controller.records.write(self._running.service.name, value)
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that blocks, in a thread of this service."""
+        return await self._running.in_thread(function, *args, **kwargs)
+
+    def close(self) -> None:
+        self.controller.board.withdraw(self._running.service.name)
+
+
+class ControllerParts(RunningParts[Event]):
+    """The services' parts in the Controller."""
+
+    async def admit(self, spec: JobSpec) -> None:
+        """Refuse a job if a service that it uses refuses it. Other services are not asked.
+
+        Raises:
+            IrisError: the service's reason.
+            ServiceUnavailableError: the service fails, or does not answer within `ADMIT_S`.
+        """
+        for running in self:
+            if any(getattr(spec, name) for name in running.service.admits):
+                await running.call(lambda part: part.admit(spec), ADMIT_S)
+
+
+def controller_parts(services: Iterable[Service], controller: Controller) -> ControllerParts:
+    """Return the services' parts in the Controller."""
+    places = [(service, service.controller) for service in services if service.controller is not None]
+    return ControllerParts(places, lambda kind, running: kind(controller, running))

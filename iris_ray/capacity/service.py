@@ -1,0 +1,15 @@
+"""The service ``capacity``, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Command, Service
+
+SERVICE: Final = Service(
+    "capacity",
+    commands={
+        "cluster provision": Command(
+            "iris_ray.capacity.cli:provision",
+            "Ask Google for slices that waiting jobs miss, and give unused ones back.",
+        ),
+    },
+)

@@ -1,0 +1,15 @@
+"""The service ``goodput``, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Command, Service
+
+SERVICE: Final = Service(
+    "goodput",
+    commands={
+        "job goodput": Command(
+            "iris_ray.goodput.cli:goodput",
+            "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
+        ),
+    },
+)

@@ -1,0 +1,7 @@
+"""The service ``hangs``, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Service
+
+SERVICE: Final = Service("hangs", host="iris_ray.hangs.host:HangsOnHost")

@@ -1,0 +1,7 @@
+"""The service ``preflight``, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Service
+
+SERVICE: Final = Service("preflight", host="iris_ray.preflight.host:PreflightOnHost")

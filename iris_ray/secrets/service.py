@@ -1,0 +1,16 @@
+"""The service of secrets, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Command, Service
+
+SERVICE: Final = Service(
+    "secrets",
+    controller="iris_ray.secrets.controller:SecretsInController",
+    admits=("stored_secrets",),
+    commands={
+        "cluster secrets": Command(
+            "iris_ray.secrets.cli:secrets", "API keys and the like for all jobs: set, list and remove them."
+        )
+    },
+)
