@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 
+from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
 from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file, write_whole
-from iris_ray.docker.host import end_container
 
 TERM_GRACE_S = 1.0
 """Leftover processes may take so long to end after SIGTERM."""
@@ -80,8 +80,8 @@ class ProcessLedger:
             recorder: pid and start of an actor that is gone, to end only its tasks; None ends the tasks of all actors.
 
         Returns:
-            The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and the containers, as
-            ``container <name> (<why>)``.
+            The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and what `end_owned`
+            could not end.
         """
         still_running: list[str] = []
         unread: list[str] = []
@@ -92,14 +92,12 @@ class ProcessLedger:
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
                 self.forget(tree)
                 continue
-            left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_container(
-                self._files(tree.pid)
-            )
+            left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_owned(self._files(tree.pid))
             if left:
                 still_running += left
             else:
                 self.forget(tree)
-        return still_running + unread + self._end_lost_containers()
+        return still_running + unread + self._end_lost()
 
     def owns(self, process: psutil.Process) -> bool:
         """Return whether a process provably belongs to a task of this host, with or without chips.
@@ -118,12 +116,12 @@ class ProcessLedger:
         except (psutil.Error, OSError):
             return False
 
-    def _end_lost_containers(self) -> list[str]:
-        """End containers whose task has no record: their engine did not answer when the task was ended."""
+    def _end_lost(self) -> list[str]:
+        """End what tasks without a record own: it could not be ended together with its task."""
         folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
         recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
-        lost = [files for files in TaskFiles.with_containers(self._host_directory) if files.pid not in recorded]
-        return [left for files in lost for left in end_container(files)]
+        lost = [files for files in TaskFiles.with_owned(self._host_directory) if files.pid not in recorded]
+        return [left for files in lost for left in end_owned(files)]
 
     def _files(self, pid: int) -> TaskFiles:
         return TaskFiles.of_process(self._host_directory, pid)
