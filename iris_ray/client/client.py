@@ -13,7 +13,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.pool_interface import PoolInterface
-from iris_ray.actors.protocol.services import imported_for
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
@@ -25,7 +25,6 @@ from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
-from iris_ray.history.reading import MOST_ROWS_EVER
 from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
@@ -261,7 +260,7 @@ class IrisClient:
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
             require_int(what, number, 0)
-        calls, core = imported_for("logs", "iris_ray.logs.calls"), imported_for("logs", "iris_ray.logs.core")
+        calls, core = module_of("logs", "calls"), module_of("logs", "core")
         at = core.LogPosition(attempt, offset, tail_lines)
         log: TaskLog = controller_of_a_job().ask(
             calls.LogCalls.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
@@ -290,7 +289,7 @@ class IrisClient:
             SessionError: the host does not answer, or takes no more sessions.
         """
         require_int("task_index", task_index, 0)
-        done: subprocess.CompletedProcess[bytes] = imported_for("sessions", "iris_ray.sessions.client").run_beside(
+        done: subprocess.CompletedProcess[bytes] = module_of("sessions", "client").run_beside(
             job_id_of(job), task_index, command, input
         )
         return done
@@ -321,15 +320,18 @@ class IrisClient:
             InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s, or has more rows than an
                 answer holds: 100,000, or 16 MB.
             HistoryUnavailableError: the cluster keeps no history, or it can't be read.
+            ServiceUnavailableError: the history was taken out of iris_ray, or is failing.
 
         Example:
             >>> client.history("SELECT job_id, state FROM jobs WHERE user = :user", user="ann")
             [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
         """
-        found = ControllerConnection().ask(ControllerInterface.ask_history, sql, parameters, MOST_ROWS_EVER)
+        calls = module_of("history", "calls")
+        found = ControllerConnection().ask(calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
         if found.cut:
             raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
-        return found.as_dicts()
+        rows: list[dict[str, str | int | float | None]] = found.as_dicts()
+        return rows
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.services import imported_for
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.job_progress import wait_visibly
@@ -91,7 +91,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return self._settled_status()
 
     def _print_logs(self, task_index: int | None) -> None:
-        imported_for("logs", "iris_ray.logs.client").print_logs_of(self.job_id, task_index)
+        module_of("logs", "client").print_logs_of(self.job_id, task_index)
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the results; like `results`."""

@@ -89,18 +89,15 @@ def imported(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def imported_for(service: str, module: str) -> Any:
-    """Return a module of a service, for what a public method of the kernel does with its help.
+def module_of(service: str, module: str) -> Any:
+    """Return a module of a service, such as its ``calls``, for a public method of the kernel that needs the service.
 
     Raises:
-        ServiceUnavailableError: the service was taken out.
+        ServiceUnavailableError: the service was taken out of iris_ray.
     """
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise ServiceUnavailableError(f"this iris_ray has no service {service}: it was taken out") from None
+    if not any(one.name == service for one in installed_services()):
+        raise ServiceUnavailableError(f"there is no service {service!r} here: it was taken out of iris_ray")
+    return import_module(f"iris_ray.{service}.{module}")
 
 
 # -- hooks in tasks ----------------------------------------------------------------------------------------------------
