@@ -1,5 +1,6 @@
 """Reads the output of tasks directly from their hosts. The Controller only says where they run."""
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import this_connection
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import MOST_LOGS, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
@@ -26,6 +28,8 @@ from iris_ray.logs.reader import (
     with_piece,
 )
 from iris_ray.logs.search import FoundLines, LogSearch, search_text
+from iris_ray.logs.stream import print_logs
+from iris_ray.terminal import live_line
 
 PLACES_S = 1.0
 """Seconds for which the Controller's answer where a task runs is used."""
@@ -68,7 +72,7 @@ class HostLogs:
         return self._controller.ask(ControllerInterface.job_status, job_id)
 
     def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        return self._controller.ask(ControllerInterface.fetch_task_logs, job_id, task_index, at, max_bytes)
+        return self._controller.ask(LogCalls.fetch_task_logs, job_id, task_index, at, max_bytes)
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         """Return a piece of the output of several tasks of a job, by task index."""
@@ -79,7 +83,7 @@ class HostLogs:
         self._readers.end_idle()
         left = iter([(index, at) for index, at in wanted.items() if index in places and index not in found])
         while some := dict(islice(left, MOST_LOGS)):
-            found |= self._controller.ask(ControllerInterface.fetch_logs, job_id, some, max_bytes)
+            found |= self._controller.ask(LogCalls.fetch_logs, job_id, some, max_bytes)
         return found
 
     def search(self, job_id: str, tasks: Sequence[int], attempt: int | None, wanted: LogSearch) -> list[SearchedLog]:
@@ -128,12 +132,12 @@ class HostLogs:
         places: dict[int, LogPlace] = {}
         left = iter(wanted.items())
         while some := dict(islice(left, MOST_LOGS)):
-            places |= self._controller.ask(ControllerInterface.locate_logs, job_id, some)
+            places |= self._controller.ask(LogCalls.locate_logs, job_id, some)
         lost = [index for index, place in places.items() if place.host is None and place.log.attempt]
         for index in lost:  # this looks for its host, and in the archive
             at = LogPosition(places[index].log.attempt, tail_lines=MOST_LINES)
             last = self.fetch_task_logs(job_id, index, at, LAST_BYTES)
-            (again,) = self._controller.ask(ControllerInterface.locate_logs, job_id, {index: at}).values()
+            (again,) = self._controller.ask(LogCalls.locate_logs, job_id, {index: at}).values()
             places[index] = again if again.host is not None else LogPlace(last, None)
         return {place.log.log_id: place for place in places.values()}
 
@@ -148,7 +152,7 @@ class HostLogs:
         stale = {index: wanted[index] for index, (asked_at, _) in known.items() if asked_at < good_since}
         if stale:
             now = time.monotonic()
-            for index, place in self._controller.ask(ControllerInterface.locate_logs, job_id, stale).items():
+            for index, place in self._controller.ask(LogCalls.locate_logs, job_id, stale).items():
                 known[index] = self._places[job_id, index, wanted[index].attempt] = now, place
         return {index: place for index, (_, place) in known.items() if place is not None}
 
@@ -186,3 +190,9 @@ def host_logs(controller: ControllerConnection) -> Iterator[HostLogs]:
 
 def _question(log: TaskLog, at: LogPosition, max_bytes: int) -> LogQuestion:
     return LogQuestion(log.job_id, log.task_index, log.attempt, max(at.offset, 0), max_bytes, at.tail_lines)
+
+
+def print_logs_of(job_id: str, task_index: int | None) -> None:
+    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
+    with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(job_id) as line:
+        print_logs(logs, job_id, task_index, line)

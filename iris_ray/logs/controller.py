@@ -12,9 +12,12 @@ from itertools import islice
 
 from iris_ray.actors.calls.asking import answer
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening
 from iris_ray.actors.protocol.answers import Unreachable
-from iris_ray.actors.protocol.messages import AttemptOrder
-from iris_ray.logs.core import LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
+from iris_ray.logs.calls import LogCalls
+from iris_ray.logs.core import MOST_LOGS, LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
     IDLE_S,
@@ -150,6 +153,49 @@ class LogService:
         """End idle readers. Return whether no reader is left."""
         await asyncio.sleep(IDLE_S / 4)
         return self._readers.end_idle()
+
+
+class LogsInController(ControllerPart):
+    """See `LogCalls`."""
+
+    calls = (LogCalls,)
+
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._logs = LogService()
+
+    async def happened(self, events: list[Happening]) -> None:
+        for event in events:
+            if isinstance(event, AttemptOrder) and event.spare_for is None:
+                self._logs.placed(event)
+
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        state = self.controller.state
+        standing = log_standing(state, self.controller.job(job_id), task_index, at.attempt)
+        return await self._logs.fetch(standing, state.workers, at, max_bytes)
+
+    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        there = self._existing(self.controller.job(job_id), wanted)
+        calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
+        return dict(zip(there, await asyncio.gather(*calls), strict=True))
+
+    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        job, state = self.controller.job(job_id), self.controller.state
+        return {
+            index: self._logs.locate(log_standing(state, job, index, at.attempt), state.workers)
+            for index, at in self._existing(job, wanted).items()
+        }
+
+    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
+        for job_id in {last.job_id for last in batch}:
+            self.controller.permissions.require_pools_own(sender.owner, job_id)
+        self._logs.note(batch)
+
+    @staticmethod
+    def _existing(job: Job, wanted: Mapping[int, LogPosition]) -> dict[int, LogPosition]:
+        """Return the first `MOST_LOGS` of the tasks that exist."""
+        there = ((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes)
+        return dict(islice(there, MOST_LOGS))
 
 
 @dataclass(frozen=True, slots=True)
