@@ -12,7 +12,6 @@ from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.protocol.status import JobFacts, job_status
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
-from iris_ray.logs.core import LastLines
 from iris_ray.model.checks import shown, unknown, unknown_number
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -144,12 +143,6 @@ class PoolCalls(ControllerProcess):
         names = self._nodes.slices_of(node_ids)
         words = await self._provider.about(set(names.values()))
         return {node_id: words[name] for node_id, name in names.items() if name in words}
-
-    @checked
-    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
-        for job_id in {last.job_id for last in batch}:
-            self._permissions.require_pools_own(sender.owner, job_id)
-        self._logs.note(batch)
 
     @checked
     async def note_progress(self, progress: GangProgress, sender: PoolProcess) -> None:

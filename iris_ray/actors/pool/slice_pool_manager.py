@@ -21,12 +21,11 @@ from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.protocol.answers import Unreachable
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.pool.services import Pool, pool_parts
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.handover.file import environment_line, run_line
-from iris_ray.logs.core import LastLines, LogId
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU
@@ -66,7 +65,6 @@ class SlicePoolManager:
         self._incarnation = take_incarnation(owner)
         self._slices = ReservedSlices(owner)
         self._controller = ControllerClient(PoolProcess(owner, self._incarnation))
-        self._last_lines = LastLinesRelay(self._controller)
         self._notices: dict[tuple[str, NoticeKind], HostNotice] = {}  # the latest ones, by node id and kind
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
         self._runs: dict[str, JobRun] = {}
@@ -75,6 +73,9 @@ class SlicePoolManager:
         self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
+        self._services = pool_parts(installed_services(), Pool(self._controller, self._background))
+        for work, what in self._services.works():
+            self._background.start(work, what)
         self._epoch = 0
         self._done = 0
         self._idle_s = 0.0
@@ -165,9 +166,6 @@ class SlicePoolManager:
 
     # -- called by hosts ---------------------------------------------------------------------------------------------
 
-    async def take_last_lines(self, last: LastLines) -> None:
-        self._last_lines.take(last)
-
     async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
@@ -191,6 +189,9 @@ class SlicePoolManager:
         async with self._passing_on:
             if known := [drained(node_id, notice) for (node_id, _), notice in self._notices.items()]:
                 await self._controller.report(None, known)
+
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await self._services.answer(service, method, args, kwargs)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
@@ -345,36 +346,6 @@ def _gang_of(attempt: AttemptId) -> tuple[str, int]:
 def drained(node_id: str, notice: HostNotice) -> WorkerDrainedEvent:
     """Return a host's notice as an event for the Controller."""
     return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)
-
-
-GATHERED_S = 0.5
-"""Last lines that come within this time go to the Controller in one call."""
-
-
-class LastLinesRelay:
-    """Passes the last lines of the pool's tasks on to the Controller, in batches, beside all other work."""
-
-    def __init__(self, controller: ControllerClient) -> None:
-        self._controller = controller
-        self._waiting: dict[LogId, LastLines] = {}
-        self._background = BackgroundTasks()
-        self._sending: asyncio.Task[None] | None = None
-
-    def take(self, last: LastLines) -> None:
-        """Pass these lines on soon. They replace waiting lines of the same log."""
-        self._waiting[last.log_id] = last
-        if self._sending is None or self._sending.done():
-            self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
-
-    async def _send_batch(self) -> bool:
-        """Send the lines that come within `GATHERED_S`. Return whether none are left."""
-        await asyncio.sleep(GATHERED_S)
-        batch, self._waiting = self._waiting, {}
-        lines, sender = list(batch.values()), self._controller.sender
-        reply = await self._controller.ask_once(ControllerInterface.note_last_lines, lines, sender)
-        if isinstance(reply, Unreachable):
-            self._waiting = batch | self._waiting
-        return not self._waiting
 
 
 # -- other Ray work ----------------------------------------------------------------------------------------------------
