@@ -93,6 +93,32 @@ def test_gang_on_draining_host_is_told_once(world: World) -> None:
     assert world.do(WorkerDrainedEvent("a-0", "the provider takes it", NoticeKind.PREEMPTION, 130.2)).notices == []
 
 
+@pytest.mark.parametrize(("told_by", "repeated"), [("pool-a", False), ("pool-b", True), (None, True)])
+def test_notice_is_not_repeated_to_pool_that_has_told_running_gang(
+    world: World, told_by: str | None, repeated: bool
+) -> None:
+    job = world.start(max_retries_preemption=5)
+    event = WorkerDrainedEvent("a-1", "the provider takes it", NoticeKind.PREEMPTION, 130.0, told_by)
+    assert bool(world.do(event).notices) is repeated
+    assert job.gang.notice is not None
+    assert job.gang.notice.deadline == 130.0
+
+
+def test_notice_is_repeated_if_pool_may_have_had_no_order_yet(world: World) -> None:
+    world.submit()
+    world.schedule()
+    assert world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0, "pool-a")).notices
+
+
+def test_gang_hears_next_notice_of_host_that_outlived_the_first(world: World) -> None:
+    """The gang would lose what it has not saved, as if nobody had announced the second loss."""
+    world.start(max_retries_preemption=5)
+    world.do(WorkerDrainedEvent("a-1", "the pod ends", NoticeKind.PREEMPTION, 130.0))
+    world.now = 200.0
+    (told,) = world.do(WorkerDrainedEvent("a-1", "the provider takes it", NoticeKind.PREEMPTION, 230.0)).notices
+    assert told.notice.deadline == 230.0
+
+
 def test_notice_without_deadline_gets_spot_vms(world: World) -> None:
     world.start(max_retries_preemption=5)
     (told,) = world.do(WorkerDrainedEvent("a-1", "Ray is draining it")).notices
