@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import row
+from iris_ray.actors.protocol.status import Heard, JobFacts
 from iris_ray.history.history_file import HOUR_S, NAME, Bounds, HistoryFile
 from iris_ray.history.questions import Question, Wanted, jobs_question, report_questions, users_question
 from iris_ray.history.reading import read_history
@@ -68,7 +69,9 @@ def typical(state: ControllerState) -> Callable[[], JobStory]:
                 state.handle_event(TaskStateChangedEvent(attempt, index, TaskState.SUCCEEDED))
         state.handle_event(AttemptEndConfirmedEvent(attempt))
     job = state.jobs[spec.job_id]
-    return lambda: job_story(job, job.times, 2000.0, lambda at: at, 199, "loss=2.31")
+    heard = Heard(0, 2, 2000.0, None, 199, "loss=2.31", Marks(), (), None)
+    of = JobFacts(job, state, lambda at: at, heard)
+    return lambda: job_story(of, job.times, 2000.0)
 
 
 def samples(until: float, days: int) -> Iterator[Sample]:
@@ -96,7 +99,9 @@ def main() -> None:
     story = make()
     making_s = min(timed(make)[0] for _ in range(200))
     jobs = [
-        replace(story, job=replace(story.job, job_id=f"train-{n:08x}", user=f"user-{n % 40}", ended_at=now - 60.0 * n))
+        replace(
+            story, job={**story.job, "job_id": f"train-{n:08x}", "user": f"user-{n % 40}", "ended_at": now - 60.0 * n}
+        )
         for n in range(count)
     ]
     with tempfile.TemporaryDirectory() as directory:

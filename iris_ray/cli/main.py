@@ -62,9 +62,6 @@ KERNEL: Final[Mapping[str, Command]] = {
         "Slices and hosts: list, drain, and tell them that they are about to end.",
         "By subject",
     ),
-    "team": Command(
-        "iris_ray.cli.main:team", "Teams and their quotas: show them, or set them from a file.", "By subject"
-    ),
     "cluster": Command(
         "iris_ray.cli.main:cluster",
         "The whole cluster: dashboard, limits, Controller, provisioning, self-test.",
@@ -216,17 +213,6 @@ def host() -> None:
     \b
       iris-ray host ls
       iris-ray host drain v4-32-7 --reason "bad link"
-    """
-
-
-@click.group(cls=Commands, sections=section_of("team"))
-def team() -> None:
-    """Teams and their quotas: who may have how many chips, and what others use of them meanwhile.
-
-    \b
-      iris-ray team show
-      iris-ray team show --toml | tee teams.toml
-      iris-ray team apply teams.toml
     """
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from iris_ray.actors.protocol.overview import UserShare, WaitingJob
+from iris_ray.actors.protocol.overview import UserShare, WaitingJob, as_json
 from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.protocol.status import (
     HostCondition,
@@ -14,6 +14,7 @@ from iris_ray.actors.protocol.status import (
     TeamStatus,
     WorkerStatus,
     condition_of,
+    fields_in,
 )
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.model.lifecycle import job_of
@@ -122,31 +123,13 @@ ERROR_CHARACTERS = 300
 
 
 def job_row(job: JobStatus) -> Row:
-    gives_way = None if job.gives_way is None else {"to": job.gives_way[0], "until": job.gives_way[1]}
-    return {
-        "id": job.job_id,
-        "number": job.number,
-        "name": job.name,
-        "user": job.user,
-        "team": job.team,
-        "group": job.group,
+    return {there: as_json(getattr(job, name)) for name, there in fields_in("row").items()} | {
         "band": job.priority.name.lower(),
-        "type": job.device,
-        "wants": list(job.num_groups),
         "state": "starting" if job.starting else job.state.value,
         "over": job.state.finished,
-        "submitted": job.submitted_at,
-        "attempt": job.attempt,
-        "failures": job.failures,
-        "preemptions": job.preemptions,
-        "evictions": job.evictions,
         "tasks": {state.value: count for state, count in job.tasks.items() if count},
-        "groups": list(job.groups),
         "error": job.error[:ERROR_CHARACTERS] if job.error else None,
-        "gives_way": gives_way,
-        "step": job.step,
-        "says": job.status,
-        "spare_for": job.spare_for,
+        "gives_way": job.gives_way and {"to": job.gives_way[0], "until": job.gives_way[1]},
     }
 
 

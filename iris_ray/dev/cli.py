@@ -1,19 +1,19 @@
 """``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import INTERRUPTED, say_error
-from iris_ray.cli.main import Commands, Entry
+from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options, typed
 from iris_ray.cli.printing import print_json
 from iris_ray.errors import InvalidRequestError
@@ -29,11 +29,6 @@ HOSTS = "hosts"
 if TYPE_CHECKING:
     from iris_ray.dev.held_run import HeldRun, Sent
 
-DEV: Final[Mapping[str, Entry]] = {
-    "hold": Entry("dev.cli:hold", "Hold slices. `iris-ray dev v4-32` is short for it."),
-    "run": Entry("dev.cli:run", "Send what changed of this directory, and run a program on every held host."),
-    "stop": Entry("dev.cli:stop", "Give held slices back."),
-}
 _NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "tpu_type", "name", "working_dir")
 
 
@@ -53,7 +48,7 @@ class _Dev(Commands):
         return (HOSTS, hosts, args[1:]) if args[:1] == [HOSTS] else super().resolve_command(ctx, args)
 
 
-@click.group(cls=_Dev, sections={"Commands": DEV})
+@click.group(cls=_Dev, sections=section_of("dev"))
 def dev() -> None:
     """Slices to work on: held by a job of the queue, with a process on every host that starts your code at once.
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 from iris_ray.actors.host.task_environment import split_by_start
 from iris_ray.dev.code_directory import CodeDirectory, CodeFile, as_wire
 from iris_ray.dev.held_job import Held, HeldHost, find, remembered, wait_for_hosts
-from iris_ray.dev.wire import ERR, FACTS, FILE, INPUT, OUT, Wire
+from iris_ray.dev.warm_process import ERR, FILE, INPUT, OUT
 from iris_ray.errors import SessionError, TaskMovedError
+from iris_ray.framing import FACTS, Connection, ConnectionLost, Frame
 
 if TYPE_CHECKING:
     from iris_ray.remote.laptop_end import TunnelInThread
@@ -88,7 +89,7 @@ class HeldRun:
         self._end_at = float("inf")
         self._is_over = False
         self.lost = ""
-        self._wires: dict[HeldHost, Wire] = {}
+        self._connections: dict[HeldHost, Connection] = {}
         try:
             self._everywhere(self._connect, held.hosts)
         except OSError as error:
@@ -106,8 +107,8 @@ class HeldRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_over = True
-        for wire in self._wires.values():
-            wire.end()
+        for connection in self._connections.values():
+            connection.end()
 
     def start(
         self, code: CodeDirectory, words: Sequence[str], env: Mapping[str, str], told: Callable[[Sent], object]
@@ -132,18 +133,18 @@ class HeldRun:
         by_digest = {file.digest: file for file in code.files.values() if file.link is None}
 
         def send(host: HeldHost) -> set[str]:
-            wire = self._wires[host]
-            wire.say(**asked)
+            connection = self._connections[host]
+            connection.say(**asked)
             missing = self._answer(host)["missing"]
             for digest in missing:
-                wire.send(FILE, _content(code, by_digest[digest]))
+                connection.send(Frame(FILE, data=_content(code, by_digest[digest])))
             self._answer(host)
             return {*missing}
 
         sent = set[str]().union(*self._everywhere(self._or_lost(send), self._held.hosts))
         told(Sent(len(sent), sum(by_digest[digest].size for digest in sent)))
         for host in self._held.hosts:
-            self._or_lost(lambda host: self._wires[host].say(go=True))(host)
+            self._or_lost(lambda host: self._connections[host].say(go=True))(host)
         for host in self._held.hosts:
             threading.Thread(target=self._listen, args=(host,), name="iris_ray.held_run", daemon=True).start()
 
@@ -153,7 +154,7 @@ class HeldRun:
         Raises:
             TaskMovedError: a host was lost, or is given back; the message says which, and what to do.
         """
-        while len(self._codes) < len(self._wires):
+        while len(self._codes) < len(self._connections):
             try:
                 host, kind, said = self._said.get(timeout=max(0.0, min(1.0, self._end_at - time.monotonic())))
             except queue.Empty:
@@ -171,7 +172,7 @@ class HeldRun:
                     self.lost = self.lost or f"{host.label} is lost"
                 if self._codes[host] != 0:
                     self._end_at = min(self._end_at, time.monotonic() + (0.0 if self.lost else TOGETHER_S))
-                if self._codes[host] and len(self._codes) < len(self._wires):
+                if self._codes[host] and len(self._codes) < len(self._connections):
                     yield HostPiece(host, note=f"has ended with code {self._codes[host]}; so do the others")
         if self.lost:
             raise TaskMovedError(
@@ -187,7 +188,7 @@ class HeldRun:
 
     def signal(self, number: int) -> None:
         """Send a signal to the programs."""
-        self._tell_all(lambda wire: wire.say(signal=int(number)))
+        self._tell_all(lambda connection: connection.say(signal=int(number)))
 
     def interrupt(self) -> None:
         """Interrupt the programs, as Ctrl-C does, and have them killed after `TOGETHER_S`."""
@@ -196,12 +197,12 @@ class HeldRun:
 
     def write(self, data: bytes) -> None:
         """Give bytes to the stdin of each program; no bytes mean its end."""
-        self._tell_all(lambda wire: wire.send(INPUT, data))
+        self._tell_all(lambda connection: connection.send(Frame(INPUT, data=data)))
 
     def end(self) -> None:
         """Have the hosts kill what is left. `pieces` goes on until they have."""
-        for wire in self._wires.values():
-            wire.end_sending()
+        for connection in self._connections.values():
+            connection.end_sending()
         self._end_at = float("inf")
         timer = threading.Timer(GONE_S, self._give_up)
         timer.daemon = True
@@ -216,20 +217,21 @@ class HeldRun:
         if time.monotonic() >= self._end_at:
             self.end()
 
-    def _tell_all(self, tell: Callable[[Wire], object]) -> None:
-        for host, wire in self._wires.items():
+    def _tell_all(self, tell: Callable[[Connection], object]) -> None:
+        for host, connection in self._connections.items():
             if host not in self._codes:
                 try:
-                    tell(wire)
+                    tell(connection)
                 except OSError:
                     continue  # who listens to it says so
 
     def _listen(self, host: HeldHost) -> None:
-        wire = self._wires[host]
+        connection = self._connections[host]
         while True:
             try:
-                kind, said = wire.receive()
-            except (OSError, EOFError, ValueError):
+                frame = connection.receive()
+                kind, said = frame.kind, frame.facts if frame.kind == FACTS else frame.data
+            except ConnectionLost:
                 kind, said = FACTS, {"exit_code": None, "lost": True}
             while not self._is_over:
                 with contextlib.suppress(queue.Full):
@@ -239,7 +241,7 @@ class HeldRun:
                 return
 
     def _answer(self, host: HeldHost) -> dict[str, Any]:
-        answer = self._wires[host].hear()
+        answer = self._connections[host].hear()
         if "error" in answer:
             raise SessionError(f"{host.label}: {answer['error']}")
         return answer
@@ -248,16 +250,17 @@ class HeldRun:
         def asked(host: HeldHost) -> T:
             try:
                 return ask(host)
-            except (OSError, EOFError) as error:
+            except ConnectionLost as error:
                 raise TaskMovedError(
-                    f"{host.label} is lost ({error or 'it has closed the connection'}); run it again: iris-ray dev run"
+                    f"{host.label} is lost ({error}); run it again: iris-ray dev run"
                     f" {self._held.name} -- …, which waits for other hosts"
                 ) from None
 
         return asked
 
     def _connect(self, host: HeldHost) -> None:
-        self._wires[host] = Wire(self._reach(host.address, host.port), host.token, is_host=False)
+        self._connections[host] = Connection(self._reach(host.address, host.port))
+        self._connections[host].prove(host.token, calls=True)
 
     def _everywhere(self, ask: Callable[[HeldHost], T], hosts: Sequence[HeldHost]) -> list[T]:
         if len(hosts) == 1:

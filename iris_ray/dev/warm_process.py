@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
-from iris_ray.dev.wire import ERR, FILE, INPUT, OUT, Wire
+from iris_ray.framing import Connection, ConnectionLost, Frame
 from iris_ray.inspection.jax_traces import answer_trace_requests
 from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
 from iris_ray.sessions.keeper import DEFAULTS, settle
@@ -39,6 +39,9 @@ FREE_S, FREE_POLL_S = 2.0, 0.02
 LOOK_S = 0.5
 """Seconds between two looks whether the run has to end."""
 CHUNK_BYTES = 1 << 16
+
+OUT, ERR, INPUT, FILE = b"o", b"e", b"i", b"f"
+"""The kinds of frames besides facts."""
 
 Program = Callable[[], None]
 
@@ -93,25 +96,26 @@ def _keep(connected: socket.socket, token: str, directory: HeldDirectory) -> Pro
     """Be the keeper of one run: end this process with it. Return only in the process of its program."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        wire = Wire(connected, token, is_host=True)
+        connection = Connection(connected)
+        connection.prove(token, calls=False)
         for number in DEFAULTS:
             signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
         take_orphans()
-        program = _Run(wire, directory).begin()
-    except (OSError, EOFError):  # they are gone
+        program = _Run(connection, directory).begin()
+    except OSError:  # the person's process is gone
         os._exit(0)
     return program
 
 
 class _Run:
-    def __init__(self, wire: Wire, directory: HeldDirectory) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, directory: HeldDirectory) -> None:
+        self._person = connection
         self._directory = directory
         self._files = TaskFiles.of_this_task()
 
     def begin(self) -> Program:
         """Do all of a run and end this process; in the process of its program, return what that is to do."""
-        asked = self._wire.hear()
+        asked = self._person.hear()
         deadline = time.monotonic() + FREE_S
         while True:
             with self._directory.taken() as is_ours:
@@ -120,7 +124,7 @@ class _Run:
                         return program
                     os._exit(0)
             if time.monotonic() > deadline:
-                self._wire.say(error="another run goes on here; end it, or wait for its end")
+                self._person.say(error="another run goes on here; end it, or wait for its end")
                 os._exit(0)
             time.sleep(FREE_POLL_S)
 
@@ -128,10 +132,10 @@ class _Run:
         try:
             copy = self._receive(asked)
         except (ValueError, OSError) as error:
-            self._wire.say(error=f"the directory can't be written there: {error}")
+            self._person.say(error=f"the directory can't be written there: {error}")
             return None
-        self._wire.say(ready=True)
-        if not self._wire.hear().get("go"):
+        self._person.say(ready=True)
+        if not self._person.hear().get("go"):
             return None
         self._directory.used.touch()
         streams = [os.pipe() for _ in range(3)]
@@ -150,35 +154,36 @@ class _Run:
         copy = CodeCopy(self._directory.path)
         wanted = [CodeFile(path, digest, 0, executable, link) for path, digest, executable, link in asked["files"]]
         missing = copy.missing(wanted)
-        self._wire.say(missing=missing)
+        self._person.say(missing=missing)
         contents = {}
         for digest in missing:
-            kind, contents[digest] = self._wire.receive()
-            if kind != FILE:
-                raise ValueError(f"a message of kind {kind!r} came in place of a file")
+            frame = self._person.receive()
+            if frame.kind != FILE:
+                raise ConnectionLost(f"a frame of kind {frame.kind!r} came in place of a file")
+            contents[digest] = frame.data
         copy.update(wanted, contents)
         return copy
 
     def _pump(self, root: int, into: int, outputs: dict[int, bytes]) -> None:
         """Pass bytes and signals on until the program's tree is gone, and tell its exit code."""
         code: int | None = None
-        with contextlib.suppress(OSError, EOFError):  # they are gone, and so is the run
+        with contextlib.suppress(OSError):  # the connection is gone, and so is the run
             code = self._pump_until_end(root, into, outputs)
         end_descendants()
         for descriptor, kind in outputs.items():
             while self._pass_on(descriptor, kind):
                 pass
-        self._wire.say(exit_code=None if code is None else as_shells_say(code))
+        self._person.say(exit_code=None if code is None else as_shells_say(code))
 
     def _pump_until_end(self, root: int, into: int, outputs: dict[int, bytes]) -> int | None:
         """Return the exit code of the program as the kernel says it; None if the run ends before.
 
         Raises:
-            OSError, EOFError: the other side is gone, or has ended the run.
+            ConnectionLost: the other end is gone, or has ended the run.
         """
         pidfd, poll = os.pidfd_open(root), select.poll()
         given = _Input(into, poll)
-        for descriptor in (self._wire.fileno(), pidfd, *outputs):
+        for descriptor in (self._person.fileno(), pidfd, *outputs):
             poll.register(descriptor, select.POLLIN)
         look_at, told = 0.0, False
         while True:
@@ -186,11 +191,11 @@ class _Run:
             for descriptor in ready & outputs.keys():
                 if not self._pass_on(descriptor, outputs[descriptor]):
                     poll.unregister(descriptor)
-            if self._wire.fileno() in ready:
-                kind, said = self._wire.receive()
-                if kind == INPUT:
-                    given.add(said)
-                elif "signal" in said:
+            if self._person.fileno() in ready:
+                frame = self._person.receive()
+                if frame.kind == INPUT:
+                    given.add(frame.data)
+                elif "signal" in (said := frame.facts):
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(root, int(said["signal"]))
             given.write()
@@ -198,6 +203,7 @@ class _Run:
                 return codes[root]
             if (now := time.monotonic()) >= look_at:
                 look_at = now + LOOK_S
+                self._person.require_other_end()
                 if self._is_over():
                     return None
                 told = told or self._tell_notice(root)
@@ -205,7 +211,7 @@ class _Run:
     def _pass_on(self, descriptor: int, kind: bytes) -> bool:
         """Pass output on, and return whether there was any."""
         if data := os.read(descriptor, CHUNK_BYTES):
-            self._wire.send(kind, data)
+            self._person.send(Frame(kind, data=data))
         return bool(data)
 
     def _is_over(self) -> bool:
@@ -214,7 +220,7 @@ class _Run:
             why = self._directory.over.read_text()
         except OSError:
             return False
-        self._wire.say(over=why)
+        self._person.say(over=why)
         return True
 
     def _tell_notice(self, root: int) -> bool:
@@ -222,7 +228,7 @@ class _Run:
         notice = None if self._files is None else self._files.read_notice()
         if notice is None:
             return False
-        self._wire.say(notice=notice.reason)
+        self._person.say(notice=notice.reason)
         if _catches(root, signal.SIGTERM):
             os.kill(root, signal.SIGTERM)
         return True
@@ -234,7 +240,7 @@ class _Run:
             os.dup2(descriptor, stream)
         for descriptor in itertools.chain(*streams):
             os.close(descriptor)
-        self._wire.close()
+        self._person.close()
         os.chdir(copy.path)
         os.environ.update(asked["env"])
         words = asked["words"]

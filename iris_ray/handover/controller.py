@@ -11,6 +11,7 @@ from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.protocol.status import JobFacts, job_in
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.goodput.sums import ChipState, FleetTimes, ForgottenJob, UserDay, UserTimes
 from iris_ray.handover.file import Line, spec_line
@@ -165,18 +166,11 @@ def finished_line(record: JobRecord, clock: Clock) -> Line:
     totals = next((one.totals for one in times_of_forgotten(job)), Totals())
     return {
         "kind": "finished",
-        "job_id": job.spec.job_id,
+        **job_in("export", JobFacts(job, ControllerState(), clock.wall)),
         "name": job.spec.name,
-        "user": job.spec.user,
         "team": job.spec.team,
-        "device": job.spec.device,
         "state": job.state.value,
-        "submitted_at": clock.wall(job.submitted_at),
         "ended_at": clock.wall_or_none(job.times.ended_at),
-        "attempts": job.attempt,
-        "failures": job.failures,
-        "preemptions": job.preemptions,
-        "error": job.error,
         "seconds": dict(totals.seconds),
         "chip_seconds": dict(totals.chip_seconds),
     }

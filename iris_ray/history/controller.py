@@ -21,6 +21,7 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.views import with_latest
+from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import HistoryRows, Value, read_history
@@ -197,8 +198,8 @@ class HistoryService:
                     continue
                 self._stages[job_id] = found
                 heard = self._progress.of(job_id)
-                said = (heard.step, heard.status) if heard is not None else (None, None)
-                self._add(job_story(job, with_latest(job.times, heard), now, self._clock.wall_or_none, *said))
+                facts = JobFacts(job, self._state, self._clock.wall, heard)
+                self._add(job_story(facts, with_latest(job.times, heard), now))
             except Exception:
                 logger.exception("the history can't hold %s; other jobs are not affected", job_id)
             if time.monotonic() > turn_ends:
@@ -213,7 +214,7 @@ class HistoryService:
             job, heard = self._state.jobs.get(job_id), self._progress.of(job_id)
             if job is None or job.over is not None or heard is None:
                 continue
-            point = curve_point(job, now, self._clock.wall_or_none, heard.step, heard.status)
+            point = curve_point(JobFacts(job, self._state, self._clock.wall, heard), now)
             if point is not None:
                 self._curves[job_id] = now + max(SAMPLE_S, (now - job.submitted_at) / POINTS) - 1.0
                 self._add(point)

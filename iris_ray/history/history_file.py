@@ -12,15 +12,18 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from iris_ray.actors.protocol.status import JobStatus, fields_in
 from iris_ray.errors import HistoryUnavailableError
-from iris_ray.history.rows import AttemptRow, CurvePoint, EventRow, JobRow, JobStory, Record, Sample, UserSample
+from iris_ray.history.rows import AttemptRow, CurvePoint, EventRow, JobStory, OwnColumns, Record, Sample, UserSample
 
 logger = logging.getLogger(__name__)
 
 NAME = "history.sqlite"
 SCHEMA_VERSION = 1
-"""Raise it with a change of `SCHEMA`, and have `_prepare` bring files of the version before up to date."""
+"""Raise it with a change of `SCHEMA`, and have `_prepare` bring files of the version before up to date. A further
+column of ``jobs`` or ``attempts`` needs neither: files get it when they are next written."""
 APPLICATION_ID = 0x69726973
 """Marks the file as ours, in SQLite's header: "iris"."""
 BUSY_S = 10.0
@@ -37,20 +40,29 @@ _PASSES = frozenset({
     sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM,
 })  # fmt: skip
 
-SCHEMA = """
+
+def _columns(kind: type) -> dict[str, str]:
+    """Return the fields of a dataclass as columns: their names with the types that SQLite gives their values."""
+    return {one.name: _SQL_TYPES.get(one.type, "TEXT") for one in fields(kind)}
+
+
+def _declared(columns: Mapping[str, str]) -> str:
+    return ", ".join(" ".join(column) for column in columns.items())
+
+
+_SQL_TYPES: Mapping[Any, str] = {int: "INTEGER", int | None: "INTEGER", float: "REAL", float | None: "REAL"}
+_STATUS = _columns(JobStatus)
+JOB_COLUMNS = {there: _STATUS[name] for name, there in fields_in("history").items()} | _columns(OwnColumns)
+ATTEMPT_COLUMNS = _columns(AttemptRow)
+
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY, job_id TEXT NOT NULL, submitted_at REAL NOT NULL, name TEXT, user TEXT, team TEXT,
-    band TEXT, type TEXT, slices TEXT, tasks INTEGER, chips REAL, state TEXT, started_at REAL, ended_at REAL,
-    attempts INTEGER, failures INTEGER, preemptions INTEGER, evictions INTEGER, step INTEGER, says TEXT, error TEXT,
-    seen_at REAL,
-    UNIQUE (job_id, submitted_at)
+    id INTEGER PRIMARY KEY, {_declared(JOB_COLUMNS)}, UNIQUE (job_id, submitted_at)
 );
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended_at);
 CREATE INDEX IF NOT EXISTS jobs_by_user ON jobs (user, submitted_at);
 CREATE TABLE IF NOT EXISTS attempts (
-    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, gang INTEGER NOT NULL, number INTEGER NOT NULL,
-    state TEXT, cause TEXT, slices TEXT, hosts INTEGER, chips REAL, assigned_at REAL, started_at REAL, ended_at REAL,
-    task INTEGER, host TEXT, exit_code INTEGER, error TEXT, lost_s REAL, lost_chip_s REAL,
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, {_declared(ATTEMPT_COLUMNS)},
     PRIMARY KEY (job, gang, number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS time (
@@ -104,11 +116,9 @@ def _names(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-_JOB, _ATTEMPT, _EVENT, _USER = (_names(kind) for kind in (JobRow, AttemptRow, EventRow, UserSample))
-_values_of_job, _values_of_attempt, _values_of_event, _values_of_user = (
-    attrgetter(*names) for names in (_JOB, _ATTEMPT, _EVENT, _USER)
-)
-_PUT_JOB = _upsert("jobs", _JOB, ("job_id", "submitted_at"), _KEPT)
+_ATTEMPT, _EVENT, _USER = (_names(kind) for kind in (AttemptRow, EventRow, UserSample))
+_values_of_attempt, _values_of_event, _values_of_user = (attrgetter(*names) for names in (_ATTEMPT, _EVENT, _USER))
+_PUT_JOB = _upsert("jobs", list(JOB_COLUMNS), ("job_id", "submitted_at"), _KEPT)
 _PUT_ATTEMPT = _upsert("attempts", ["job", *_ATTEMPT], ("job", "gang", "number"), _KEPT_OF_ATTEMPT)
 _END_FORGOTTEN = """
     UPDATE attempts SET state = 'lost', ended_at = ? WHERE job = ? AND ended_at IS NULL AND number <
@@ -243,6 +253,10 @@ class HistoryFile:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise _corrupt(found)
+            for table, columns in {"jobs": JOB_COLUMNS, "attempts": ATTEMPT_COLUMNS}.items():
+                known = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
+                for missing in columns.keys() - known:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN {missing} {columns[missing]}")
         self._was_checked = True
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -301,11 +315,11 @@ def _corrupt(found: str) -> sqlite3.DatabaseError:
 
 
 def _put_job(db: sqlite3.Connection, story: JobStory, day: str) -> None:
-    db.execute(_PUT_JOB, _values_of_job(story.job))
-    of_it = story.job.job_id, story.job.submitted_at
+    db.execute(_PUT_JOB, [story.job[name] for name in JOB_COLUMNS])
+    of_it = story.job["job_id"], story.job["submitted_at"]
     (job,) = db.execute("SELECT id FROM jobs WHERE job_id = ? AND submitted_at = ?", of_it).fetchone()
     db.executemany(_PUT_ATTEMPT, [(job, *_values_of_attempt(row)) for row in story.attempts])
-    db.execute(_END_FORGOTTEN, (story.job.seen_at, job))
+    db.execute(_END_FORGOTTEN, (story.job["seen_at"], job))
     _put_sums(db, "time", "kind", ("seconds", "chip_seconds"), job, day, story.time)
     _put_sums(db, "losses", "cause", ("count", "seconds", "chip_seconds"), job, day, story.losses)
 

@@ -5,12 +5,14 @@ The names of the fields are those of the columns; docs/history.md says what they
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 
+from iris_ray.actors.protocol.status import JobFacts, job_in
+from iris_ray.history.reading import Value
 from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
-from iris_ray.model.jobs import Gang, Job, PastAttempt, Task
+from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU_TOPOLOGY, Worker, accelerators, string_attribute
 from iris_ray.state import ControllerState
@@ -34,34 +36,16 @@ GANGS_KEPT = 1000
 TEXT_CHARACTERS = 1000
 """Length to which errors and reasons are cut."""
 
-Wall = Callable[[float | None], float | None]
-"""Returns the wall time at a time of the state; None for None."""
-
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
-    """A row of ``jobs``."""
+class OwnColumns:
+    """The columns of ``jobs`` that no field of a `JobStatus` has."""
 
-    job_id: str
-    submitted_at: float
-    name: str
-    user: str
     team: str | None
-    band: str
-    type: str | None
-    slices: str
     tasks: int
     chips: float
-    state: str
     started_at: float | None
     ended_at: float | None
-    attempts: int
-    failures: int
-    preemptions: int
-    evictions: int
-    step: int | None
-    says: str | None
-    error: str | None
     seen_at: float
 
 
@@ -92,13 +76,13 @@ class JobStory:
     """The rows of a job at one moment.
 
     Attributes:
-        job: its row.
+        job: its row, by column.
         attempts: the rows of the attempts that the state remembers; the history may have earlier ones.
         time: its seconds and chip-seconds until now, by the value of `TimeKind`; empty if its time is not measured.
         losses: the number of its failures until now, and the seconds and chip-seconds that these cost, by cause.
     """
 
-    job: JobRow
+    job: Mapping[str, Value]
     attempts: tuple[AttemptRow, ...]
     time: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     losses: Mapping[str, tuple[int, float, float]] = field(default_factory=dict)
@@ -179,138 +163,102 @@ def stage(job: Job) -> tuple[object, ...]:
     return job.over, job.attempt, job.requeues, *there
 
 
-def job_story(
-    job: Job, times: JobTimes, now: float, wall: Wall, step: int | None = None, says: str | None = None
-) -> JobStory:
+def job_story(of: JobFacts, times: JobTimes, now: float) -> JobStory:
     """Return the rows of a job.
 
     Args:
-        job: the job.
+        of: the job.
         times: its times, with the latest marks that are known.
         now: seconds on the clock of the state.
-        wall: makes times of the state wall times.
-        step, says: the latest step and status that its tasks have reported.
     """
-    gangs = list(islice(job.gangs, GANGS_KEPT))
-    lost = {one.attempt: (one.lost_s, one.chip_seconds) for one in failures(times, now) if one.is_over}
-    attempts = tuple(row for gang in gangs for row in _attempts(job, gang, times, lost, wall))
-    spec, submitted_at = job.spec, wall(job.submitted_at) or 0.0
+    job = of.job
+    attempts = tuple(attempt for gang in islice(job.gangs, GANGS_KEPT) for attempt in _attempts(of, gang, times, now))
     totals = Totals.of(measure(times, job.submitted_at, now)) if is_measured(job) else Totals()
-    row = JobRow(
-        job_id=spec.job_id,
-        submitted_at=round(submitted_at, 3),
-        name=spec.name or spec.job_id,
-        user=spec.user,
-        team=spec.team or None,
-        band=spec.priority.name.lower(),
-        type=spec.device,
-        slices=",".join(map(str, spec.coscheduling.num_groups)) if spec.coscheduling else "",
+    shared = job_in("history", of)
+    row = shared | {
+        "submitted_at": round(shared["submitted_at"], 3),
+        "band": job.spec.priority.name.lower(),
+        "slices": ",".join(map(str, shared["slices"])),
+        "state": job.state.value,
+        "error": _cut(job.error) if job.over is not JobState.SUCCEEDED else None,
+    }
+    own = OwnColumns(
+        team=job.spec.team or None,
         tasks=job.size,
-        chips=max([accelerators(spec.resources) * job.size, *(one.chips for one in attempts)]),
-        state=job.state.value,
+        chips=max([accelerators(job.spec.resources) * job.size, *(one.chips for one in attempts)]),
         started_at=min((one.started_at for one in attempts if one.started_at is not None), default=None),
-        ended_at=wall(times.ended_at),
-        attempts=job.attempt,
-        failures=job.failures,
-        preemptions=job.preemptions,
-        evictions=job.evictions,
-        step=step,
-        says=says,
-        error=_cut(job.error) if job.over is not JobState.SUCCEEDED else None,
-        seen_at=wall(now) or 0.0,
+        ended_at=of.wall_or_none(times.ended_at),
+        seen_at=of.wall(now),
     )
     time = {kind: (seconds, totals.chip_seconds.get(kind, 0.0)) for kind, seconds in totals.seconds.items()}
     losses = {cause.value: (one.count, one.seconds, one.chip_seconds) for cause, one in time_lost(times, now).items()}
-    return JobStory(row, attempts, time, losses)
+    return JobStory(row | asdict(own), attempts, time, losses)
 
 
 _NUMBER = re.compile(r"(?<!\S)([A-Za-z_]\w{0,39})=([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)(?=[\s,;]|$)")
 MOST_CURVES = 8
 
 
-def curve_point(job: Job, now: float, wall: Wall, step: int | None, says: str | None) -> CurvePoint | None:
+def curve_point(of: JobFacts, now: float) -> CurvePoint | None:
     """Return a job's step now and the numbers in its status, such as ``loss=2.31``; None if it has neither."""
+    step, says = (of.heard.step, of.heard.status) if of.heard else (None, None)
     told = {name: float(number) for name, number in _NUMBER.findall(says or "")[:MOST_CURVES]}
     numbers = {name: number for name, number in told.items() if math.isfinite(number)}
     if step is None and not numbers:
         return None
-    return CurvePoint(job.spec.job_id, round(wall(job.submitted_at) or 0.0, 3), wall(now) or 0.0, step, numbers)
+    return CurvePoint(of.job.spec.job_id, round(of.wall(of.job.submitted_at), 3), of.wall(now), step, numbers)
 
 
 _CAUSES = {TaskState.FAILED: "crashed", TaskState.WORKER_FAILED: "lost"}
 """Causes by how attempts were charged, where the cause itself is not known any more."""
 
 
-def _attempts(
-    job: Job, gang: Gang, times: JobTimes, lost: Mapping[int, tuple[float, float]], wall: Wall
-) -> Iterator[AttemptRow]:
+def _attempts(of: JobFacts, gang: Gang, times: JobTimes, now: float) -> Iterator[AttemptRow]:
     """Yield the attempts of a gang that are remembered, the earliest first."""
-    earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
-    for past in earlier:
-        yield _row_of_past(past, job, gang, times, lost, wall)
-    if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
-        yield _row_of_latest(job, gang, times, lost, wall)
+    job, begin, measured = of.job, gang.tasks[0].index, {one.number: one for one in times.attempts}
+    lost = {one.attempt: (one.lost_s, one.chip_seconds) for one in failures(times, now) if one.is_over}
+    for past in gang.attempts:
+        state, ended_at, ended = (past.state.value, past.ended_at, past) if past else _latest(job, gang, times)
+        known, hosts = measured.get(ended.number), _hosts(job, gang, ended.groups) if past else len(gang.tasks)
+        lost_s, lost_chip_s = lost.get(ended.number, (None, None))
+        yield AttemptRow(
+            gang=gang.position,
+            number=ended.number,
+            state=state,
+            cause=known.cause.value if known and known.cause else _CAUSES.get(ended.state),
+            slices=", ".join(ended.groups),
+            hosts=hosts,
+            chips=known.chips if known and known.chips else accelerators(job.spec.resources) * hosts,
+            assigned_at=of.wall_or_none(known.assigned_at) if known else None,
+            started_at=of.wall_or_none(ended.started_at),
+            ended_at=of.wall_or_none(ended_at),
+            task=ended.cause,
+            host=None if ended.cause is None else _host(ended.groups, ended.cause - begin, hosts),
+            exit_code=ended.exit_code,
+            error=_cut(ended.error) or None,
+            lost_s=lost_s,
+            lost_chip_s=lost_chip_s,
+        )
 
 
-def _row_of_past(
-    past: PastAttempt, job: Job, gang: Gang, times: JobTimes, lost: Mapping[int, tuple[float, float]], wall: Wall
-) -> AttemptRow:
-    known = next((one for one in times.attempts if one.number == past.number), None)
-    cause = known.cause.value if known is not None and known.cause is not None else _CAUSES.get(past.state)
-    lost_s, lost_chip_s = lost.get(past.number, (None, None))
-    hosts = _hosts(job, gang, past.groups)
-    return AttemptRow(
-        gang=gang.position,
-        number=past.number,
-        state=past.state.value,
-        cause=cause,
-        slices=", ".join(past.groups),
-        hosts=hosts,
-        chips=known.chips if known is not None and known.chips else accelerators(job.spec.resources) * hosts,
-        assigned_at=wall(known.assigned_at) if known is not None else None,
-        started_at=wall(past.started_at),
-        ended_at=wall(past.ended_at),
-        task=past.cause,
-        host=None if past.cause is None else _host(past.groups, past.cause - gang.tasks[0].index, hosts),
-        exit_code=past.exit_code,
-        error=_cut(past.error),
-        lost_s=lost_s,
-        lost_chip_s=lost_chip_s,
-    )
-
-
-def _row_of_latest(
-    job: Job, gang: Gang, times: JobTimes, lost: Mapping[int, tuple[float, float]], wall: Wall
-) -> AttemptRow:
-    known = next((one for one in times.attempts if one.number == gang.attempt), None)
-    state, blamed = job.gang_state(gang.position), _first_to_fail(gang)
-    ended = [task.ended_at for task in gang.tasks if task.ended_at is not None] if state.finished else []
-    cause = known.cause.value if known is not None and known.cause is not None else None
-    lost_s, lost_chip_s = lost.get(gang.attempt, (None, None))
-    has_run = gang.running_since < math.inf
-    return AttemptRow(
-        gang=gang.position,
+def _latest(job: Job, gang: Gang, times: JobTimes) -> tuple[str, float | None, PastAttempt]:
+    """Return the state of a gang's latest attempt, when it ended if it has, and the attempt as a past one."""
+    state, has_run = job.gang_state(gang.position), gang.running_since < math.inf
+    blamed = next((task for task in gang.tasks if task.state in _CAUSES), None)  # the others ended with it
+    ended = max((task.ended_at for task in gang.tasks if task.ended_at is not None), default=times.ended_at)
+    is_over, has_failed = state.finished, state.finished and state is not JobState.SUCCEEDED
+    latest = PastAttempt(
         number=gang.attempt,
-        state=state.value if state.finished else "running" if has_run else "starting",
-        cause=cause or (_CAUSES.get(blamed.state) if blamed is not None else None),
-        slices=", ".join(gang.groups),
-        hosts=len(gang.tasks),
-        chips=known.chips if known is not None and known.chips else accelerators(job.spec.resources) * len(gang.tasks),
-        assigned_at=wall(known.assigned_at) if known is not None else None,
-        started_at=wall(gang.running_since) if has_run else None,
-        ended_at=wall(max(ended, default=times.ended_at)) if state.finished else None,
-        task=None if blamed is None else blamed.index,
-        host=None if blamed is None else _host(gang.groups, blamed.index - gang.tasks[0].index, len(gang.tasks)),
-        exit_code=None if blamed is None else blamed.exit_code,
-        error=_cut(gang.error) if state.finished and state is not JobState.SUCCEEDED else None,
-        lost_s=lost_s,
-        lost_chip_s=lost_chip_s,
+        state=blamed.state if blamed else TaskState.KILLED,
+        groups=gang.groups,
+        started_at=gang.running_since if has_run else None,
+        ended_at=math.inf,
+        cause=blamed.index if blamed else None,
+        exit_code=blamed.exit_code if blamed else None,
+        error=gang.error or "" if has_failed else "",
     )
-
-
-def _first_to_fail(gang: Gang) -> Task | None:
-    """Return the task that ended its gang for good; the others ended with it."""
-    return next((task for task in gang.tasks if task.state in _CAUSES), None)
+    word = state.value if is_over else "running" if has_run else "starting"
+    return word, ended if is_over else None, latest
 
 
 def _hosts(job: Job, gang: Gang, groups: tuple[str, ...]) -> int:

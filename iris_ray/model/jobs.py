@@ -215,6 +215,16 @@ class Gang:
         return tuple((name, tuple(node_ids[i * size : (i + 1) * size])) for i, name in enumerate(self.groups))
 
     @property
+    def attempts(self) -> list[PastAttempt | None]:
+        """Its attempts that are remembered, the earliest first; None for the latest one, unless it has been requeued.
+
+        An attempt that was called past and then succeeded after all is the latest one.
+        """
+        earlier: list[PastAttempt | None] = [p for p in self.past if p.number < self.attempt or not self.succeeded]
+        is_past = earlier and earlier[-1] is not None and earlier[-1].number == self.attempt
+        return earlier if is_past or not self.attempt else [*earlier, None]
+
+    @property
     def previous_indices(self) -> dict[str, int]:
         """The index of the task on each host, by node id, in its last past attempt that ran."""
         node_ids = (node_id for _, node_ids in self.last_ran for node_id in node_ids)

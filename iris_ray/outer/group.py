@@ -12,12 +12,13 @@ import numpy as np
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.framing import ConnectionLost
 from iris_ray.model.checks import is_int, is_number, require
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.outer.member import Member, Result, Who, kinds_of
-from iris_ray.outer.wire import Connection, ConnectionLost, Header, Leaves
+from iris_ray.outer.wire import ArrayConnection, Header, Leaves
 from iris_ray.task.endpoints import endpoint_of_attempt, register_endpoint
 from iris_ray.task.job_info import get_job_info
 
@@ -90,7 +91,7 @@ class Group:
         self._membership = _membership_of(info)
         self._member = Member((info.slice_id, info.attempt) if info else (0, 1), leaves, self._membership)
         self._member.round = self._member.state_round = rounds
-        self._connections: dict[Who, Connection] = {}
+        self._connections: dict[Who, ArrayConnection] = {}
         self.members: tuple[int, ...] = ()
 
     @property
@@ -207,8 +208,8 @@ class Group:
             if self._address_of(who) is None:
                 return None
             connection = self._connection(who)
-            connection.send({"kind": "who", "epoch": epoch})
-            return connection.receive(lambda: self._member.runs(who), ANSWER_S)[0]
+            connection.send_message({"kind": "who", "epoch": epoch})
+            return connection.receive_message(lambda: self._member.runs(who), ANSWER_S)[0]
         except ConnectionLost:
             self._forget(who)
             return {"joined": False, "following": True}  # it may be in a round
@@ -233,8 +234,8 @@ class Group:
         what = {"kind": "contribute", "who": member.me, "round": member.round, "origin": member.origin}
         try:
             connection = self._connection(leader)
-            connection.send(what, leaves, lambda: member.runs(leader))
-            header, answer = connection.receive(lambda: member.runs(leader), 1.5 * self._deadline_s)
+            connection.send_message(what, leaves, lambda: member.runs(leader))
+            header, answer = connection.receive_message(lambda: member.runs(leader), 1.5 * self._deadline_s)
         except ConnectionLost:
             self._forget(leader)
             while member.runs(leader) and time.monotonic() < since + TOLD_S:
@@ -255,8 +256,8 @@ class Group:
         """Ask another slice for its state, and take it if it gives it. Return whether it did."""
         try:
             connection = self._connection(who)
-            connection.send(question)
-            header, leaves = connection.receive(lambda: self._member.runs(who), seconds)
+            connection.send_message(question)
+            header, leaves = connection.receive_message(lambda: self._member.runs(who), seconds)
         except ConnectionLost:
             self._forget(who)
             return False
@@ -270,8 +271,8 @@ class Group:
         first = self._member.me
         try:
             if first not in self._connections:
-                self._connection(first).send({"kind": "follow"})
-            header, leaves = self._connections[first].receive()
+                self._connection(first).send_message({"kind": "follow"})
+            header, leaves = self._connections[first].receive_message()
         except ConnectionLost:
             self._forget(first)
             time.sleep(LOOK_S)  # it does not listen yet; or it has ended, and this process is about to be ended, too
@@ -294,7 +295,7 @@ class Group:
         assert self._info is not None
         return endpoint_of_attempt(_endpoint(who[0]), who[0] * self._info.gang_size, who[1])
 
-    def _connection(self, who: Who) -> Connection:
+    def _connection(self, who: Who) -> ArrayConnection:
         """Return the connection to the first process of a slice.
 
         Raises:
@@ -304,7 +305,7 @@ class Group:
             address = self._address_of(who)
             if address is None:
                 raise ConnectionLost(f"slice {who[0]} does not listen yet")
-            self._connections[who] = Connection.to(address, self._membership().token)
+            self._connections[who] = ArrayConnection.to(address, self._membership().token)
         return self._connections[who]
 
     def _forget(self, who: Who) -> None:

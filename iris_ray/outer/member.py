@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.framing import ConnectionLost
 from iris_ray.model.membership import Membership
-from iris_ray.outer.wire import Connection, ConnectionLost, Header, Leaves
+from iris_ray.outer.wire import CONNECT_S, ArrayConnection, Header, Leaves
 
 Who = tuple[int, int]
 """A slice's id, and the number of the attempt that runs there."""
@@ -65,7 +66,7 @@ class Contribution:
 
     number: int
     leaves: Leaves
-    connection: Connection | None = None
+    connection: ArrayConnection | None = None
 
 
 class Member:
@@ -231,12 +232,12 @@ class Member:
             self.changed.notify_all()
 
     def _answer(self, number: int, sock: socket.socket, token: str) -> None:
-        connection = Connection(sock)
+        connection = ArrayConnection(sock)
         with contextlib.suppress(ConnectionLost, OSError):
-            connection.prove(token, "listens")
+            connection.prove(token, calls=False, within_s=CONNECT_S)
             try:
                 while not self._closed:
-                    header, leaves = connection.receive(lambda: not self._closed)
+                    header, leaves = connection.receive_message(lambda: not self._closed)
                     self._reply(number, connection, header, leaves)
             finally:
                 with self.changed:
@@ -244,18 +245,18 @@ class Member:
                     self.changed.notify_all()
                 connection.close()
 
-    def _reply(self, number: int, connection: Connection, header: Header, leaves: Leaves) -> None:
+    def _reply(self, number: int, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
         match header["kind"]:
             case "who":
                 self._wait(lambda: self.membership().epoch >= header["epoch"], EPOCH_S)
                 with self.changed:
                     facts = {"joined": self.joined, "following": self.following, "roster": self.roster}
-                connection.send({"kind": "who", **facts})
+                connection.send_message({"kind": "who", **facts})
             case "newer":
                 if self.round > header["round"]:
                     self._send_state(connection)
                 else:
-                    connection.send({"kind": "no"})
+                    connection.send_message({"kind": "no"})
             case "contribute":
                 self._take(number, connection, header, leaves)
             case "join":
@@ -263,7 +264,7 @@ class Member:
             case "follow":
                 self._give_states(number, connection)
 
-    def _take(self, number: int, connection: Connection, header: Header, leaves: Leaves) -> None:
+    def _take(self, number: int, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
         """Take a contribution, and answer with the result of its round. A slice that is too late is a newcomer."""
         of, who = header["round"], _who(header["who"])
         self._wait(lambda: self.state_round >= of)
@@ -278,20 +279,20 @@ class Member:
             with self.changed:
                 last = self.last
             if last is not None and last.number == of:
-                connection.send(*last.message())
+                connection.send_message(*last.message())
                 self._has_read(number)
                 return
         self._has_read(number)
         self._admit(connection, who)
 
-    def _admit(self, connection: Connection, who: Who) -> None:
+    def _admit(self, connection: ArrayConnection, who: Who) -> None:
         """Give a newcomer the state at the end of this round, after which the others count on it."""
         with self.changed:
             self.admitted.append(who)
         self._wait(lambda: who in self.roster or self.leader() != self.me)
         self._send_state(connection)
 
-    def _give_states(self, number: int, connection: Connection) -> None:
+    def _give_states(self, number: int, connection: ArrayConnection) -> None:
         """Give another process of this slice the state, and each state after it."""
         self._wait(lambda: self.joined or self.is_over)
         while True:
@@ -301,14 +302,14 @@ class Member:
                 self.changed.notify_all()
             self._wait(lambda: self.round > follows)  # noqa: B023 — it is called before the next turn
 
-    def _send_state(self, connection: Connection) -> int:
+    def _send_state(self, connection: ArrayConnection) -> int:
         """Send the state. Return its round."""
         self._wait(lambda: self.state_round == self.round)
         with self.changed:
             number, state, members = self.state_round, self.state, self.last.members if self.last else ()
             roster, origin, is_over = self.roster, self.origin, self.is_over
         facts = {"round": number, "roster": roster, "origin": origin, "members": members, "is_over": is_over}
-        connection.send({"kind": "state", **facts}, state)
+        connection.send_message({"kind": "state", **facts}, state)
         return number
 
     def _has_read(self, number: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
+from iris_ray.framing import Frame, Frames
 from iris_ray.processes.subtree import as_shells_say, end_with_parent
 from iris_ray.remote.frames import (
     BYE,
@@ -34,8 +35,6 @@ from iris_ray.remote.frames import (
     SILENCE_S,
     TAKEN,
     Credit,
-    Frame,
-    Frames,
 )
 
 MOST_FILE_BYTES = 16 << 20

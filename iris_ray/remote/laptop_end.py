@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from iris_ray.errors import SessionError
+from iris_ray.framing import Frame, Frames
 from iris_ray.remote.cluster_call import ClusterCall, send_call
 from iris_ray.remote.frames import (
     BYE,
@@ -34,8 +35,6 @@ from iris_ray.remote.frames import (
     TAKEN,
     WINDOW,
     Credit,
-    Frame,
-    Frames,
 )
 from iris_ray.remote.head_end import file_name, package_name, serve_tunnel
 from iris_ray.remote.ray_jobs import RayJobs

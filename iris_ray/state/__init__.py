@@ -1,7 +1,7 @@
-"""What the cluster's Controller knows, and the only function that changes it: events in, instructions out.
+"""The Controller's state, and the only function that changes it: events in, instructions out.
 
-May import: `model`, `errors`. No Ray, no clock, no I/O: events bring the time.
-Start with `controller_state.py`; `events.py` lists what can happen, `instructions.py` what follows from it.
+May import: `model`, `errors`. No Ray, no clock, no I/O: events carry the time.
+Start with `controller_state.py`; `events.py` lists the events, and `instructions.py` their consequences.
 """
 
 from iris_ray.model.job_spec import JobSpec

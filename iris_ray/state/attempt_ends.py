@@ -1,6 +1,6 @@
-"""How attempts end: what an end costs the gang, which attempts are stopped, and when their capacity is free.
+"""Ends of attempts: the retry budget that is charged, the attempts that are stopped, and when hosts are freed.
 
-`iris_ray.model.verdict` judges why an attempt ended. This file draws the consequences, once for each attempt.
+`iris_ray.model.verdict` determines why an attempt ended. This module applies the consequences, once for each attempt.
 """
 
 import math
@@ -30,11 +30,11 @@ from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
 BUDGET_S = 3600.0
-"""The period of the budgets of evictions: the state remembers the times of evictions for so long."""
+"""The period of eviction budgets, for which the state remembers evictions, in seconds."""
 
 
 class Owner(NamedTuple):
-    """A user or a team that has a budget of evictions."""
+    """A user or a team with an eviction budget."""
 
     name: str
     is_team: bool = False
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
 
 def owners(spec: JobSpec) -> tuple[Owner, ...]:
-    """Return the owners of the budgets that count evictions of a job: its user, its team and the teams above."""
+    """Return the owners of the eviction budgets that count a job's evictions: its user, its team and its ancestors."""
     return _owners(spec.user, spec.team)
 
 
@@ -58,7 +58,7 @@ class AttemptEnds:
     """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends.
 
     Attributes:
-        evicted_at: when gangs of each user and team gave their hosts to others, in the past hour; ascending, seconds.
+        evicted_at: the times of evictions in the past hour, by user and team; ascending, seconds.
     """
 
     def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
@@ -69,7 +69,7 @@ class AttemptEnds:
         self._spares = spares
 
     def restored(self, job: Job, now: float) -> None:
-        """Note the latest evictions of a job that an earlier Controller knew."""
+        """Record the latest evictions of a restored job."""
         if times := [at for gang in job.gangs for at in gang.evicted_at]:
             self._note_evictions(job, times, now)
 
@@ -81,19 +81,19 @@ class AttemptEnds:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def job_cancelled(self, event: JobCancelledEvent, change: Change) -> None:
-        """Kill all gangs of a job that has not finished. Spares are not cancelled: they end with their job."""
+        """Kill all gangs of an unfinished job. Spares can't be cancelled; they end with their job."""
         job = self._table.jobs.get(event.job_id)
         if job is not None and not job.state.finished and job.spec.spare_for is None:
             self.end_job(job, event.reason, change)
 
     def end_job(self, job: Job, reason: str, change: Change) -> None:
-        """Kill all gangs of a job that has not finished."""
+        """Kill all gangs of an unfinished job."""
         self._end_other_gangs(job, None, reason, change)
         job.error = reason
         change.instructions.finished.append(job.spec.job_id)
 
     def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
-        """Give up a job that never ran, because one of its gangs can't be placed."""
+        """End a job that never ran because one of its gangs can't be placed."""
         job = self._table.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
@@ -102,13 +102,13 @@ class AttemptEnds:
             self._give_up(job, gang, event.reason, change)
 
     def never_runs(self, job: Job, reason: str, change: Change) -> None:
-        """Give up a job that never ran, because a condition that it awaits can't be met any more."""
+        """End a job that never ran because one of its conditions on other jobs can no longer be met."""
         self._give_up(job, job.gangs[0], reason, change)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
-        """Requeue a gang whose attempt could not be started. It pauses, and its job avoids hosts that may be at fault.
+        """Requeue a gang whose launch failed. It pauses, and its job avoids hosts that may be at fault.
 
-        The gang is not charged, unless too many such launches have failed in a row; see `too_many_failed_launches`.
+        No budget is charged unless too many consecutive launches have failed; see `too_many_failed_launches`.
         """
         if (found := self._table.live(event.attempt)) is None:
             return
@@ -118,9 +118,10 @@ class AttemptEnds:
         self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
-        """Requeue a gang that is to run elsewhere. It is not charged.
+        """Requeue a gang that has ended its attempt in order to move, without charging a budget.
 
-        If it has moved since its job's time is nearly up, it does not run again, and nor does the job if no gang runs.
+        If it ended because the job's ``max_runtime`` is nearly over, it does not run again, and once no gang of the job
+        runs, the job ends.
         """
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
@@ -140,7 +141,7 @@ class AttemptEnds:
             self._requeue(job, gang, event.reason, change.now, started=event.started)
 
     def evicted(self, job: Job, gang: Gang, change: Change) -> None:
-        """Stop the attempt of a gang whose time to move by itself is up."""
+        """Stop the attempt of an evicted gang that has not moved by its deadline."""
         assert gang.eviction is not None
         if gang.running_since < math.inf:
             gang.heeds_notices = False
@@ -149,7 +150,7 @@ class AttemptEnds:
         self._gives_way(job, gang, gang.eviction, change, started=gang.running_since < math.inf)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
-        """Mark a gang as succeeded: the caller has its results, though the state had already ended that attempt."""
+        """Mark a gang as succeeded: the caller has the results of an attempt that the state had already ended."""
         attempt, job = event.attempt, self._table.jobs.get(event.attempt.job_id)
         if job is None or job.state.finished or job.spec.spare_for is not None:
             return
@@ -172,7 +173,7 @@ class AttemptEnds:
         """End the attempts that ran on a lost worker."""
         for task_id, attempt in worker.occupants:
             if attempt not in self._allocations.of(attempt.job_id):
-                continue  # an earlier occupant of this loop ended the job, and this attempt's end was confirmed before
+                continue  # this attempt's end was confirmed before, and an earlier iteration has ended its job
             job = self._table.jobs[attempt.job_id]
             self._allocations.let_go(job, worker.node_id, attempt)
             self._table.gang_changed(job, job.gangs[attempt.gang])
@@ -182,19 +183,18 @@ class AttemptEnds:
                 self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, has_begun(gang))
 
     def pool_restarted(self, owner: str, change: Change) -> None:
-        """Requeue all gangs of a pool whose process died, also those whose results were not handed over.
+        """Requeue all gangs of a pool whose process died, including those whose results were not delivered.
 
-        The cause of the death is unknown. The process ran beside the driver, not on the gang's hosts, so each gang is
-        charged a preemption. A gang whose results had arrived is charged as well: otherwise a job whose results don't
-        fit into memory would be tried for ever. A gang that loses its pool several times in a row, each time within
-        seconds after its start, is charged failures instead, like a gang that loses tasks on sound hosts. If no task
-        of a gang has reported to run, its launch has failed.
+        The cause is unknown. The process ran with the driver and not on the gang's hosts, so each gang is charged a
+        preemption. This includes gangs with results: otherwise a job whose results don't fit into memory would be
+        retried for ever. A gang that repeatedly loses its pool within seconds after its start is charged failures
+        instead, like a gang that loses tasks on healthy hosts. If no task of a gang has run, its launch has failed.
         """
         reason = "the process of its SlicePoolManager died"
         for attempt in self._allocations.of_owner(self._table.jobs, owner):
             job = self._table.jobs.get(attempt.job_id)
             if job is None or job.spec.spare_for is not None:
-                continue  # a spare is dropped with its job's attempt
+                continue  # a spare is dropped when its job's attempt ends
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
                 self._end_without_pool(job, gang, reason, change)
@@ -207,7 +207,7 @@ class AttemptEnds:
                     self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
 
     def lost_before_start(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        """Stop an attempt of which a task was lost before any task ran: its launch has failed."""
+        """Stop an attempt that lost a task before any task ran, as a failed launch."""
         change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
         self._launch_failed(job, gang, reason, change)
 
@@ -219,13 +219,13 @@ class AttemptEnds:
             self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started=True)
 
     def confirmed(self, attempt: AttemptId) -> None:
-        """Free what an attempt held: none of its processes is left.
+        """Free the resources of an attempt whose processes are all gone.
 
-        The confirmation may overtake the tasks' own reports. The tasks are then active, and hold their hosts, until
-        the last report comes.
+        The confirmation may overtake the tasks' own reports. The tasks then stay active and hold their hosts until
+        the last report arrives.
 
         Raises:
-            IllegalTransitionError: there has been no such attempt.
+            IllegalTransitionError: the attempt has never existed.
         """
         job = self._table.jobs.get(attempt.job_id)
         if job is None:
@@ -254,17 +254,17 @@ class AttemptEnds:
         is_hopeless: bool = False,
         is_hang: bool = False,
     ) -> None:
-        """Charge one retry budget for the end of a task, then requeue its whole gang or end it.
+        """Charge a retry budget for the end of a task, then requeue its whole gang or end it.
 
         Args:
-            job, gang, cause: the task that ended, its gang and its job.
+            job, gang, cause: the job, the gang, and the task that ended first.
             state: FAILED or WORKER_FAILED; selects the budget.
-            error: the first cause, in words.
+            error: the first cause, for people.
             change: collects the instructions.
             started: whether any task of the attempt ran.
-            exit_code: of the task's process, if it is known.
-            is_hopeless: whether the gang ends, though its budget may allow more attempts.
-            is_hang: whether no task had made progress for too long.
+            exit_code: the task's exit code; None if unknown.
+            is_hopeless: whether the gang ends even if its budget allows more attempts.
+            is_hang: whether the attempt ended because no task made progress for too long.
         """
         cause.exit_code = exit_code
         self._table.gang_changed(job, gang)
@@ -294,7 +294,7 @@ class AttemptEnds:
             change.instructions.finished.append(job.spec.job_id)
 
     def mark_ending(self, job: Job, gang: Gang, now: float) -> None:
-        """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, unless that came first."""
+        """Mark a gang's attempt as ended. It holds its hosts until its end is confirmed, if it isn't already."""
         gang.notice = gang.eviction = None
         job_table.note_attempt_ended(job, now)
         self._allocations.mark_ending(job.current_attempt(gang), now)
@@ -312,7 +312,7 @@ class AttemptEnds:
             self._give_up(job, gang, error + spent, change)
 
     def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        """End a job because one of its waiting gangs can't be started."""
+        """End a job as unschedulable because one of its waiting gangs can't be started."""
         move_all(job, gang, TaskState.UNSCHEDULABLE, reason)
         self._table.gang_changed(job, gang)
         self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {reason}", change)
@@ -320,7 +320,7 @@ class AttemptEnds:
         change.instructions.finished.append(job.spec.job_id)
 
     def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
-        """Kill all unfinished gangs of a job but the one that caused this, and stop their attempts."""
+        """Kill all unfinished gangs of a job except the cause, and stop their attempts."""
         for gang in job.gangs:
             if gang is cause or not (gang.placed or gang.pending):
                 continue
@@ -331,7 +331,7 @@ class AttemptEnds:
         self._table.all_changed(job)
 
     def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change, started: bool) -> None:
-        """Requeue a gang that gives its hosts to another job, uncharged. One that runs once ends as preempted."""
+        """Requeue an evicted gang without charging a budget. A gang that runs only once ends as preempted."""
         gang.evictions += 1
         job.evictions += 1
         if not job.yields:
@@ -349,7 +349,7 @@ class AttemptEnds:
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        if gang.placed:  # else all tasks have returned, and their results are lost
+        if gang.placed:  # otherwise all tasks have returned, and their results are lost
             change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
         job_table.note_attempt_end(gang, change.now)
         self.mark_ending(job, gang, change.now)
@@ -364,9 +364,9 @@ class AttemptEnds:
         cause: Task | None = None,
         started: bool = False,
     ) -> None:
-        """Put a gang into the queue again, and remember its attempt: how it was charged, and which task ended first.
+        """Put a gang back into the queue and record its attempt, with the charged budget and the task that ended first.
 
-        The gang's layout is remembered, too, if the attempt ran: a task has reported it, or ``started`` is set.
+        The gang's layout is recorded if the attempt ran: if a task has reported so, or ``started`` is set.
         """
         if started or gang.running_since < math.inf:
             gang.last_ran = gang.layout
@@ -383,61 +383,55 @@ class AttemptEnds:
 # -- retry budget ------------------------------------------------------------------------------------------------------
 
 QUICK_S = 10.0
-"""An attempt that ended sooner after its start is a quick end."""
+"""An attempt that ends within this many seconds after its start is a quick end."""
 QUICK_ENDS_ARE_FAILURES = 5
-"""After more than this number of quick ends in a row, a task that is lost on a sound host counts as a failure."""
+"""After more than this number of consecutive quick ends, a task lost on a healthy host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
-"""After so many failed launches in a row of a gang, a job that never ran ends, and another one is charged a
-preemption."""
+"""The number of consecutive failed launches of a gang after which a job that never ran ends, and any other job is
+charged a preemption."""
 YIELDED_S = 5.0
-"""How long a job that yields waits after it has given its hosts to others."""
+"""Seconds for which a yielding job waits after it has left its hosts to others."""
 REPORTED_CHARACTERS = 100
-"""The limit for the error of each earlier attempt in the report on a job that makes no progress."""
+"""The number of characters of each past attempt's error in the report on a job without progress."""
 RETURNING_S = 30.0
-"""How long a gang that has just lost its hosts goes before the other gangs of its band."""
+"""Seconds for which a gang that has lost its hosts precedes the other gangs of its band."""
 
 
 def has_begun(gang: Gang) -> bool:
-    """Return whether a task of a gang's live attempt has run."""
+    """Return whether any task of a gang's live attempt has run."""
     return any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
 
 
 def quick_end_backoff_s(quick_ends: int) -> float:
-    """Return the seconds to wait after a number of quick ends in a row: 0, 0, 1, 2, 4, 8, 10, …"""
+    """Return the pause after a number of consecutive quick ends, in seconds: 0, 0, 1, 2, 4, 8, 10, …"""
     return 0.0 if quick_ends < 2 else min(10.0, 2.0 ** min(quick_ends - 2, 10))
 
 
 def dispatch_backoff_s(failures: int) -> float:
-    """Return the seconds to wait after a number of failed launches in a row: 0.5, 1, 2, … 30; later 60, 120, … 300."""
+    """Return the pause after consecutive failed launches, in seconds: 0.5, 1, 2, … 30; later 60, 120, … 300."""
     if failures > MOST_FAILED_LAUNCHES:
         return float(min(300.0, 30.0 * 2 ** min(failures - MOST_FAILED_LAUNCHES, 10)))
     return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))
 
 
 def count_quick_end(gang: Gang, now: float) -> None:
-    """Count the quick ends in a row. Called when an attempt ends in which a task had run."""
+    """Count consecutive quick ends. Called when an attempt that ran ends."""
     gang.quick_ends = gang.quick_ends + 1 if now < gang.running_since + QUICK_S else 0
 
 
 def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
-    """Return whether a lost task counts as failed: it was lost on a sound host, after several quick ends in a row.
+    """Return whether a lost task counts as failed: it was lost on a healthy host, after several quick ends in a row.
 
-    Args:
-        gang: the task's gang; this end is already counted.
-        lost: the lost task.
-        worker: its host, or None if the host is lost.
+    The gang's quick ends must include this one. ``worker`` is the task's host, or None if the host is lost.
     """
     sound = worker is not None and not worker.draining
     return gang.quick_ends > QUICK_ENDS_ARE_FAILURES and sound and lost.state is not TaskState.SUCCEEDED
 
 
 def failure_cause(gang: Gang, end: TaskState, is_hang: bool) -> FailureCause:
-    """Return why a gang's attempt ends early, as the time that it loses is counted.
+    """Return the cause to which the time lost by an attempt's early end is attributed.
 
-    Args:
-        gang: still with the notice of that attempt.
-        end: FAILED or WORKER_FAILED, as it is charged.
-        is_hang: whether no task had made progress for too long.
+    The gang must still have the notice of that attempt. ``end`` is FAILED or WORKER_FAILED, by the budget charged.
     """
     if is_hang:
         return FailureCause.HUNG
@@ -448,12 +442,9 @@ def failure_cause(gang: Gang, end: TaskState, is_hang: bool) -> FailureCause:
 
 
 def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
-    """Charge one retry budget for the end of a gang's attempt. Return whether that budget is exhausted.
+    """Charge a retry budget for the end of a gang's attempt. Return whether that budget is exhausted.
 
-    Args:
-        job, gang: the gang and its job.
-        end: FAILED or WORKER_FAILED; selects the budget.
-        started: whether any task ran. A host that is lost before costs nothing.
+    ``end`` is FAILED or WORKER_FAILED and selects the budget. A host lost before any task ``started`` costs nothing.
     """
     spec = job.spec
     if end is TaskState.FAILED:
@@ -467,11 +458,9 @@ def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
 
 
 def without_progress(job: Job, gang: Gang, error: str) -> str | None:
-    """Count the attempts in a row that have named no new step. Return a report if the job ends for that, else None.
+    """Count consecutive attempts without a new step. Return a report if the job ends because of them, otherwise None.
 
-    Args:
-        job, gang: a gang whose attempt ends; still without this end among its past attempts.
-        error: the first cause of this end, in words.
+    Called before the attempt, which ended with ``error``, is added to the gang's past attempts.
     """
     most = job.spec.stop_without_progress
     if most is None:
@@ -492,7 +481,7 @@ def without_progress(job: Job, gang: Gang, error: str) -> str | None:
 
 
 def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: float) -> None:
-    """Set when a gang whose attempt has ended runs again. If no task had run, the gang keeps its place."""
+    """Set when a gang whose attempt has ended can be scheduled again. If no task ran, it keeps its queue position."""
     if started:
         gang.waiting_since = now
         gang.not_before = now + quick_end_backoff_s(gang.quick_ends)
@@ -502,9 +491,9 @@ def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: 
 
 
 def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
-    """Set when a gang whose launch has failed runs again: after a pause.
+    """Set when a gang whose launch failed can be scheduled again: after a pause.
 
-    Its wait towards the backfill bound begins anew, because the gang has had its turn.
+    Its wait towards the backfill bound restarts, because the gang has had its turn.
     """
     gang.dispatch_failures += counts
     gang.not_before = now + dispatch_backoff_s(max(1, gang.dispatch_failures))
@@ -512,10 +501,10 @@ def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
 
 
 def too_many_failed_launches(job: Job, gang: Gang) -> bool:
-    """Return whether a job ends since too many launches of a gang have failed in a row. Spares are tried for ever.
+    """Return whether a job ends because too many consecutive launches of a gang failed. Spares are retried for ever.
 
-    A job that never ran ends after `MOST_FAILED_LAUNCHES`. One that has run, and may have days of work to lose, is
-    charged a preemption instead, and another one after so many more.
+    A job that never ran ends after `MOST_FAILED_LAUNCHES`. A job that has run, and may have days of work to lose, is
+    charged a preemption each time that this number is reached.
     """
     if gang.dispatch_failures < MOST_FAILED_LAUNCHES or job.spec.spare_for is not None:
         return False
@@ -527,14 +516,14 @@ def too_many_failed_launches(job: Job, gang: Gang) -> bool:
 
 
 def returns_to_move(job: Job, gang: Gang, now: float) -> None:
-    """Set when a gang that moves runs again: at once, uncharged."""
+    """Let a gang that moves be scheduled again at once."""
     gang.waiting_since = now
     gang.quick_ends = 0  # it has saved its state
     _comes_first(job, gang, now)
 
 
 def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
-    """Set when a gang that gave its hosts to others runs again: at once, or after a pause if it yields; uncharged."""
+    """Let an evicted gang be scheduled again at once, or after a pause if its job yields."""
     gang.waiting_since = now
     gang.quick_ends = 0
     gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
@@ -544,6 +533,6 @@ def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
 
 
 def _comes_first(job: Job, gang: Gang, since: float) -> None:
-    """Put a gang that ran a moment ago before the others of its band. Spares stay behind: replacements are urgent."""
+    """Let a gang that has just run precede the others of its band. Spares don't, since replacements are urgent."""
     if job.spec.spare_for is None:
         gang.returning_until = since + RETURNING_S

@@ -1,6 +1,6 @@
-"""The controller's state. ``ControllerState.handle_event(event)`` is the only way that it changes.
+"""The Controller's state, which only ``ControllerState.handle_event(event)`` changes.
 
-The state knows no clock, no network and no Ray: events bring the time, and `Instructions` say what to do outside.
+The state has no clock, no network and no Ray: events carry the time, and `Instructions` describe the actions outside.
 """
 
 import logging
@@ -78,11 +78,11 @@ class ControllerState:
     """Every job, every worker and every allocation: the single source of truth.
 
     Attributes:
-        fleet: all live workers, and who holds what of them.
-        limits: limits by user, and what counts towards them.
-        teams: the teams, and what they hold.
+        fleet: all live workers, with the resources held on them.
+        limits: limits by user, and the usage that counts towards them.
+        teams: the teams and the resources that they hold.
         settings: the cluster's settings.
-        job_groups: what must hold of jobs that belong together.
+        job_groups: the groups of jobs that start and end together.
     """
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ class ControllerState:
         """Apply one event.
 
         Raises:
-            IllegalTransitionError: the event asks for a move that the transition table does not hold. The error's
-                notes are the latest events of the job and the gang.
+            IllegalTransitionError: the event is impossible in the current state. The error's notes list the latest
+                events of the job and the gang.
         """
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
@@ -217,7 +217,7 @@ class ControllerState:
                 self._ends.gang_returned(event, change)
             case PoolRestartedEvent():
                 self._ends.pool_restarted(event.owner, change)
-                self._spare_jobs.settle(change)  # first, so that dropped spares are off the slices
+                self._spare_jobs.settle(change)  # first, so that dropped spares no longer hold slices
                 self._holders.released_all(event.owner)
             case SliceHeldEvent():
                 self._holders.held(event.slice_name, event.owner)
@@ -225,11 +225,11 @@ class ControllerState:
                 self._holders.released(event.slice_name, event.owner)
 
     def _follow_up(self, event: Event, about: str, change: Change) -> None:
-        """Apply what follows from any event: finished jobs leave the queue, promises and spares are settled."""
+        """Apply the consequences of any event: finished jobs leave the queue, and promises and spares are settled."""
         finished = change.instructions.finished
         if (job := self.jobs.get(about)) is not None and job.started:
             self._successors.started(job, change)
-        for job_id in finished:  # with those that end because of these
+        for job_id in finished:  # including the jobs that end because of these
             self._table.has_finished(job_id)
             self.job_groups.ended(self.jobs[job_id], change)
             self._successors.ended(self.jobs[job_id], change)
@@ -241,8 +241,8 @@ class ControllerState:
                 self.fleet.forget_grouping(grouped.group_by)
         if (job := self.jobs.get(about)) is not None and not job.pending:
             self._promises.release(job)
-        if not isinstance(event, JobRestoredEvent):  # its spares, and the job that takes its hosts, are restored later
-            self._spare_jobs.settle(change)  # first, so that nobody leaves for a dropped spare
+        if not isinstance(event, JobRestoredEvent):  # its spares and the job that evicts it are restored later
+            self._spare_jobs.settle(change)  # first, so that no attempt leaves for a dropped spare
             self._evictions.settle(change)
             self._spare_jobs.settle(change)
         if finished:
@@ -303,7 +303,7 @@ class ControllerState:
                 self._table.changed(event.job_id)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
-        """Add the event to the story of its job or gang; an event about no job, to those of the attempts it stops."""
+        """Log the event for its job or gang, or, if it concerns no job, for the attempts that it stops."""
         stories = self._table.stories
         if isinstance(event, TasksAssignedEvent):
             for index in event.task_indices:
@@ -316,7 +316,7 @@ class ControllerState:
                     stories.remember(stopped, self._story_gang(stopped, gang), event, self._now)
 
     def _gang_of(self, event: Event, job_id: str) -> int | None:
-        """Return the position of the gang that an event is about; None if the job's own story has the event."""
+        """Return the position of the gang for which an event is logged; None to log it for the whole job."""
         attempt = getattr(event, "attempt", None)
         if attempt is not None:
             return self._story_gang(job_id, attempt.gang)
@@ -326,7 +326,7 @@ class ControllerState:
         return None if index is None or job is None else self._story_gang(job_id, index // len(job.gangs[0].tasks))
 
     def _story_gang(self, job_id: str, gang: int) -> int | None:
-        """Return the gang's position; None if the job has a single gang, so that the job's story has all events."""
+        """Return a gang's position; None if the job has a single gang, whose events are logged for the job."""
         job = self.jobs.get(job_id)
         return None if job is None or len(job.gangs) == 1 else gang
 
@@ -344,103 +344,101 @@ class ControllerState:
 
     @property
     def holders(self) -> Mapping[str, str]:
-        """The owner that keeps actors on each slice, busy or warm, by slice name."""
+        """The owner that keeps actors on each busy or warm slice, by slice name."""
         return self.fleet.holders
 
     @property
     def usage(self) -> Mapping[str, Mapping[str, float]]:
-        """What each user's gangs hold, by Ray's resource names."""
+        """The resources that each user's gangs hold, by Ray's names."""
         return self._allocations.usage
 
     @property
     def past_usage(self) -> PastUsage:
-        """What each user's gangs have held in the past hours."""
+        """The decayed past usage of each user."""
         return self._allocations.past
 
     @property
     def attempts(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts of each band that hold something, in the order in which they got it or told of a save."""
+        """The attempts of each band that hold resources, ordered by when they got them or last reported a save."""
         return self._allocations.by_band
 
     @property
     def heeding(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts in `attempts` that save their state when they are told to leave."""
+        """The attempts in `attempts` that save their state when they receive a notice."""
         return self._allocations.heeding
 
     @property
     def evicted_at(self) -> Mapping[Owner, Sequence[float]]:
-        """When gangs of each user and team gave their hosts to others in the past hour; ascending, seconds."""
+        """The times of evictions in the past hour, by user and team; ascending, seconds."""
         return self._ends.evicted_at
 
     @property
     def evicted(self) -> list[AttemptId]:
-        """The attempts that are about to leave their hosts to other jobs."""
+        """The attempts that are being evicted."""
         return self._evictions.attempts
 
     @property
     def next_growth_at(self) -> float:
-        """When a gang may grow next, though nothing else happens; infinite if none may."""
+        """The time of the next growth check, if no event comes first; infinite if none is due."""
         return self._spares.next_look_at
 
     @property
     def queue_version(self) -> int:
-        """Count of the changes to the queue."""
+        """The number of changes to the queue so far."""
         return self._table.queue_version
 
     @property
     def yields_version(self) -> int:
-        """Count of the times that a job began or ceased to yield."""
+        """The number of times that jobs have begun or ceased to yield."""
         return self._table.yields_version
 
     @property
     def unrecorded(self) -> dict[str, set[int]]:
-        """Jobs that have changed, or are forgotten, since this was last cleared: id → changed chunks of its record."""
+        """The jobs changed or were forgotten since this was last cleared: id → changed chunks of its record."""
         return self._table.unrecorded
 
     def show_anew(self, job_id: str) -> None:
-        """Add a job to `job_changes`: data outside this state that is shown with the job has changed."""
+        """Add a job to `job_changes`, because data outside this state that is shown with it has changed."""
         self._table.show_anew(job_id)
 
     @property
     def changed_specs(self) -> ChangeLog[JobSpec]:
-        """The specs of jobs that have changed, for the scheduler: what counts towards their limits may have changed."""
+        """The specs of jobs that have changed, for the scheduler: the usage counted towards their limits may differ."""
         return self._table.changed_specs
 
     @property
     def job_changes(self) -> ChangeLog[str]:
-        """Ids of jobs that have changed or are forgotten, for processes that show jobs."""
+        """Ids of jobs that have changed or were forgotten, for processes that show jobs."""
         return self._table.changes
 
     def take_forgotten(self) -> list[ForgottenJob]:
-        """Return the sums of the jobs that were forgotten since the last call."""
+        """Remove and return the totals of the jobs that were forgotten since the last call."""
         taken = list(self._table.forgotten)
         self._table.forgotten.clear()
         return taken
 
     def record(self, job_id: str) -> JobRecord | None:
-        """Return the record of a job, from which another process restores it; None if the job is forgotten."""
+        """Return the record from which a job can be restored; None if the job is forgotten."""
         job = self.jobs.get(job_id)
         return None if job is None else JobRecord(job, self._allocations.of(job_id))
 
     def story(self, job_id: str, gang: int | None = None) -> tuple[str, ...]:
-        """Return the latest events of a job in words, oldest first; none if the job is not known.
+        """Return a job's latest events as text, oldest first; empty if the job is unknown.
 
-        Args:
-            job_id: the job.
-            gang: the position of one gang of a job with many, to include the events of that gang.
+        ``gang``, a gang's position, includes the events of that gang, if the job has several.
         """
         return self._table.stories.told(job_id, gang)
 
     def pending(self) -> WaitingJobs:
-        """Return the jobs that have gangs waiting for workers: a view, which follows the changes."""
+        """Return a live view of the jobs that have gangs waiting for workers."""
         return self._table.waiting
 
     def spares(self) -> list[Job]:
-        """Return the spare jobs that could give their slices back."""
+        """Return the spare jobs whose slices could be released."""
         return self._spares.dispensable(self.jobs)
 
     def yielding(self) -> list[Job]:
-        """Return the jobs that have hosts and yield them to any job that waits."""
+        """Return the jobs that have hosts and yield them to any waiting job."""
         return [job for job in self._table.yielding.values() if job.gang.placed]
 
     def jobs_of(self, owner: str) -> list[Job]:
@@ -448,24 +446,24 @@ class ControllerState:
         return [job for job in self.jobs.values() if job.spec.owner == owner and not job.state.finished]
 
     def owners(self) -> set[str]:
-        """Return the owners of all jobs that have not ended, or whose attempts still hold hosts."""
+        """Return the owners of all jobs that have not ended or whose attempts still hold hosts."""
         return {job.spec.owner for job in self.jobs.values() if not job.over or self._allocations.of(job.spec.job_id)}
 
     def attempts_of(self, owner: str) -> list[AttemptId]:
-        """Return one owner's attempts whose end is still to be confirmed."""
+        """Return one owner's attempts whose end has not been confirmed."""
         return self._allocations.of_owner(self.jobs, owner)
 
     def placed_gangs(self, job: Job) -> Iterator[Gang]:
-        """Return the gangs of a job that have hosts. The cost does not depend on the number of other gangs."""
+        """Iterate over the gangs of a job that have hosts, at a cost independent of the other gangs."""
         gangs = (job.gangs[attempt.gang] for attempt in self._allocations.of(job.spec.job_id))
         return (gang for gang in gangs if gang.placed)
 
     def holds_capacity(self, attempt: AttemptId) -> bool:
-        """Return whether the attempt's end is still to be confirmed."""
+        """Return whether an attempt's end has not been confirmed yet."""
         return attempt in self._allocations.of(attempt.job_id)
 
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
-        """Return whether this registration would change nothing."""
+        """Return whether a registration would not change anything."""
         known = self.workers.get(worker.node_id)
         heard = known is not None and known.final is not None and is_as_urgent(known.final[1], worker.deadline)
         if known is not None and (worker.draining is None or heard):
@@ -477,7 +475,7 @@ class ControllerState:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
+        """Raise AssertionError if an invariant is broken. Every test that touches state ends with this."""
         table = self._table
         check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), self.pending(), table.finished)
         grouped = {job_id for job_id, job in self.jobs.items() if job.spec.coscheduling and not job.over}
@@ -497,7 +495,7 @@ class ControllerState:
 
 
 def job_of(event: Event) -> str:
-    """Return the id of the job that an event is about, or an empty string."""
+    """Return the id of the job that an event concerns, or an empty string."""
     attempt: AttemptId | None = getattr(event, "attempt", None)
     if attempt is not None:
         return attempt.job_id
@@ -510,7 +508,7 @@ def job_of(event: Event) -> str:
 
 
 def apply_all(state: ControllerState, events: Iterable[Event], total: Instructions | None = None) -> Instructions:
-    """Apply several events in order and gather their instructions. A refused event does not stop the others."""
+    """Apply several events in order and collect their instructions. A refused event does not stop the others."""
     total = Instructions() if total is None else total
     for event in events:
         try:
@@ -523,7 +521,7 @@ def apply_all(state: ControllerState, events: Iterable[Event], total: Instructio
 
 
 def apply_safely(state: ControllerState, events: Iterable[Event], total: Instructions) -> None:
-    """Apply events like `apply_all`. ``total.failed`` gets those that raise an unexpected error; the others go on."""
+    """Apply events like `apply_all`, and add events that raise an unexpected error to ``total.failed``."""
     for event in events:
         try:
             apply_all(state, [event], total)

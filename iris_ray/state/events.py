@@ -1,6 +1,6 @@
-"""Events: everything that can change the controller's state. Times are seconds on the caller's clock.
+"""Events: everything that can change the Controller's state. Times are in seconds on the caller's clock.
 
-Reports carry the attempt that they are about; a report about an older attempt changes nothing.
+Reports name the attempt that they concern; a report about an earlier attempt has no effect.
 """
 
 import math
@@ -24,7 +24,7 @@ from iris_ray.state.records import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
-    """A new job. A submission that is delivered twice counts once; another job of the same id is refused."""
+    """A job is submitted. A duplicate submission has no effect; a different job with the same id is refused."""
 
     spec: JobSpec
     now: float
@@ -32,14 +32,14 @@ class JobSubmittedEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobRestoredEvent:
-    """A job comes back from the record of an earlier Controller. Live workers are registered before."""
+    """A job is restored from an earlier Controller's record. Live workers must be registered first."""
 
     record: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassedEvent:
-    """The clock has reached this time. A gang that is requeued later has waited since then."""
+    """The clock has reached this time. Gangs that are requeued later count as waiting from then on."""
 
     now: float
 
@@ -54,14 +54,12 @@ class JobCancelledEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegisteredEvent:
-    """A worker appeared, or its facts changed. Its occupants are kept.
+    """A worker has appeared, or its properties have changed. Its occupants are kept.
 
     Args:
-        node_id, address, attributes, resources: see `Worker`.
-        draining: why the worker is about to go, in words, or None.
-        foreign: which process outside iris_ray uses the worker's chips, in words, or None.
-        deadline: when the worker goes, or None if unknown; seconds.
-        elsewhere: the resources that work outside iris_ray uses, without chips.
+        node_id, address, attributes, resources, foreign, elsewhere: see `Worker`.
+        draining: why the worker is about to be lost, for people, or None.
+        deadline: when the worker will be lost, or None if unknown; seconds.
     """
 
     node_id: str
@@ -76,13 +74,11 @@ class WorkerRegisteredEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrainedEvent:
-    """A worker is about to go. It takes no new tasks, and the gangs that run there are told.
+    """A worker is about to be lost. It takes no new tasks, and its gangs get a notice.
 
     Args:
-        node_id: the worker.
-        reason: why, for people.
-        kind: why, for programs.
-        deadline: when it will be gone at the latest, or None if unknown; seconds.
+        node_id, reason, kind: the worker and the cause.
+        deadline: the latest time at which it will be lost, or None if unknown; seconds.
     """
 
     node_id: str
@@ -93,22 +89,22 @@ class WorkerDrainedEvent:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceCalledOffEvent:
-    """A maintenance that was announced for the worker is cancelled. Drains and preemptions stay."""
+    """An announced maintenance of the worker is cancelled. Its drains and preemptions stay."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaintedEvent:
-    """A worker or a slice gets a taint: jobs that don't tolerate it are not placed there. What runs there goes on.
+    """A worker or a slice gets a taint: jobs that don't tolerate it are not placed there. Running tasks continue.
 
-    The taint survives new registrations until it is lifted.
+    The taint persists across registrations until it is lifted.
 
     Args:
-        target: a worker's node id or a slice's name; it need not exist yet.
-        taint: its name, without the prefix.
-        reason: why, for people.
-        until: when it expires, or None for never; seconds.
+        target: a worker's node id or a slice's name, which need not exist yet.
+        taint: the taint's name, without the prefix.
+        reason: the reason, for people.
+        until: when the taint expires, or None for never; seconds.
     """
 
     target: str
@@ -127,12 +123,12 @@ class TaintLiftedEvent:
 
 @dataclass(frozen=True, slots=True)
 class PastUsageEvent:
-    """The past usage of all users and teams comes back from the records of an earlier Controller.
+    """The past usage of all users and teams is restored from an earlier Controller's record.
 
     Args:
-        hours: user → amount-hours by Ray's resource names, see `PastUsage`.
+        hours: user → amount-hours by Ray's resource names; see `PastUsage`.
         at: when these sums were recorded; seconds.
-        of_teams: the same by team.
+        of_teams: team → amount-hours.
     """
 
     hours: Mapping[str, Mapping[str, float]]
@@ -142,23 +138,16 @@ class PastUsageEvent:
 
 @dataclass(frozen=True, slots=True)
 class TeamsSetEvent:
-    """An operator replaces all teams. Jobs that run go on, and count for their team or the closest one above it.
-
-    Args:
-        teams: the whole tree.
-    """
+    """An operator replaces the tree of teams. Running jobs count for their team or its closest remaining ancestor."""
 
     teams: tuple[Team, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsSetEvent:
-    """An operator replaces the limits of a user in a band. Jobs that run go on.
+    """An operator replaces the limits of a user in a band. Running jobs continue.
 
-    Args:
-        user: the user, or `EVERYBODY` for all users without limits of their own.
-        band: the band.
-        limits: a limit that is None falls back to everybody's.
+    ``user`` can be `EVERYBODY`, for all users without limits of their own. A limit of None falls back to everybody's.
     """
 
     user: str
@@ -168,7 +157,7 @@ class LimitsSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class SettingSetEvent:
-    """An operator has set the setting of this name. None restores its default."""
+    """An operator changes a setting. None restores its default."""
 
     name: str
     to: WasSet | None
@@ -176,7 +165,7 @@ class SettingSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSuspectedEvent:
-    """The worker did not answer. It takes no new tasks for a while; Ray may declare it dead before."""
+    """The worker did not answer. It takes no new tasks for a while, unless Ray declares it dead first."""
 
     node_id: str
     reason: Words
@@ -185,7 +174,7 @@ class WorkerSuspectedEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailedEvent:
-    """The worker is lost, with everything that ran on it."""
+    """The worker is lost, with all tasks on it."""
 
     node_id: str
     reason: Words
@@ -193,9 +182,9 @@ class WorkerFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangAssignedEvent:
-    """All tasks of a gang get their workers at once: ``groups`` has the node ids of each group, in order.
+    """All tasks of a gang get workers at once: ``groups`` has the node ids of each group, in order.
 
-    The state numbers the groups: those that the gang ran on before keep their numbers. ``gang`` is the gang's position.
+    The state numbers the groups; groups that the gang ran on before keep their numbers. ``gang`` is its position.
     """
 
     job_id: str
@@ -206,7 +195,7 @@ class GangAssignedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TasksAssignedEvent:
-    """Tasks of a job that is not coscheduled get a worker."""
+    """Independent tasks of a job get a worker."""
 
     job_id: str
     task_indices: tuple[int, ...]
@@ -218,17 +207,13 @@ JobAssignedEvent = GangAssignedEvent | TasksAssignedEvent
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignedEvent:
-    """All jobs of a group get hosts, each with all its gangs: the group starts.
-
-    Args:
-        assignments: those of the job that stands for the group come first.
-    """
+    """All gangs of all jobs of a group get hosts: the group starts. The leader's assignments come first."""
 
     assignments: tuple[JobAssignedEvent, ...]
 
     @property
     def job_id(self) -> str:
-        """The job that stands for the group."""
+        """The id of the group's leader, the job that represents the group in the queue."""
         return self.assignments[0].job_id
 
 
@@ -237,14 +222,13 @@ AssignedEvent = JobAssignedEvent | GroupAssignedEvent
 
 @dataclass(frozen=True, slots=True)
 class PromiseEvent:
-    """These hosts, and no others, are kept for a job until it runs. Without hosts, its promise ends.
+    """Exactly these hosts are reserved for a job until it runs. Without hosts, its promise ends.
 
     Args:
-        job_id: the job.
-        node_ids: the hosts.
-        leave: attempts on these hosts that have to leave: spares at once, others at the deadline if not before.
-        deadline: seconds.
-        reason: why an earlier promise is called off, in words, or an empty string.
+        job_id, node_ids: the job and its hosts.
+        leave: attempts on these hosts that must leave: spares at once, others by the deadline.
+        deadline: the deadline for the attempts in ``leave``; seconds.
+        reason: why an earlier promise is revoked, for people; otherwise empty.
     """
 
     job_id: str
@@ -256,7 +240,7 @@ class PromiseEvent:
 
 @dataclass(frozen=True, slots=True)
 class JobYieldsEvent:
-    """The owner of a job of one gang offers the job's hosts to any job that waits, or takes that offer back."""
+    """The owner of a job of one gang offers the job's hosts to any waiting job, or withdraws the offer."""
 
     job_id: str
     yields: bool
@@ -264,7 +248,7 @@ class JobYieldsEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
-    """A gang that never ran is given up, and its job with it."""
+    """A gang that never ran is given up, which ends its job."""
 
     job_id: str
     task_index: int
@@ -273,15 +257,16 @@ class TaskUnschedulableEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskDispatchFailedEvent:
-    """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged.
+    """An attempt could not be launched. Its gang is requeued after a pause, and no budget is charged.
 
     Args:
-        attempt, error, now: which attempt failed, why and when.
-        groups: names of the attempt's groups in which a host could not be made ready. If the attempt has no group of
-            these names, any of its hosts may be at fault.
-        counts: whether it counts among the failed launches in a row that end a job. It does not if the gang only has
-            to wait for another task of iris_ray.
-        blames_hosts: whether its hosts may be at fault. They are not if what the job asks for is missing elsewhere.
+        attempt, error, now: the attempt, the cause and the time.
+        groups: names of the groups in which a host could not be prepared. If the attempt has no group of these names,
+            any of its hosts may be at fault.
+        counts: whether it counts among the consecutive failed launches that end a job. It does not if the gang only
+            has to wait for another task of iris_ray.
+        blames_hosts: whether the hosts may be at fault. They are not if something that the job needs is missing
+            elsewhere.
     """
 
     attempt: AttemptId
@@ -294,15 +279,15 @@ class TaskDispatchFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskStateChangedEvent:
-    """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED.
+    """A task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED.
 
     Args:
-        attempt, task_index, new_state: the attempt, the task and its state now.
+        attempt, task_index, new_state: the attempt, the task and its new state.
         error: why the task failed, for people.
-        exit_code: of its process if the task failed, or None if that is not known.
-        is_hopeless: whether the task FAILED because none of several hosts could set up what its job asks for. A job
+        exit_code: the exit code of a failed task's process; None if unknown.
+        is_hopeless: whether the task FAILED because none of several hosts could set up the job's environment. A job
             that has never run then ends at once.
-        is_hang: whether the attempt ended because no task of the gang had made progress for too long.
+        is_hang: whether the attempt ended because no task of the gang made progress for too long.
     """
 
     attempt: AttemptId
@@ -316,7 +301,7 @@ class TaskStateChangedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptMarkedEvent:
-    """A task has reported how the time of its attempt was used: soon after its second step, and at its end."""
+    """A task reports how it used the time of its attempt, soon after its second step and at its end."""
 
     attempt: AttemptId
     marks: Marks
@@ -324,12 +309,12 @@ class AttemptMarkedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptSavesEvent:
-    """A task has told that it has saved its state again, or that it asks for notices.
+    """A task reports that it has saved its state, or that it asks for notices.
 
     Args:
-        attempt: the task's.
-        saved_at: when its latest save ended that outlives the hosts; 0 if it has said nothing of one; seconds.
-        every_s: the seconds between its latest two saves; infinite if there were no two.
+        attempt: the task's attempt.
+        saved_at: when its latest save that outlives the hosts ended; 0 if it has reported none; seconds.
+        every_s: seconds between its latest two saves; infinite without two.
         heeds_notices: whether it asks for notices.
     """
 
@@ -341,12 +326,9 @@ class AttemptSavesEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangMovedEvent:
-    """A gang ended its attempt to run elsewhere: it has saved its state, or its hosts leave before it has started.
+    """A gang has ended its attempt in order to move: it has saved its state, or its hosts are lost before its start.
 
-    It is requeued and not charged.
-
-    Attributes:
-        started: whether its tasks ran.
+    It is requeued, and no budget is charged. ``started``: whether its tasks ran.
     """
 
     attempt: AttemptId
@@ -356,20 +338,19 @@ class GangMovedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangReturnedEvent:
-    """The caller has the results of an attempt that had been ended, because a host was lost after its task returned."""
+    """The caller has the results of an attempt that was ended because a host was lost after its task returned."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBlamedEvent:
-    """A task process could not be started on the worker, or crashed there before any other task of its gang.
+    """A task process could not be started on the worker, or was the first of its gang to crash.
 
     Args:
-        node_id: the worker.
-        job_id: the task's job.
-        reason: what happened, in words.
-        fault: the kind of failure. Unless the host itself shows it, it counts against the pair of user and host.
+        node_id, job_id: the worker and the task's job.
+        reason: a description for people.
+        fault: the kind of failure. Unless the host itself reports it, it counts against the pair of user and host.
     """
 
     node_id: str
@@ -380,14 +361,14 @@ class WorkerBlamedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEndConfirmedEvent:
-    """None of the attempt's processes is left on any host. Its capacity is free."""
+    """All processes of the attempt are gone on all hosts, which frees its resources."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRestartedEvent:
-    """The process of a pool died and was restarted. Its tasks are gone, and so are results not handed over."""
+    """A pool's process died and was restarted. Its tasks and undelivered results are lost."""
 
     owner: str
 
@@ -446,25 +427,25 @@ Event = (
 
 E = TypeVar("E")
 
-# -- the reports of a pool about an attempt, in their order, as real and simulated pools send them -------------------
+# -- a pool's reports about an attempt, in order, as real and simulated pools send them ------------------------------
 
 
 def all_reached(attempt: AttemptId, tasks: Iterable[int], state: TaskState) -> list[TaskStateChangedEvent]:
-    """Return the reports that these tasks of an attempt, given by their indexes, run or have returned."""
+    """Return the reports that these tasks of an attempt, by index, have reached a state."""
     return [TaskStateChangedEvent(attempt, index, state) for index in tasks]
 
 
 def attempt_over(
     attempt: AttemptId, why: Iterable[E] = (), released: Iterable[SliceReleasedEvent] = ()
 ) -> list[E | SliceReleasedEvent | AttemptEndConfirmedEvent]:
-    """Return the reports of an attempt of which no process is left.
+    """Return the reports of an attempt whose processes are all gone.
 
-    The confirmation of the end comes last, since it gives the hosts to other attempts. After success there is nothing
-    else to report: the results come long before the processes are gone.
+    The confirmation comes last, since it gives the hosts to other attempts. After success it is the only report: the
+    results arrive long before the processes are gone.
 
     Args:
         attempt: the attempt.
-        why: reports about its hosts, and after them the report of its end, so that a requeued gang avoids these hosts.
-        released: its slices that its pool gives back. Its other slices may stay warm.
+        why: reports about its hosts, followed by the report of its end, so that the requeued gang avoids the hosts.
+        released: the slices that its pool releases. Its other slices may stay warm.
     """
     return [*why, *released, AttemptEndConfirmedEvent(attempt)]

@@ -1,7 +1,7 @@
-"""All live workers, what tasks hold of them, and the indexes that the scheduler reads.
+"""All live workers, the resources that tasks hold on them, and the scheduler's indexes.
 
-An event never rebuilds an index of the whole fleet. The fleet records which workers changed, and each index catches up
-with these changes when it is next read.
+An event never rebuilds an index of the whole fleet. The fleet logs changed workers, and each index catches up with the
+log when it is next read.
 """
 
 import heapq
@@ -21,17 +21,17 @@ from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
 
 SUSPICION_S = 20.0
-"""Seconds for which a host that did not answer gets no new tasks, unless Ray declares it dead before: with default
-health checks about 15 s after a crash."""
+"""Seconds for which a host that did not answer gets no new tasks. Ray's default health checks declare a crashed host
+dead after about 15 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """Keeps jobs away that don't tolerate it.
+    """Excludes jobs that don't tolerate it.
 
     Attributes:
-        reason: why it was set, in words; anything but a str raises InvalidMessageError.
-        until: when it ends by itself, in seconds on the events' clock; None: never.
+        reason: why it was set, for people; a value that isn't a str raises InvalidMessageError.
+        until: when it expires, in seconds on the events' clock; None: never.
     """
 
     reason: str
@@ -42,16 +42,16 @@ class Taint:
 
 
 class Fleet:
-    """The workers of the cluster. Only `ControllerState` changes it; the scheduler only reads.
+    """The workers of the cluster. Only `ControllerState` changes it; the scheduler reads it.
 
     Attributes:
         workers: the live workers by node_id.
         holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
-        totals: the resources of all workers together, by Ray's names.
-        chips: how many chips all hosts of a TPU type have, by type.
+        totals: the total resources of all workers, by Ray's names.
+        chips: the number of chips by TPU type.
         taints: target (node_id or slice name) → taint's name → taint.
-        host_sizes: TPU type → the most of each resource that a host of the type has had. Kept when the hosts are gone.
-        avoided: user → node_id of a host that the user's jobs avoid → until when; seconds on the events' clock.
+        host_sizes: TPU type → the largest amount of each resource on any host of the type so far, including lost hosts.
+        avoided: user → node_id of a host that the user's jobs avoid → end of that; seconds on the events' clock.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Fleet:
         self.taints: dict[str, dict[str, Taint]] = {}
         self.host_sizes: dict[str, dict[str, float]] = {}
         self.avoided: dict[str, dict[str, float]] = {}
-        self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may end, its target, its name
+        self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may expire, its target, its name
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
@@ -72,7 +72,7 @@ class Fleet:
 
     @property
     def version(self) -> int:
-        """How many changes there have been."""
+        """The number of changes so far."""
         return self._changes.version
 
     def grouping(self, key: str | None) -> Grouping:
@@ -83,19 +83,19 @@ class Fleet:
         return grouping
 
     def keeps(self, key: str | None, grouping: Grouping) -> bool:
-        """Return whether this grouping by that attribute is kept up to date."""
+        """Return whether this is the grouping by that attribute that is kept up to date."""
         return self._groupings.get(key) is grouping
 
     def changes_since(self, version: int) -> Sequence[Worker] | None:
-        """Return the workers that have changed since a version, oldest change first; None if it is too long ago."""
+        """Return the workers changed since a version, oldest change first; None if the log no longer covers it."""
         return self._changes.since(version)
 
     def held_by(self, owner: str) -> Iterable[str]:
-        """Return the names of the slices where an owner keeps actors."""
+        """Return the names of the slices on which an owner keeps actors."""
         return self._held_by.get(owner, ())
 
     def slice_types(self) -> Counter[str]:
-        """Return how many slices there are of each TPU type."""
+        """Return the number of slices of each TPU type."""
         groups = self._groupings[TPU_NAME].groups()
         return Counter(string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "unknown type" for g in groups)
 
@@ -112,12 +112,12 @@ class Fleet:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def forget_grouping(self, key: str) -> None:
-        """Drop the grouping by an attribute. `grouping` makes it again when it is next needed."""
+        """Drop the grouping by an attribute, which `grouping` rebuilds when it is next needed."""
         if key != TPU_NAME:
             self._groupings.pop(key, None)
 
     def register(self, worker: Worker) -> None:
-        """Add a worker, or update what it reports. Its drain, suspicion and occupants are kept."""
+        """Add a worker, or update its registration while keeping its drain, suspicion and occupants."""
         if (attributes := self._with_taints(worker)) is not worker.attributes:
             worker = replace(worker, attributes=attributes)
         if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
@@ -152,7 +152,7 @@ class Fleet:
         self._taints_changed(target)
 
     def avoid(self, user: str, node_id: str, until: float | None) -> None:
-        """Have a user's jobs avoid a host until a time on the events' clock; with None, have them avoid it no more."""
+        """Make a user's jobs avoid a host until a time on the events' clock; None ends that."""
         avoided = self.avoided.setdefault(user, {})
         avoided.pop(node_id, None)
         if until is not None:
@@ -170,7 +170,7 @@ class Fleet:
             heapq.heappush(self._suspicions, (until, node_id))
 
     def time_passed(self, now: float) -> None:
-        """Remove taints and avoidances that have ended, and note workers whose suspicion has ended as changed."""
+        """Remove taints and avoidances that have expired, and record workers whose suspicion has ended as changed."""
         while self._suspicions and self._suspicions[0][0] <= now:
             until, node_id = heapq.heappop(self._suspicions)
             worker = self.workers.get(node_id)
@@ -182,7 +182,7 @@ class Fleet:
         while self._expiries and self._expiries[0][0] <= now:
             until, target, name = heapq.heappop(self._expiries)
             taint = self.taints.get(target, {}).get(name)
-            if taint is not None and taint.until == until:  # else it was removed, or set again
+            if taint is not None and taint.until == until:  # otherwise it was removed or replaced
                 self.lift_taint(target, name)
 
     def _taints_changed(self, target: str) -> None:
@@ -226,30 +226,30 @@ class Fleet:
             self.chips[tpu_type] += sign * int(worker.resources.get(TPU, 0.0))
 
     def _mark_duplicates(self, changed: Worker) -> None:
-        """Mark hosts of one slice that claim the same host_index: none of them can be used."""
+        """Mark hosts of a slice that claim the same host_index, none of which can be used."""
         slice_mates = self._groupings[TPU_NAME].members(changed.slice_name) if changed.slice_name else ()
         duplicates = [worker for worker in slice_mates if worker.host_index == changed.host_index]
         for worker in duplicates:
             if worker.duplicate != (len(duplicates) > 1):
                 worker.duplicate = len(duplicates) > 1
                 for grouping in self._groupings.values():
-                    grouping.add(worker)  # again: its groups are made anew
+                    grouping.add(worker)  # invalidates its group
                 self._record_change(worker)
 
     def occupy(self, node_id: str, occupants: Mapping[Occupant, Resources]) -> None:
-        """Give resources of a worker to attempts of tasks."""
+        """Add occupants to a worker, with the resources that they take."""
         worker = self.workers[node_id]
         worker.occupy(occupants)
         self._occupants_changed(worker)
 
     def vacate(self, node_id: str, occupant: Occupant) -> None:
-        """Free what an occupant held, if the worker is still alive."""
+        """Remove an occupant from a worker and free its resources, if the worker is still alive."""
         if worker := self.workers.get(node_id):
             worker.vacate(occupant)
             self._occupants_changed(worker)
 
     def mark_ending(self, node_id: str, occupant: Occupant, now: float) -> None:
-        """Record that an occupant has ended, and when. It holds its resources until its end is confirmed."""
+        """Record when an occupant ended. It holds its resources until its end is confirmed."""
         if worker := self.workers.get(node_id):
             worker.ending.setdefault(occupant, now)
             self._record_change(worker)
@@ -272,12 +272,12 @@ class Fleet:
         self._record_change(worker)
 
     def _record_change(self, worker: Worker) -> None:
-        self._changes.note(worker, 4 * len(self.workers) + 1000)  # a reader that is further behind starts anew
+        self._changes.note(worker, 4 * len(self.workers) + 1000)  # a reader that is further behind starts over
 
     # -- checking --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise AssertionError if an index differs from what the workers say. For tests."""
+        """Raise AssertionError if an index disagrees with the workers. For tests."""
         assert all(self.avoided.values()), "an empty entry of what a user's jobs avoid"
         assert +self.totals == +sum((Counter(w.resources) for w in self.workers.values()), Counter())
         for owner, names in self._held_by.items():
@@ -310,13 +310,13 @@ def _contents(group: object) -> Mapping[str, object]:
 
 
 class Allocations:
-    """Which resources of hosts each attempt holds, until it is confirmed that none of its processes is left.
+    """The resources that each attempt holds until its end is confirmed.
 
     Attributes:
-        usage: amounts that each user's gangs hold, by Ray's resource names.
-        past: what users have held in the past hours.
-        by_band: the attempts of each band, in the order in which they got hosts or told of a save.
-        heeding: those among them that save their state when they are told to leave.
+        usage: the amounts that each user's gangs hold, by Ray's resource names.
+        past: the users' past usage.
+        by_band: the attempts of each band, ordered by when they got hosts or last reported a save.
+        heeding: the attempts in ``by_band`` that save their state when they receive a notice.
     """
 
     def __init__(self, fleet: Fleet, limits: UserLimits, teams: TeamUse) -> None:
@@ -330,7 +330,7 @@ class Allocations:
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
     def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
-        """Return what a job's attempts hold."""
+        """Return the resources that a job's attempts hold."""
         return self._of.get(job_id, {})
 
     def __iter__(self) -> Iterator[AttemptId]:
@@ -341,7 +341,7 @@ class Allocations:
         return [attempt for attempt in self if jobs[attempt.job_id].spec.owner == owner]
 
     def add(self, job: Job, allocations: Mapping[AttemptId, Allocation]) -> None:
-        """Record what attempts of a job hold from now on."""
+        """Record resources that attempts of a job hold from now on."""
         self._of.setdefault(job.spec.job_id, {}).update(allocations)
         self.past.settle(job.spec.user)
         self.by_band[job.spec.priority].update(dict.fromkeys(allocations))
@@ -363,7 +363,7 @@ class Allocations:
         self._teams.took(job.spec, demands)
 
     def end(self, job: Job, attempt: AttemptId) -> bool:
-        """Free all that an attempt holds. Return whether it held anything."""
+        """Free all resources of an attempt. Return whether it held any."""
         allocations = self._of.get(job.spec.job_id, {})
         allocation = allocations.pop(attempt, None)
         if allocation is None:
@@ -381,7 +381,7 @@ class Allocations:
         return True
 
     def loses_less(self, job: Job, attempt: AttemptId, heeds_notices: bool) -> None:
-        """Note that an attempt has saved its state, or would if it were told to leave."""
+        """Record that an attempt has saved its state, or would do so on a notice."""
         attempts, heeding = self.by_band[job.spec.priority], self.heeding[job.spec.priority]
         if attempt in attempts:
             del attempts[attempt]
@@ -390,7 +390,7 @@ class Allocations:
                 heeding[attempt] = None
 
     def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
-        """Remove what an attempt held of a lost worker."""
+        """Remove the resources that an attempt held on a lost worker."""
         allocations = self._of[job.spec.job_id]
         lost = next(demand for place, _, demand in allocations[attempt] if place == node_id)
         self._give_back(job.spec.user, lost)
@@ -399,7 +399,7 @@ class Allocations:
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
     def mark_ending(self, attempt: AttemptId, now: float) -> None:
-        """Mark what an attempt holds as free soon: the attempt is over, its end not yet confirmed."""
+        """Mark an attempt's resources as about to be free: it has ended, but its end is not confirmed yet."""
         for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
             self._fleet.mark_ending(node_id, (task_id, attempt), now)
 
@@ -408,10 +408,10 @@ class Allocations:
         usage = self.usage.get(user, Counter())  # no entry if the user's tasks ask for nothing
         usage.subtract(demand)
         if not any(amount > 1e-9 for amount in usage.values()):
-            self.usage.pop(user, None)  # drops rounding errors of fractions, too
+            self.usage.pop(user, None)  # also drops rounding errors of fractions
 
     def all_of(self) -> Mapping[str, Mapping[AttemptId, Allocation]]:
-        """Return what attempts hold, by job id."""
+        """Return the resources that attempts hold, by job id."""
         return self._of
 
 
@@ -419,16 +419,13 @@ class Allocations:
 
 
 def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | None:
-    """Return why a host that registers again can't keep its tasks, so that it counts as lost; None if it can keep them.
+    """Return why a host counts as lost when it registers again, or None if it keeps its tasks.
 
-    A gang can't go on in two slices, nor a task on chips that are not there.
-
-    Args:
-        known: the host with its occupants, as it registered before.
-        now: the host as it registers now.
-        jobs: the jobs of all occupants, by id.
+    A gang can't continue on two slices, nor a task on chips that no longer exist. ``known`` is the host as it
+    registered before, with its occupants, and ``now`` as it registers now; ``jobs`` has the jobs of all occupants by
+    id.
     """
-    for resource, held in known.held.items():  # in whole units: a sum of fractions may exceed what there is
+    for resource, held in known.held.items():  # in whole units, since a sum of fractions may exceed the total
         if held > (has := now.resources.get(resource, 0.0)):
             return f"the host came back with {has:g} {resource}, and its tasks hold {held:g}"
     for group_by in {_group_by(jobs[attempt.job_id]) for _, attempt in known.occupants} - {None}:
@@ -440,7 +437,7 @@ def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | N
 
 
 def with_what_is_known(now: Worker, known: Worker) -> Worker:
-    """Return the new host with the drain and suspicion of the old one: these concern the machine, not its slice."""
+    """Return the new host with the drain and suspicion of the old one, which concern the machine and not its slice."""
     return replace(
         now,
         draining=known.draining,

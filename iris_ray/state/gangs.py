@@ -1,4 +1,4 @@
-"""How gangs get hosts, run and succeed, and which owner holds which slice."""
+"""Gangs that get hosts, run and succeed; and the owners of slices."""
 
 import math
 from collections import Counter
@@ -27,20 +27,20 @@ from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs
 
 _Places = tuple[list[tuple[Gang, tuple[str, ...]]], tuple[str, ...]]
-"""Gangs with the node ids of their hosts, and the names of the groups of these."""
+"""Gangs with the node ids of their hosts, and the names of the groups that the hosts belong to."""
 _Taken = dict[str, dict[str, float]]
 """Node id → resources."""
 
 
 class SliceHolders:
-    """Keeps `Fleet.holders`, the owner that has actors on each slice, as jobs take slices and owners release them."""
+    """Maintains `Fleet.holders`, the owner of actors on each slice, as jobs take slices and owners release them."""
 
     def __init__(self, table: JobTable, fleet: Fleet) -> None:
         self._table = table
         self._fleet = fleet
 
     def take(self, job: Job, node_ids: tuple[str, ...], change: Change) -> None:
-        """Make the job's owner the holder of these hosts' slices, or tell the present holder to release them."""
+        """Make the job's owner the holder of these hosts' slices, or instruct the present holders to release them."""
         if not job.requirement.chips:
             return
         slices = dict.fromkeys(self._fleet.workers[node_id].slice_name for node_id in node_ids)
@@ -48,7 +48,7 @@ class SliceHolders:
             holder = self._fleet.holders.get(name)
             if holder is None:
                 self._fleet.hold(name, job.spec.owner)
-            elif holder != job.spec.owner:  # it holds the slice until it has released it
+            elif holder != job.spec.owner:  # it stays the holder until it has released the slice
                 change.instructions.reclaim.append(ReclaimSlice(name, holder))
 
     def held(self, slice_name: str, owner: str) -> None:
@@ -57,7 +57,7 @@ class SliceHolders:
             self._fleet.hold(slice_name, owner)
 
     def released(self, slice_name: str, owner: str) -> None:
-        """Record that an owner has released a slice. The owner of a job that was placed there since holds it now."""
+        """Record that an owner has released a slice. The owner of a job placed there since becomes the holder."""
         if self._fleet.holders.get(slice_name) != owner:
             return
         next_owner = None
@@ -103,10 +103,10 @@ class Gangs:
     # -- assigning -------------------------------------------------------------------------------------------------
 
     def group_assigned(self, event: GroupAssignedEvent, change: Change) -> None:
-        """Give all jobs of a group their hosts, or refuse them all.
+        """Assign hosts to all jobs of a group, or refuse the whole assignment.
 
         Raises:
-            IllegalTransitionError: a job or a gang of it is missing, or what one of them gets is not there.
+            IllegalTransitionError: a job or gang of the group is missing, or an assigned host isn't available.
         """
         leader = self._table.known(event.job_id)
         given: Counter[tuple[str, int]] = Counter()
@@ -124,22 +124,23 @@ class Gangs:
             self._place(one, places, change)
 
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
-        """Give all tasks of a gang their hosts. Groups of its last attempt that ran keep their numbers."""
+        """Assign hosts to all tasks of a gang. Groups of its last attempt that ran keep their numbers."""
         self._place(event, self._checked(event), change)
 
     def tasks_assigned(self, event: TasksAssignedEvent, change: Change) -> None:
-        """Give tasks of a job that is not coscheduled their host: to all of them or to none."""
+        """Assign a host to independent tasks of a job, or refuse the whole assignment."""
         self._place(event, self._checked(event), change)
 
     def _checked(self, event: JobAssignedEvent, taken: _Taken | None = None) -> _Places:
-        """Return the gangs with their hosts, and the names of their groups.
+        """Validate an assignment. Return the gangs with their hosts, and the names of their groups.
 
         Args:
-            event: what is assigned.
-            taken: what the same event gives to others of the group, to which this is added; None: it is alone.
+            event: the assignment.
+            taken: resources assigned to other jobs of the group, to which this assignment's are added; None for a job
+                outside a group.
 
         Raises:
-            IllegalTransitionError: it can't be.
+            IllegalTransitionError: the assignment isn't possible.
         """
         job = self._table.known(event.job_id)
         if job.forms_group and taken is None:
@@ -150,7 +151,7 @@ class Gangs:
 
     def _place(self, event: JobAssignedEvent, places: _Places, change: Change) -> None:
         job, (placed, groups) = self._table.jobs[event.job_id], places
-        if len(placed[0][0].tasks) != len(placed[0][1]):  # another count of slices, or other slices
+        if len(placed[0][0].tasks) != len(placed[0][1]):  # another number or size of slices
             self._resize(job, len(placed[0][1]))
         self._assign(job, placed, groups, change)
 
@@ -173,7 +174,7 @@ class Gangs:
         return [(gang, node_ids)], tuple(groups)
 
     def _resize(self, job: Job, size: int) -> None:
-        """Give each gang of a job another number of tasks. All of them wait."""
+        """Change the number of tasks in each gang of a job, all of which are pending."""
         for gang, tasks in zip(job.gangs, new_gangs(job.spec.job_id, len(job.gangs), size), strict=True):
             gang.tasks = tasks
         job.counts = Counter({TaskState.PENDING: len(job.gangs) * size})
@@ -192,7 +193,7 @@ class Gangs:
         return [(gang, (event.node_id,)) for gang in gangs], (slice_name or event.node_id,)
 
     def _require_groups(self, event: GangAssignedEvent, group_by: str) -> None:
-        """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
+        """Refuse an assignment unless each group's hosts belong to the group of that name, and all names differ."""
         names, grouping = event.group_names, self._fleet.grouping(group_by)
         if len(set(names)) != len(event.groups) or len(names) != len(event.groups):
             raise IllegalTransitionError(f"job {event.job_id}: {names} does not name {len(event.groups)} groups")
@@ -208,7 +209,7 @@ class Gangs:
             raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only PENDING tasks are assigned")
 
     def _require_room(self, job: Job, node_id: str, tasks: int = 1, taken: _Taken | None = None) -> None:
-        """Refuse an assignment to a host that is gone or full, as a last check against two tasks on one host."""
+        """Refuse an assignment to a host that is lost or full, as a last check against overcommitted hosts."""
         worker, need = self._fleet.workers.get(node_id), job.requirement
         if worker is not None:
             demand = need.demand(worker)
@@ -224,7 +225,7 @@ class Gangs:
     def _assign(
         self, job: Job, placed: Sequence[tuple[Gang, tuple[str, ...]]], groups: tuple[str, ...], change: Change
     ) -> None:
-        """Give gangs of a job their hosts, all in the same groups."""
+        """Assign hosts, all in the same groups, to gangs of a job."""
         allocations = dict[AttemptId, Allocation]()
         hosts = tuple(dict.fromkeys(node_id for _, node_ids in placed for node_id in node_ids))
         demands = {node_id: job.requirement.demand(self._fleet.workers[node_id]) for node_id in hosts}
@@ -253,14 +254,14 @@ class Gangs:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def task_reported(self, event: TaskStateChangedEvent, change: Change) -> None:
-        """Take the report of a task. Reports about attempts that are not live change nothing."""
+        """Apply a task's report. Reports about attempts that are not live have no effect."""
         found = self._table.live(event.attempt)
         if found is None:
             return
         job, gang = found
         task = _task(event, gang)
         if task.state is event.new_state:
-            return  # delivered twice
+            return  # a duplicate
         match event.new_state:
             case TaskState.FAILED | TaskState.WORKER_FAILED:
                 if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
@@ -284,7 +285,7 @@ class Gangs:
             case TaskState.SUCCEEDED:
                 self._succeeded(job, gang, task, change)
             case TaskState.RUNNING:
-                if task.state is not TaskState.SUCCEEDED:  # else a late report
+                if task.state is not TaskState.SUCCEEDED:  # otherwise a late report
                     self._runs(job, gang, task, change)
             case _:
                 raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
@@ -329,7 +330,7 @@ class Gangs:
     # -- coming back -----------------------------------------------------------------------------------------------
 
     def job_restored(self, record: JobRecord, change: Change) -> None:
-        """Restore a job from the record of an earlier Controller, with what its attempts hold."""
+        """Restore a job and its attempts' resources from an earlier Controller's record."""
         job = record.job
         if job.spec.job_id in self._table.jobs:
             return
@@ -344,7 +345,7 @@ class Gangs:
             self._spares.placed_again(job)
 
     def _restore_allocation(self, job: Job, attempt: AttemptId, allocation: Allocation, change: Change) -> None:
-        """Restore what an attempt holds. An attempt that is over is stopped again, in case its pool does not know."""
+        """Restore an attempt's resources. An attempt that has ended is stopped again, in case its pool missed it."""
         gang, workers = job.gangs[attempt.gang], self._fleet.workers
         there = tuple(place for place in allocation if place[0] in workers)
         self._allocations.add(job, {attempt: there})
@@ -358,17 +359,15 @@ class Gangs:
             reason = f"{lost.node_id} was lost while no Controller was there to see it"
             self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, has_begun(gang))
             return
-        if gang.notice is not None:  # its pool may not know the notice
+        if gang.notice is not None:  # its pool may not have the notice
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))
         self._notices.tell_of_its_hosts(job, gang, change)
 
 
 def _numbered(gang: Gang, event: GangAssignedEvent, keep_hosts: bool) -> dict[str, tuple[str, ...]]:
-    """Return the groups of an assignment by name, in the order of their numbers.
+    """Return an assignment's groups by name, in the order of their numbers.
 
-    Args:
-        gang, event: what is assigned.
-        keep_hosts: whether hosts keep their numbers in their group, too. Those of a slice have theirs from Google.
+    ``keep_hosts`` also keeps the numbers of hosts within their groups; for a slice, Google assigns these.
     """
     groups, before = dict(zip(event.group_names, event.groups, strict=True)), dict(gang.last_ran)
     if keep_hosts:
@@ -377,9 +376,9 @@ def _numbered(gang: Gang, event: GangAssignedEvent, keep_hosts: bool) -> dict[st
 
 
 def in_place(before: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return names in an order in which as few as possible leave the place that they had.
+    """Return the names of ``now``, ordered so that as many as possible keep their positions in ``before``.
 
-    A name whose place is gone, since there are fewer names now, gets a free one. So do new names.
+    New names, and names whose position no longer exists, fill the free positions.
     """
     places = {name: place for place, name in enumerate(before) if place < len(now)}
     stay = {places[name]: name for name in now if name in places}

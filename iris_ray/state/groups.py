@@ -1,4 +1,4 @@
-"""Workers by the value of an attribute: slices, racks, or every worker by itself."""
+"""Groups of workers by the value of an attribute: slices, racks, or single workers."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -9,20 +9,20 @@ from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
 class Group:
-    """Workers that share a value of an attribute, and facts about all of them.
+    """Workers that share a value of an attribute, with properties derived from them.
 
-    `Grouping` makes a new group when a member comes, goes or changes. Within a group only the free room changes.
+    `Grouping` makes a new group when a member is added, removed or changed. Within a group, only the free room changes.
 
     Attributes:
         name: the shared value.
         is_slice: whether it is a TPU slice, which is usable only if it is complete.
-        workers: the members. Those of a slice are sorted by host_index; others by slice, host_index and node_id.
-        node_ids: the members' node ids, in the same order.
-        size: the number of hosts of the complete group.
-        defect: why a slice is not complete, or None.
-        taints: keys of the taints that any member has.
+        workers: the members; those of a slice in the order of host_index, others by slice, host_index and node_id.
+        node_ids: the members' node ids, in the order of ``workers``.
+        size: the number of hosts in the complete group.
+        defect: why a slice is incomplete, or None.
+        taints: keys of the taints of any member.
         unhealthy: node_id → why the member takes no new tasks.
-        foreign_use: node_id → which process outside iris_ray uses the member's chips.
+        foreign_use: node_id → the process outside iris_ray that uses the member's chips.
         suspected: members that may be lost.
         has_issues: whether a defect, taint, drain, foreign use or suspicion restricts the use of any member.
     """
@@ -75,7 +75,7 @@ class Group:
         self._shared: dict[str, bool] = {}
 
     def shares(self, key: str) -> bool:
-        """Return whether all members have the same value of an attribute, or no member has one."""
+        """Return whether all members have the same value of an attribute, or none has the attribute."""
         if len(self.workers) == 1:
             return True
         shared = self._shared.get(key)
@@ -84,7 +84,7 @@ class Group:
         return shared
 
     def occupants_changed(self) -> None:
-        """Forget how much room there is."""
+        """Invalidate the cached free resources."""
         self._room = self._chips_idle = None
 
     @property
@@ -96,7 +96,7 @@ class Group:
 
     @property
     def room(self) -> dict[str, float]:
-        """How much of each resource is free on every member."""
+        """The amount of each resource that is free on every member."""
         if self._room is None:
             first, *others = self.workers
             least = self._room = dict(first.free) if others else first.free
@@ -108,7 +108,7 @@ class Group:
 
 
 class Grouping:
-    """The workers grouped by one attribute; if it is None, every worker is a group. Groups are made when first read."""
+    """The workers grouped by an attribute; None makes every worker a group. Groups are made when first read."""
 
     def __init__(self, key: str | None, workers: Iterable[Worker] = ()) -> None:
         self._key = key
@@ -147,14 +147,14 @@ class Grouping:
         return filter(None, map(self.get, self._members))
 
     def get(self, name: str) -> Group | None:
-        """Return a group by its name; None if it has no live workers."""
+        """Return a group by name; None if it has no live workers."""
         group = self._groups.get(name)
         if group is None and (members := self._members.get(name)):
             group = self._groups[name] = Group(name, list(members.values()), self._key == TPU_NAME)
         return group
 
     def add(self, worker: Worker) -> None:
-        """Add a worker, or record that it changed; its group is made again when it is next read."""
+        """Add a worker, or record its change; its group is rebuilt when it is next read."""
         if name := self.name_of(worker):
             self._members.setdefault(name, {})[worker.node_id] = worker
             self._groups.pop(name, None)
@@ -169,13 +169,13 @@ class Grouping:
             self._groups.pop(name, None)
 
     def occupants_changed(self, worker: Worker) -> None:
-        """Record that tasks came to a worker or left it."""
+        """Record that a worker's occupants have changed."""
         if (name := self.name_of(worker)) and (group := self._groups.get(name)):
             group.occupants_changed()
 
 
 def group_name(value: AttributeValue) -> str:
-    """Return the group's name for a value of its attribute. Equal values, and no others, have the same name."""
+    """Return the name of the group for an attribute's value. Names are equal exactly if the values are."""
     raw = value.value
     if isinstance(raw, bool):
         return "true" if raw else "false"
@@ -203,7 +203,7 @@ def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
     values = [value.value for value in found if value is not None]
     if len(values) < len(found):
         return not values
-    # 4 and 4.0 count as different here. That only makes evaluations slower.
+    # 4 and 4.0 count as different here, which only makes evaluations slower.
     return values.count(values[0]) == len(values) and (type(values[0]) is str or len(set(map(type, values))) == 1)
 
 
@@ -218,7 +218,7 @@ def _health_problem(worker: Worker) -> str | None:
 
 
 def _full_size(workers: Sequence[Worker]) -> int:
-    """Return the number of hosts of the complete slice; 0 if its hosts report different sizes."""
+    """Return the number of hosts in the complete slice; 0 if its hosts report different sizes."""
     sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
     if not sizes:
         return len(workers)

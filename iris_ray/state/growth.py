@@ -1,9 +1,9 @@
-"""When a gang on fewer slices than it can use moves to more: once these have been free for as long as the move costs.
+"""Growth: when a gang on fewer slices than it can use moves to more.
 
-Nobody knows how long the slices will stay. A gang that moves once the wait has cost as much as the move loses at most
-twice as much as one that knew the future (ski rental: Karlin et al., "Competitive snoopy caching", 1988). The price is
-what the job's own planned moves have cost. A gang whose moves in a row were undone before they had paid waits twice as
-long after each of them.
+It moves once the slices have been free for as long as the move costs. How long they will stay free is unknown; with
+this rule a gang loses at most twice as much as with perfect foresight (ski rental: Karlin et al., "Competitive snoopy
+caching", 1988). The cost is that of the job's own planned moves so far. Each consecutive move that is undone before it
+has paid for itself doubles the wait.
 """
 
 from iris_ray.model.goodput import planned_move_s
@@ -11,26 +11,20 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.time_lost import FailureCause
 
 LEAST_S = 300.0
-"""Slices must have been free for at least so long, so that the next job finds some free."""
+"""The minimum time for which slices must have been free, so that a new job finds some; seconds."""
 LEAST_TO_RETURN_S = 10.0
-"""The same for a gang that goes back to as many slices as it had before it lost some."""
+"""The minimum time if the gang only returns to the number of slices that it had before a loss; seconds."""
 MOST_S = 12 * 3600.0
-"""No gang waits longer, however often its moves were undone."""
+"""The maximum wait, however often moves were undone; seconds."""
 UNKNOWN_S = 600.0
-"""The assumed cost of a move for a job without measured failures, which may have no recent checkpoint."""
+"""The assumed cost of a move for a job without measured failures, which may have no recent checkpoint; seconds."""
 MOST_DOUBLINGS = 20
 
 
 def patience_s(job: Job, have: int, gained: int, now: float) -> float:
-    """Return for how many seconds further slices must have been free before a job moves to them.
+    """Return for how many seconds additional slices must have been free before a job moves to them.
 
-    A move stops the slices that the job has, and wins the others.
-
-    Args:
-        job: the job.
-        have: how many slices it has.
-        gained: how many it would have in addition.
-        now: seconds on the clock of the events.
+    A move stops the slices that the job has, ``have``, and adds ``gained`` more.
     """
     measured = planned_move_s(job.times, now)
     cost_s = UNKNOWN_S if measured is None else measured
@@ -40,7 +34,7 @@ def patience_s(job: Job, have: int, gained: int, now: float) -> float:
 
 
 def note_size(job: Job, now: float) -> None:
-    """Note the number of slices of a gang whose tasks have all started, and so whether its moves to more pay."""
+    """Record a gang's slice count once all its tasks have started, to learn whether its growth pays."""
     gang = job.gang
     have, before = len(gang.groups), len(gang.last_ran)
     if not before:

@@ -1,4 +1,4 @@
-"""Instructions, which an event requires outside the state, and logs of changes for readers."""
+"""Instructions: the actions that an event requires outside the state; and logs of changes for readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from iris_ray.model.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class StopAttempt:
-    """End every task of this attempt. The reason is for people."""
+    """Stop every task of this attempt. The reason is for people."""
 
     attempt: AttemptId
     reason: str
@@ -19,7 +19,7 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimSlice:
-    """The slice goes to another owner. Its holder, which keeps it warm, must release it first."""
+    """The holder must release a warm slice, which another owner needs."""
 
     slice_name: str
     holder: str
@@ -27,7 +27,7 @@ class ReclaimSlice:
 
 @dataclass(frozen=True, slots=True)
 class NotifyGang:
-    """Tell every task of this attempt that its gang must move."""
+    """Give every task of this attempt a notice that its gang must move."""
 
     attempt: AttemptId
     notice: Notice
@@ -35,7 +35,7 @@ class NotifyGang:
 
 @dataclass(frozen=True, slots=True)
 class DropSpare:
-    """The spare is not needed any more. Its owner forgets it, also if it has not heard of it yet."""
+    """The owner must drop a spare, even if it has not heard of it yet."""
 
     job_id: str
     owner: str
@@ -43,7 +43,7 @@ class DropSpare:
 
 @dataclass(frozen=True, slots=True)
 class FailedEvent:
-    """An event that the state could not handle, because of a defect in iris_ray. It may have been applied in part."""
+    """An event that the state could not handle because of a defect in iris_ray. It may have been applied in part."""
 
     event: object
     error: Exception
@@ -51,7 +51,7 @@ class FailedEvent:
 
 @dataclass(slots=True)
 class Instructions:
-    """What an event requires outside. ``finished`` has ids of jobs; jobs of ``failed`` events are to be set aside."""
+    """The actions that an event requires outside. ``finished`` has job ids; ``failed`` events' jobs must be set aside."""
 
     notices: list[NotifyGang] = field(default_factory=list)
     dropped: list[DropSpare] = field(default_factory=list)
@@ -70,9 +70,9 @@ class Instructions:
         self.failed += others.failed
 
 
-@dataclass(slots=True)  # frozen, it would take longer to make, for every event
+@dataclass(slots=True)  # not frozen, which would slow down its construction for every event
 class Change:
-    """One event being handled: the time, and the instructions to which the parts of the state add."""
+    """The context of the event being handled: the time, and the instructions collected so far."""
 
     now: float
     instructions: Instructions = field(default_factory=Instructions)
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 class ChangeLog(Generic[T]):
-    """The latest changes, for readers that look now and then. A reader keeps the version up to which it has read."""
+    """A log of the latest changes, for readers that remember the version up to which they have read."""
 
     def __init__(self) -> None:
         self._changed: list[T] = []
@@ -90,11 +90,11 @@ class ChangeLog(Generic[T]):
 
     @property
     def version(self) -> int:
-        """How many changes there have been."""
+        """The number of changes so far."""
         return self._forgotten + len(self._changed)
 
     def note(self, what: T, most: int) -> None:
-        """Note a change. If there are more than ``most``, the older half is dropped."""
+        """Add a change. If there are more than ``most``, drop the older half."""
         self._changed.append(what)
         if len(self._changed) > most:
             old = len(self._changed) // 2
@@ -102,5 +102,5 @@ class ChangeLog(Generic[T]):
             del self._changed[:old]
 
     def since(self, version: int) -> Sequence[T] | None:
-        """Return what has changed since a version, oldest change first; None if some of that was dropped."""
+        """Return the changes since a version, oldest first; None if some of them were dropped."""
         return None if version < self._forgotten else self._changed[version - self._forgotten :]

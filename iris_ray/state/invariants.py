@@ -1,4 +1,4 @@
-"""Invariants of the controller's state, which must hold after every event. For tests."""
+"""Invariants of the Controller's state after every event. For tests."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -21,15 +21,10 @@ def check_state(
     pending: WaitingJobs,
     finished: Collection[str],
 ) -> None:
-    """Raise AssertionError if any invariant is broken.
+    """Raise AssertionError if an invariant is broken.
 
-    Args:
-        jobs: by id.
-        fleet: the live workers.
-        usage: amounts that each user's gangs hold.
-        allocations: what attempts hold, by job.
-        pending: the jobs that have gangs waiting.
-        finished: ids of those that have finished.
+    ``usage`` has the amounts that each user's gangs hold, ``allocations`` the resources of each job's attempts,
+    ``pending`` the jobs with waiting gangs, and ``finished`` the ids of the finished jobs.
     """
     _check_usage(jobs, usage, allocations)
     for job_id, job in jobs.items():
@@ -97,9 +92,9 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
 
 
 def _check_numbers(job: Job, gang: Gang, fleet: Fleet) -> None:
-    """A group that stays keeps its number unless there are too few now, and hosts keep theirs in their group.
+    """Check that groups that stay keep their numbers, as far as these exist, and hosts theirs within their groups.
 
-    The hosts of a slice come in the order of their worker ids.
+    The hosts of a slice must be in the order of their worker ids.
     """
     who, on_slices = job.spec.job_id, job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
     before = {name: (number, node_ids) for number, (name, node_ids) in enumerate(gang.last_ran)}

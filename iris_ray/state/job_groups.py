@@ -1,10 +1,9 @@
-"""Groups of jobs that start together or not at all, and end as one.
+"""Groups of jobs that start together or not at all, and end together.
 
-Until a group starts, its first job stands for all in the queue (`Job.members`), once all of them are submitted and none
-awaits another job. One event gives all of them their hosts. From then on each restarts by itself.
+Once all jobs of a group are submitted and none awaits another job, the first job represents them all in the queue
+(`Job.members`), as the group's leader. One event assigns hosts to all of them. After that, each restarts independently.
 
-A group ends as a whole: if one of its jobs ends without success, the others are ended; if the main ones have succeeded,
-so are the rest.
+If a job of the group ends without success, all others are ended. Once the main jobs have succeeded, the rest are ended.
 """
 
 import heapq
@@ -18,32 +17,32 @@ from iris_ray.state.instructions import Change
 from iris_ray.state.job_table import JobTable
 
 COMPLETE_S = 300.0
-"""Seconds after the submission of its first job by which all jobs of a group must be there, or it ends."""
+"""Seconds from the submission of a group's first job within which all its jobs must be submitted."""
 MOST_OF_AN_ERROR = 300
-"""The limit for the quoted error of another job, in characters."""
+"""The number of characters that are quoted of another job's error."""
 
 
 class JobGroups:
-    """Has groups enter the queue once they are complete, and ends them as a whole."""
+    """Puts complete groups into the queue, and ends groups as a whole."""
 
     def __init__(self, table: JobTable, ends: AttemptEnds) -> None:
         self._table = table
         self._ends = ends
-        self._due: list[tuple[float, str]] = []  # a heap: deadlines of incomplete groups, with a job of each
+        self._due: list[tuple[float, str]] = []  # a heap: deadlines of incomplete groups, each with one of the jobs
 
     # -- before the start ------------------------------------------------------------------------------------------
 
     def require_equal(self, spec: JobSpec) -> None:
-        """Refuse a job that does not fit the jobs of its group that are there.
+        """Refuse a job that is inconsistent with the submitted jobs of its group.
 
         Raises:
-            IllegalTransitionError: it says something else of the group, or is of another user, team or band.
+            IllegalTransitionError: its group, user, team or band differs.
         """
         if spec.group is not None and (why := self.mismatch(spec)) is not None:
             raise IllegalTransitionError(why)
 
     def mismatch(self, spec: JobSpec) -> str | None:
-        """Return why a job does not fit the jobs of its group that are there, or None."""
+        """Return why a job is inconsistent with the submitted jobs of its group, or None."""
         assert spec.group is not None
         for job_id in spec.group.job_ids.values():
             if (other := self._table.jobs.get(job_id)) is not None and _common(other.spec) != _common(spec):
@@ -51,9 +50,9 @@ class JobGroups:
         return None
 
     def settle(self, job: Job, change: Change) -> None:
-        """Hold a job back whose group is incomplete, or let the complete group enter the queue.
+        """Hold back a job whose group is incomplete, or let the complete group enter the queue.
 
-        A job whose group has ended meanwhile ends.
+        If the group has ended in the meantime, the job ends.
         """
         if not job.forms_group or job.state.finished:
             return
@@ -69,11 +68,11 @@ class JobGroups:
             self._table.enters(*known, now=change.now)
 
     def started(self, leader: Job) -> None:
-        """Note that all jobs of a group have hosts."""
+        """Record that all jobs of a group have hosts."""
         leader.members = ()
 
     def time_passed(self, change: Change) -> None:
-        """End groups of which some jobs were not submitted in time."""
+        """End groups whose jobs were not all submitted in time."""
         while self._due and self._due[0][0] <= change.now:
             _, job_id = heapq.heappop(self._due)
             job = self._table.jobs.get(job_id)
@@ -87,7 +86,7 @@ class JobGroups:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def ended(self, job: Job, change: Change) -> None:
-        """End the others if a job of a group has failed or was ended, or if it was the last of the main ones."""
+        """End the other jobs of the group if this one ended without success or was the last of the main jobs."""
         if (group := job.spec.group) is None:
             return
         job.members = ()
@@ -101,12 +100,12 @@ class JobGroups:
                 self._ends.end_job(other, reason, change)
 
     def _known(self, job: Job) -> list[Job]:
-        """Return the jobs of a group that were submitted and are not forgotten, in the group's order."""
+        """Return the submitted jobs of a job's group that are not forgotten, in the group's order."""
         assert job.spec.group is not None
         return [one for _, i in job.spec.group.members if (one := self._table.jobs.get(i)) is not None]
 
     def check(self) -> None:
-        """Raise AssertionError if a group has started in part, or waits without some of its jobs. For tests."""
+        """Raise AssertionError if only a part of a group has started or waits. For tests."""
         for job_id, job in self._table.jobs.items():
             if job.spec.group is None:
                 continue
@@ -127,7 +126,7 @@ def _common(spec: JobSpec) -> tuple[object, ...]:
 
 
 def _because_of(job: Job, other: Job) -> str:
-    """Return why another job of its group ends with a job that has ended without success."""
+    """Return the reason for which another job of the group ends after a job that ended without success."""
     assert other.spec.group is not None
     name, why = other.spec.group.name_of(job.spec.job_id), f": {job.error[:MOST_OF_AN_ERROR]}" if job.error else ""
     state = job.state.value.replace("_", " ")

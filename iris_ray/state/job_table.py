@@ -1,4 +1,4 @@
-"""All jobs with the indexes over them, the moves of their tasks, their latest events and their times."""
+"""All jobs with their indexes, the transitions of their tasks, their latest events and their times."""
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Set
@@ -22,22 +22,22 @@ from iris_ray.state.waiting_jobs import WaitingJobs
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
 FORGOTTEN_KEPT = 10_000
-"""How many forgotten jobs wait at most until `ControllerState.take_forgotten` reads them."""
+"""The largest number of forgotten jobs that are kept until `ControllerState.take_forgotten` removes them."""
 TASK_BYTES = 1000
-"""Bytes of memory that a task and its gang take at most, without the text of errors."""
+"""An upper bound for the memory of a task and its gang in bytes, without the text of errors."""
 
 
 class JobTable:
     """Jobs by id, in the order of submission.
 
     Attributes:
-        jobs: all of them.
-        yielding: those that have not ended and yield their hosts to any job that waits.
-        grouped_by: attribute → ids of the jobs that have not ended and whose groups share a value of it.
-        finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
+        jobs: all jobs.
+        yielding: the unfinished jobs that yield their hosts to any waiting job.
+        grouped_by: attribute → ids of the unfinished jobs that group hosts by it.
+        finished: job id → memory in bytes, of the finished jobs in the order of their ends.
         unrecorded, changes, changed_specs, queue_version, yields_version: see the properties of `ControllerState`.
         stories: the latest events of each job.
-        forgotten: the sums of jobs that were forgotten since the caller last took them.
+        forgotten: totals of forgotten jobs that were not taken yet.
     """
 
     def __init__(self, limits: UserLimits) -> None:
@@ -54,7 +54,7 @@ class JobTable:
         self.forgotten: deque[ForgottenJob] = deque(maxlen=FORGOTTEN_KEPT)
         self._limits = limits
         self._waiting = WaitingJobs()
-        self._not_sorted_in: set[str] = set()  # ids of jobs that have changed since `waiting` was last read
+        self._not_sorted_in: set[str] = set()  # ids of jobs changed since `waiting` was last read
         self._submitted = 0
         self._finished_bytes = 0
         self._finished_in_order = True
@@ -77,10 +77,10 @@ class JobTable:
         return self._waiting
 
     def known(self, job_id: str) -> Job:
-        """Return a job.
+        """Return a job by id.
 
         Raises:
-            IllegalTransitionError: there is none of that id.
+            IllegalTransitionError: there is no such job.
         """
         if job_id not in self.jobs:
             raise IllegalTransitionError(f"there is no job {job_id}")
@@ -97,7 +97,7 @@ class JobTable:
         return job.gangs[position]
 
     def live(self, attempt: AttemptId) -> tuple[Job, Gang] | None:
-        """Return the job and the gang of a live attempt, or None if the attempt is not live.
+        """Return an attempt's job and gang, or None if the attempt is not live.
 
         Raises:
             IllegalTransitionError: the job has no such gang.
@@ -111,10 +111,10 @@ class JobTable:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, now: float) -> Job | None:
-        """Add a new job, and return it. A submission that is delivered twice changes nothing.
+        """Add a new job and return it, or return None for a duplicate submission.
 
         Raises:
-            IllegalTransitionError: there is another job of this id.
+            IllegalTransitionError: there is a different job with this id.
         """
         known = self.jobs.get(spec.job_id)
         if known is not None:
@@ -140,13 +140,13 @@ class JobTable:
         return job
 
     def hold_back(self, job: Job) -> None:
-        """Take a job out of the queue until `enters`: it awaits other jobs."""
+        """Keep a job that awaits other jobs out of the queue until `enters`."""
         self._not_sorted_in.add(job.spec.job_id)
 
     def enters(self, *jobs: Job, now: float) -> None:
-        """Put a job into the queue that awaited other jobs, or a group whose first job stands for all.
+        """Put a job that awaited other jobs, or a group represented by its first job, into the queue.
 
-        Their waiting begins now, unless they had entered it under an earlier Controller.
+        Their waiting time begins now, unless they had entered the queue under an earlier Controller.
         """
         for job in jobs:
             if not job.ready_at:
@@ -157,13 +157,13 @@ class JobTable:
         self.queue_changed(jobs[0].spec.job_id)
 
     def restore(self, job: Job) -> None:
-        """Add a job that an earlier Controller knew."""
+        """Add a job from an earlier Controller's record."""
         job_id = job.spec.job_id
         self.jobs[job_id] = job
         self._submitted = max(self._submitted, job.number)
         if job.state.finished:
             self._note_finished(job)
-            self._finished_in_order = False  # jobs come back in the order of their submission
+            self._finished_in_order = False  # jobs are restored in the order of submission
         else:
             self._is_grouped(job.spec)
             self._limits.submitted(job.spec)
@@ -172,18 +172,18 @@ class JobTable:
         self.all_changed(job)
 
     def changed(self, job_id: str) -> None:
-        """Note that a job must be recorded again, without its gangs."""
+        """Record a change of a job that does not concern its gangs."""
         if (job := self.jobs.get(job_id)) is not None:
             self._note(job)
 
     def gang_changed(self, job: Job, *gangs: Gang) -> None:
-        """Note that gangs, or what their attempts hold, must be recorded again."""
+        """Record a change of gangs or of their attempts' resources."""
         chunks = self._note(job)
         if is_large(job):
             chunks.update(chunk_of(gang.position) for gang in gangs)
 
     def all_changed(self, job: Job) -> None:
-        """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
+        """Record a change of a job with all its gangs, or its removal."""
         self._note(job).update(chunks_in(job))
 
     def show_anew(self, job_id: str) -> None:
@@ -195,7 +195,7 @@ class JobTable:
         return 4 * len(self.jobs) + 1000
 
     def _note(self, job: Job) -> set[int]:
-        """Note a change, and return the set of chunks of the job's record that must be written again."""
+        """Log a change, and return the job's set of record chunks to be rewritten."""
         job_id = job.spec.job_id
         self.show_anew(job_id)
         self.changed_specs.note(job.spec, self._most_changes)
@@ -203,12 +203,12 @@ class JobTable:
         return self.unrecorded.setdefault(job_id, set())
 
     def queue_changed(self, job_id: str) -> None:
-        """Note that the queue has changed by a gang of this job."""
+        """Record a change of the queue by a gang of this job."""
         self.queue_version += 1
         self.changed(job_id)
 
     def waits(self, job: Job, gang: Gang) -> None:
-        """Put a gang into the queue again, behind the others of its job."""
+        """Put a gang back into the queue, behind the others of its job."""
         job.requeues += 1
         gang.requeued = job.requeues
         job.pending[gang.position] = None
@@ -216,13 +216,13 @@ class JobTable:
         self.queue_changed(job.spec.job_id)
 
     def waits_no_more(self, job: Job, *gangs: Gang) -> None:
-        """Take gangs of a job out of the queue: they have hosts, or have ended."""
+        """Remove gangs of a job from the queue: they have hosts or have ended."""
         for gang in gangs:
             job.pending.pop(gang.position, None)
         self.gang_changed(job, *gangs)
 
     def set_yields(self, job_id: str, yields: bool) -> None:
-        """Note that a job yields its hosts to any job that waits, or ceases to.
+        """Set whether a job yields its hosts to any waiting job.
 
         Raises:
             IllegalTransitionError: there is no such job, or it has several gangs.
@@ -241,7 +241,7 @@ class JobTable:
         self.queue_changed(job_id)
 
     def has_finished(self, job_id: str) -> None:
-        """Note that a job has finished."""
+        """Record that a job has finished."""
         job = self.jobs[job_id]
         job.over = job.state
         self._note_finished(job)
@@ -251,7 +251,7 @@ class JobTable:
         self.queue_changed(job_id)
 
     def remove(self, job_id: str) -> None:
-        """Forget a job that has not finished: a spare that is dropped."""
+        """Remove a dropped spare, which has not finished."""
         job = self.jobs.pop(job_id)
         self.all_changed(job)
         self._is_grouped_no_more(job.spec)
@@ -260,9 +260,9 @@ class JobTable:
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
-        """Forget the jobs that finished first, once their attempts hold nothing.
+        """Forget the jobs that finished first, once their attempts hold no resources.
 
-        At most `FINISHED_JOBS_KEPT` that take `FINISHED_BYTES_KEPT` remain, and always the one that finished last.
+        At most `FINISHED_JOBS_KEPT` jobs in `FINISHED_BYTES_KEPT` bytes are kept, and always the last that finished.
         """
         if not self._finished_in_order:
             self._finished_in_order = True
@@ -301,14 +301,14 @@ class JobTable:
 
 
 def _is_queued(job: Job) -> bool:
-    """Return whether a job waits for hosts: not for other jobs, nor behind the first job of its group."""
+    """Return whether a job is in the queue: it does not await other jobs, and no leader of a group represents it."""
     if not job.pending or job.awaits or job.state.finished:
         return False
     return bool(job.members) or not job.forms_group
 
 
 def _memory_of(job: Job) -> int:
-    """Return roughly how many bytes a finished job takes. An error that tasks share counts once."""
+    """Return a finished job's approximate memory in bytes. An error that tasks share counts once."""
     words = {id(task.error): len(task.error) for gang in job.gangs for task in gang.tasks if task.error}
     return TASK_BYTES * job.size + 4 * sum(words.values())
 
@@ -317,19 +317,19 @@ def _memory_of(job: Job) -> int:
 
 _TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
 WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
-"""The states that a task in each state still passes through until it has succeeded."""
+"""State → the states that a task still passes through until it has succeeded."""
 
 
 def new_gangs(job_id: str, gangs: int, size: int) -> list[list[Task]]:
-    """Return the new tasks of a job with so many gangs, by gang; ``size``: of how many tasks each."""
+    """Make the tasks of a new job by gang; ``size`` is the number of tasks in each gang."""
     return [[Task(task_id(job_id, i), i) for i in range(gang * size, (gang + 1) * size)] for gang in range(gangs)]
 
 
 def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
-    """Move a task to another state, and update the counts of its job and gang. The only function that moves tasks.
+    """Change a task's state, and update the counts of its job and gang. The only function that changes task states.
 
     Raises:
-        IllegalTransitionError: the table of legal moves does not hold this move.
+        IllegalTransitionError: `TRANSITIONS` does not allow this.
     """
     if new not in TRANSITIONS[task.state]:
         raise IllegalTransitionError(f"{task.task_id} (attempt {gang.attempt}): {task.state.name} → {new.name}")
@@ -342,7 +342,7 @@ def move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = N
 
 
 def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> None:
-    """Move every task of a gang."""
+    """Change the state of every task of a gang."""
     for task in gang.tasks:
         move(job, gang, task, new, error)
 
@@ -350,51 +350,51 @@ def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> 
 # -- stories -----------------------------------------------------------------------------------------------------------
 
 STORY_LENGTH = 12
-"""Events of a job, and of each gang, that are remembered."""
+"""The number of latest events that are kept for a job, and for each gang."""
 GANGS_KEPT = 10_000
-"""How many gangs, of jobs with many gangs, have a story of their own at most: those with the latest events."""
+"""The largest number of gangs, of jobs with several gangs, whose events are kept: those with the latest events."""
 
 _Story = list[tuple[int, float, Event]]
 """The latest events, oldest first, each with its number and time."""
 
 _SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
-"""Fields that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
+"""Fields to show in addition to the attempt. Others may contain users' text: errors, reasons, or the job."""
 
 
 class Stories:
-    """Remembers the latest events of each job and, if it has many gangs, of each gang: they explain a refused event."""
+    """The latest events of each job and, if it has several gangs, of each gang, which explain a refused event."""
 
     def __init__(self) -> None:
         self._of_jobs: dict[str, _Story] = {}  # by job id
-        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest ones, by job id and gang
+        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest, by job id and gang
         self._gangs: defaultdict[str, set[int]] = defaultdict(set)  # the keys of `_of_gangs`, by job id
         self._count = count()
 
     @property
     def job_ids(self) -> Set[str]:
-        """The ids of the jobs that have a story."""
+        """The ids of the jobs with events."""
         return self._of_jobs.keys() | self._gangs.keys()
 
     def remember(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
-        """Add an event to the story of the gang at a position; with None, to that of the whole job."""
+        """Add an event for the gang at a position, or for the whole job if ``gang`` is None."""
         story = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
         story.append((next(self._count), now, event))
         del story[:-STORY_LENGTH]
 
     def forget(self, job_id: str) -> None:
-        """Drop the stories of a job that is forgotten."""
+        """Drop the events of a forgotten job."""
         self._of_jobs.pop(job_id, None)
         for gang in self._gangs.pop(job_id, ()):
             del self._of_gangs[job_id, gang]
 
     def told(self, job_id: str, gang: int | None) -> tuple[str, ...]:
-        """Return the latest events of a job and of one of its gangs, one line for each event, oldest first."""
+        """Return the latest events of a job and of one of its gangs, a line each, oldest first."""
         of_gang = () if gang is None else self._of_gangs.get((job_id, gang), ())
         story = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
         return tuple(f"{now:.3f} {_in_words(event)}" for _, now, event in story[-STORY_LENGTH:])
 
     def _of_gang(self, job_id: str, gang: int) -> _Story:
-        """Return a gang's story, and mark it as the latest one."""
+        """Return a gang's events, and mark them as the most recently used."""
         key = job_id, gang
         story = self._of_gangs.setdefault(key, [])
         self._of_gangs.move_to_end(key)
@@ -411,7 +411,7 @@ class Stories:
 
 
 def _in_words(event: Event) -> str:
-    """Return the event's class, and those of its fields that hold no words of users."""
+    """Return an event's class and its fields that can't contain users' text."""
     words = [type(event).__name__]
     if (attempt := getattr(event, "attempt", None)) is not None:
         words.append(str(attempt))
@@ -420,41 +420,41 @@ def _in_words(event: Event) -> str:
 
 
 # -- job times ---------------------------------------------------------------------------------------------------------
-# `model/goodput.py` works out what the time of jobs that are one gang went into.
+# `model/goodput.py` measures the use of these times, for jobs that are one gang.
 
 
 def note_assigned(job: Job, allocation: Allocation, now: float) -> None:
-    """Note that an attempt of a job got its hosts. Earlier attempts are settled, to keep only a few."""
+    """Record that an attempt of a job got its hosts, and settle earlier attempts to keep only a few."""
     if job.spec.is_one_gang:
         job.times.assigned(job.attempt, sum(demand.get(TPU, 0.0) for _, _, demand in allocation), now)
         settle(job.times, job.submitted_at)
 
 
 def note_began(job: Job, now: float) -> None:
-    """Note that a job's attempt runs user code."""
+    """Record that a job's attempt runs user code."""
     if job.spec.is_one_gang:
         job.times.began(now)
 
 
 def note_attempt_ended(job: Job, now: float) -> None:
-    """Note that a job's attempt is over."""
+    """Record the end of a job's attempt."""
     if job.spec.is_one_gang:
         job.times.ended(now)
 
 
 def note_job_ended(job: Job, now: float) -> None:
-    """Note that a job is over."""
+    """Record the end of a job."""
     job.times.ended_at = now
     job.times.succeeded = job.over is JobState.SUCCEEDED
 
 
 def is_measured(job: Job) -> bool:
-    """Return whether a job's time is measured: only that of a job that is one gang, and no spare."""
+    """Return whether a job's time is measured: the job is one gang and not a spare."""
     return job.spec.is_one_gang and job.spec.spare_for is None
 
 
 def times_of_forgotten(job: Job) -> list[ForgottenJob]:
-    """Return what the sums keep of a finished job that is forgotten: nothing if its time is not measured."""
+    """Return the totals of a finished job that is forgotten, or an empty list if its time is not measured."""
     if job.times.ended_at is None or not is_measured(job):
         return []
     ended_at = job.times.ended_at
@@ -466,28 +466,24 @@ def times_of_forgotten(job: Job) -> list[ForgottenJob]:
 
 
 def note_attempt_end(gang: Gang, now: float) -> None:
-    """Note that a gang's attempt is over: tasks that have not ended end now."""
+    """Record the end of a gang's attempt for its tasks that have not ended yet."""
     for task in gang.tasks:
         if task.ended_at is None:
             task.ended_at = now
 
 
 def note_task_success(task: Task, now: float) -> None:
-    """Note that a task has succeeded."""
+    """Record that a task has succeeded."""
     if task.started_at is None:
         task.started_at = now  # the RUNNING report was lost
     task.ended_at, task.exit_code = now, 0
 
 
 def note_past(gang: Gang, state: TaskState, error: str, now: float, cause: Task | None) -> None:
-    """Remember a gang's attempt as a past one, before the gang is requeued.
+    """Add a gang's ended attempt to its past attempts, before the gang is requeued.
 
-    Args:
-        gang: the gang whose attempt is over.
-        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge.
-        error: why the attempt ended, in words.
-        now: seconds on the clock of the events.
-        cause: the task that ended first, or None.
+    ``state`` is FAILED or WORKER_FAILED by the budget charged, or KILLED if none was. ``cause`` is the task that ended
+    first, or None.
     """
     began = [task.started_at for task in gang.tasks if task.started_at is not None]
     past = PastAttempt(
@@ -500,7 +496,7 @@ def note_past(gang: Gang, state: TaskState, error: str, now: float, cause: Task 
         exit_code=cause.exit_code if cause else None,
         error=error[:ATTEMPT_ERROR_CHARACTERS],
     )
-    others = (one for one in gang.past if one.number != gang.attempt)  # a returned attempt may be there already
+    others = (one for one in gang.past if one.number != gang.attempt)  # may be there if it has returned
     gang.past = (*others, past)[-ATTEMPTS_KEPT:]
     for task in gang.tasks:
         task.started_at = task.ended_at = task.exit_code = None

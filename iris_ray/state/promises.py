@@ -1,7 +1,7 @@
-"""Promises: hosts that are kept for a job until it runs there, and the attempts that leave them for it.
+"""Promises: hosts reserved for a job until it runs there, and the evictions of attempts that occupy them.
 
-`iris_ray.scheduler.promises` chooses the hosts, and who leaves. A spare leaves at once. Gangs of lower bands, and jobs
-that yield, get notice, and are stopped at a deadline. If a promise ends before, those that still run go on.
+`iris_ray.scheduler.promises` chooses the hosts and the victims. A spare leaves at once. Gangs of lower bands and jobs
+that yield get a notice and are stopped at a deadline. If the promise ends first, victims that still run may continue.
 """
 
 import heapq
@@ -20,10 +20,10 @@ from iris_ray.state.team_use import TeamUse
 
 
 class Promises:
-    """Knows which host is promised to which job.
+    """The promised hosts of all jobs.
 
     Attributes:
-        version: counts the changes.
+        version: the number of changes so far.
     """
 
     def __init__(self, table: JobTable) -> None:
@@ -32,20 +32,20 @@ class Promises:
         self._promised: dict[str, str] = {}  # node_id → job id
 
     def whose(self, node_id: str | None) -> str | None:
-        """Return the id of the job that a host is promised to, or None."""
+        """Return the id of the job to which a host is promised, or None."""
         return self._promised.get(node_id or "")
 
     def promise(self, job_id: str, node_ids: tuple[str, ...], given_up: Iterable[str], workers: Collection[str]) -> Job:
-        """Promise exactly these hosts to a job, or nothing if there are none. Jobs that lose one of theirs lose all.
+        """Promise exactly these hosts to a job, and return it. Other jobs that were promised one of them lose all theirs.
 
         Args:
-            job_id: the job, which is returned.
-            node_ids: the hosts.
-            given_up: the attempts that are given up for the job from now on, in words.
+            job_id: the job.
+            node_ids: the hosts; empty to end the job's promise.
+            given_up: the attempts, as text, that are asked to leave for the job from now on.
             workers: node ids of all live hosts.
 
         Raises:
-            IllegalTransitionError: the job does not wait, or a host is gone.
+            IllegalTransitionError: the job does not wait, or a host is lost.
         """
         job = self._table.known(job_id)
         if node_ids and not job.pending:
@@ -62,11 +62,11 @@ class Promises:
         return job
 
     def kept_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Note that a job gets hosts: its promise is kept, and promises of these hosts to other jobs end.
+        """Record that a job gets hosts, which fulfils its promise and ends promises of these hosts to other jobs.
 
-        Only a returning gang leaves a promise alone: that of a job of its band, if no attempt was asked to leave for
-        it. A job whose tasks are placed one by one is still promised hosts for its other tasks. Only if the job leaves
-        some of its hosts to others does the queue count as changed, so that a plan is made at once.
+        A promise without victims to a job of the same band stays, since only a returning gang can take its hosts. A job
+        of independent tasks keeps promised hosts for its remaining tasks. If the job gives up some of its hosts, the
+        queue counts as changed, so that the next plan is made at once.
         """
         if (promise := job.promise) is not None:
             left = () if job.spec.coscheduling else tuple(i for i in promise.node_ids if i not in node_ids)
@@ -83,18 +83,18 @@ class Promises:
                 self.release(other)
 
     def release(self, job: Job) -> None:
-        """Promise nothing to a job any more."""
+        """End a job's promise."""
         if job.promise is not None:
             self._drop(job)
             self._table.queue_changed(job.spec.job_id)
 
     def release_host(self, node_id: str) -> None:
-        """Note that a host is gone or goes to another job: the promise that it is part of is called off as a whole."""
+        """Revoke the whole promise that a host belongs to: the host is lost or goes to another job."""
         if (job_id := self._promised.get(node_id)) is not None:
             self.release(self._table.jobs[job_id])
 
     def restored(self, job: Job, workers: Collection[str]) -> None:
-        """Keep an earlier Controller's promise to a job, if all its hosts are still there."""
+        """Restore an earlier Controller's promise to a job, if all its hosts are still alive."""
         promise, job.promise = job.promise, None
         if promise is None or not job.pending or job.state.finished:
             return
@@ -114,7 +114,7 @@ class Promises:
             self._promised.update(dict.fromkeys(promise.node_ids, job.spec.job_id))
 
     def check(self, workers: Mapping[str, object]) -> None:
-        """Raise AssertionError if this disagrees with the jobs and hosts. For tests."""
+        """Raise AssertionError if the promises disagree with the jobs and hosts. For tests."""
         jobs = self._table.jobs
         promised = [(i, job_id) for job_id, job in jobs.items() if job.promise for i in job.promise.node_ids]
         assert self._promised == dict(promised)
@@ -125,7 +125,7 @@ class Promises:
 
 
 class Evictions:
-    """Knows which attempts are to leave promised hosts to other jobs, and their deadlines."""
+    """The attempts that must leave promised hosts to other jobs, with their deadlines."""
 
     def __init__(
         self,
@@ -142,18 +142,17 @@ class Evictions:
         self._notices = notices
         self._spares = spares
         self._ends = ends
-        self._victims: dict[AttemptId, None] = {}  # attempts that were told; some may be over
-        self._due: list[tuple[float, AttemptId]] = []  # a heap: when which attempt is stopped
+        self._victims: dict[AttemptId, None] = {}  # attempts that were given a notice; some may have ended
+        self._due: list[tuple[float, AttemptId]] = []  # a heap: deadlines and attempts
         self._settled_for = 0  # the version of the promises
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def promise(self, event: PromiseEvent, workers: Collection[str], change: Change) -> None:
-        """Promise hosts to a job. Ask the attempts on these hosts to leave, unless they have ended meanwhile.
+        """Promise hosts to a job, and ask the victims on these hosts to leave, unless they have ended in the meantime.
 
         Raises:
-            IllegalTransitionError: the job or a host can't have the promise, or an attempt holds none of the hosts or
-                need not leave.
+            IllegalTransitionError: the promise isn't possible, or a victim holds none of the hosts or need not leave.
         """
         victims = [one for attempt in event.leave if (one := self._table.live(attempt)) is not None]
         for victim, gang in victims:
@@ -167,7 +166,7 @@ class Evictions:
                 self._give_notice(victim, gang, Eviction(event.job_id, deadline, self._reason(job, victim)), change)
 
     def time_passed(self, change: Change) -> None:
-        """Stop the attempts whose deadline has come."""
+        """Stop the attempts whose deadline has passed."""
         while self._due and self._due[0][0] <= change.now:
             _, attempt = heapq.heappop(self._due)
             found = self._table.live(attempt)
@@ -179,7 +178,7 @@ class Evictions:
 
     @property
     def attempts(self) -> list[AttemptId]:
-        """The attempts that are about to leave their hosts to other jobs."""
+        """The attempts that are being evicted."""
         found = ((attempt, self._table.live(attempt)) for attempt in self._victims)
         return [attempt for attempt, one in found if one is not None and one[1].eviction is not None]
 
@@ -188,12 +187,12 @@ class Evictions:
         for gang in job.gangs:
             if gang.eviction is not None:
                 self._note(job.current_attempt(gang), gang.eviction)
-                self._settled_for = -1  # records may be of different moments
+                self._settled_for = -1  # records may be from different times
 
     def settle(self, change: Change) -> None:
-        """Call off the evictions of attempts whose hosts are not promised to any job now.
+        """Cancel the evictions of attempts whose hosts are no longer promised to any job.
 
-        If an attempt leaves for several jobs and one of them has lost its promise, it leaves for the others.
+        If an attempt leaves for several jobs and one of them loses its promise, the attempt leaves for the others.
         """
         if self._victims and self._settled_for != self._promises.version:
             self._settled_for = self._promises.version
@@ -212,7 +211,7 @@ class Evictions:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _check(self, victim: Job, gang: Gang, event: PromiseEvent) -> None:
-        """Refuse a victim that need not leave for a job."""
+        """Refuse a victim that is not allowed to be evicted for a job."""
         who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
         is_idle = victim.yields or victim.spec.spare_for is not None
         taking = self._table.known(event.job_id).spec
@@ -223,12 +222,12 @@ class Evictions:
             raise IllegalTransitionError(f"{who}: they are not promised to that job")
 
     def _taker(self, attempt: AttemptId, gang: Gang) -> Job | None:
-        """Return a job for which an attempt is given up, or None."""
+        """Return a job for which an attempt leaves its hosts, or None."""
         takers = filter(None, (self._promises.whose(task.node_id) for task in gang.tasks))
         return next((self._table.jobs[one] for one in takers if self._gives_way(attempt, gang, one)), None)
 
     def _reason(self, job: Job, victim: Job) -> str:
-        """Return why a gang leaves its hosts, in words."""
+        """Return the reason for which a gang leaves its hosts, for people."""
         taker = f"{job.spec.job_id} of {job.spec.user}"
         if victim.yields:
             return f"its owner has no use for its hosts now, and {taker} waits"
@@ -238,7 +237,7 @@ class Evictions:
         return f"{job.spec.priority.name} job {taker} takes its hosts from {victim.spec.priority.name}"
 
     def _gives_way(self, attempt: AttemptId, gang: Gang, job_id: str) -> bool:
-        """Return whether an attempt is given up for the job, to which one of its hosts is promised."""
+        """Return whether an attempt is a victim of a job's promise, and one of its hosts is promised to the job."""
         job = self._table.jobs.get(job_id)
         if job is None or job.promise is None or str(attempt) not in job.promise.given_up:
             return False
@@ -247,7 +246,7 @@ class Evictions:
     def _give_notice(self, victim: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
         gang.eviction = eviction
         self._table.gang_changed(victim, gang)
-        self._spares.look_at(victim)  # it does not grow meanwhile
+        self._spares.look_at(victim)  # it does not grow while it is evicted
         self._note(victim.current_attempt(gang), eviction)
         self._notices.tell(victim, gang, eviction.notice, change)
 
@@ -256,7 +255,7 @@ class Evictions:
         heapq.heappush(self._due, (eviction.deadline, attempt))
 
     def _goes_on(self, job: Job, gang: Gang, change: Change) -> None:
-        """Call an eviction off. Tasks that have read the notice keep it."""
+        """Cancel an eviction. Tasks that have read the notice keep it."""
         gang.eviction = None
         if gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION:
             gang.notice = None
@@ -267,7 +266,7 @@ class Evictions:
     # -- checking --------------------------------------------------------------------------------------------------
 
     def check(self, jobs: Mapping[str, Job]) -> None:
-        """Raise AssertionError if this disagrees with the jobs. For tests."""
+        """Raise AssertionError if the evictions disagree with the jobs. For tests."""
         for job_id, job in jobs.items():
             for gang in job.gangs:
                 told = gang.notice is not None and gang.notice.kind is NoticeKind.EVICTION
@@ -285,6 +284,6 @@ class Evictions:
 
 
 def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
-    """Return the new promise. It keeps the victims of the earlier one, unless it has other hosts without victims."""
+    """Return the new promise. It keeps the victims of the earlier one, unless it has new hosts and no victims."""
     goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
     return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)

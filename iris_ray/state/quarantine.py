@@ -1,8 +1,8 @@
-"""Quarantine: after failures on a host, the user whose tasks failed there avoids it, or everybody does.
+"""Quarantine: after failures on a host, the user whose tasks failed there avoids it, or all users do.
 
 A failure counts against the pair of a user and a host. If a user's tasks fail repeatedly on one host and not on others,
-that user's jobs avoid it. A host is quarantined for everybody if tasks of different users fail there, or if the host
-itself shows that it is not fit.
+the user's jobs avoid it. A host is quarantined for all users if tasks of different users fail there, or if the host
+itself reports that it is unfit.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -17,26 +17,26 @@ from iris_ray.state.fleet import Fleet, Taint
 QUARANTINE = "quarantined"
 """The name of the taint."""
 BLAMES_ALLOWED = 2
-"""Failures within `MEMORY_S` that are tolerated. The next one closes the host."""
+"""The number of failures within `MEMORY_S` that are tolerated. The next one closes the host."""
 MEMORY_S = 3600.0
 QUARANTINE_S = 3600.0
-"""How long a host is quarantined or avoided, unless that is lifted before."""
+"""How long a host is quarantined or avoided, unless that is lifted earlier; seconds."""
 SHORT_QUARANTINE_S = 300.0
-"""The same if no user code ran there. Most likely another process has its chips, and may release them soon."""
+"""How long a host is closed if no user code ran: another process probably has its chips and may soon exit; seconds."""
 KEPT_OF_A_PAIR = 10
-"""How many failures of a user on a host are remembered, the latest ones: tasks may crash by the ten thousand."""
+"""The number of latest failures of a user on a host that are kept: tasks may crash by the ten thousand."""
 
 _Index = defaultdict[str | None, set[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """One failure that may be a host's fault.
+    """A failure that may be a host's fault.
 
     Attributes:
         node_id: the host.
         user: the user of the task.
-        fault: what failed.
+        fault: the kind of failure.
         at: seconds on the caller's clock.
     """
 
@@ -48,10 +48,10 @@ class Blame:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What follows from the failures of a host.
+    """The consequence of a host's failures.
 
     Attributes:
-        everybody: whether the host is quarantined; otherwise a user's jobs avoid it.
+        everybody: whether the host is quarantined for all users; otherwise one user's jobs avoid it.
         blames: the failures.
     """
 
@@ -60,22 +60,22 @@ class Judgement:
 
     @property
     def seconds(self) -> float:
-        """How long it holds."""
+        """How long the judgement holds, in seconds."""
         in_user_code = any(blame.fault in (Fault.CRASH, Fault.DISK, Fault.HANG) for blame in self.blames)
         return QUARANTINE_S if in_user_code else SHORT_QUARANTINE_S
 
 
 class BlameBook:
-    """Failures of the last hour: the latest ones of each user on each host."""
+    """The failures of the last hour: the latest of each user on each host."""
 
     def __init__(self) -> None:
-        # By host and user; the pair with the latest failure is the last. For a host fault the user is None.
+        # By host and user, with the latest failure last. The user is None for a fault of the host itself.
         self._pairs: OrderedDict[tuple[str, str | None], deque[Blame]] = OrderedDict()
         self._users_on: _Index = defaultdict(set)  # by host
         self._hosts_of: _Index = defaultdict(set)  # by user
 
     def add(self, blame: Blame) -> Judgement | None:
-        """Record a failure. Return what follows from it, or None."""
+        """Record a failure. Return its consequence, or None."""
         self._note(blame)
         here = self._here(blame)
         by_host = tuple(one for one in here if one.fault is Fault.HOST)
@@ -88,7 +88,7 @@ class BlameBook:
         return Judgement(False, by_user) if len(by_user) > BLAMES_ALLOWED else None
 
     def still_holds(self, judged: Judgement) -> bool:
-        """Return whether a judgement still holds, given all failures that are known now."""
+        """Return whether a judgement still holds, given all failures known by now."""
         if judged.blames[0].fault is Fault.HOST:
             return True
         left = self._not_the_users(judged.blames)
@@ -100,7 +100,7 @@ class BlameBook:
             self._remove(node_id, user)
 
     def _not_the_users(self, blames: Sequence[Blame]) -> list[Blame]:
-        """Return the failures of users whose tasks fail on no other host."""
+        """Return the failures whose users have none on other hosts."""
         return [one for one in blames if self._hosts_of.get(one.user, set()) <= {one.node_id}]
 
     def _note(self, blame: Blame) -> None:
@@ -111,7 +111,7 @@ class BlameBook:
         self._hosts_of[pair[1]].add(blame.node_id)
 
     def _here(self, latest: Blame) -> list[Blame]:
-        """Return the failures of the last hour on the host of the latest one, and forget what is older anywhere."""
+        """Return the last hour's failures on the host of the latest one, and forget older failures everywhere."""
         since = latest.at - MEMORY_S
         while (first := next(iter(self._pairs.items())))[1][-1].at < since:
             self._remove(*first[0])
@@ -127,16 +127,12 @@ class BlameBook:
 
 
 class Quarantine:
-    """Closes hosts, to a user or to all, and releases them when later failures show that they were not at fault.
-
-    Args:
-        fleet: has the taints of hosts, and what users avoid.
-    """
+    """Closes hosts to a user or to all, and reopens them when later failures show that they were not at fault."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._blames = BlameBook()
-        self._quarantined: dict[str, tuple[Taint, Judgement]] = {}  # node id → its taint, and why it has that
+        self._quarantined: dict[str, tuple[Taint, Judgement]] = {}  # node id → its taint, and the reason
         self._avoided: dict[tuple[str, str], Judgement] = {}  # (user, node id)
 
     def blame(self, blame: Blame, reason: str) -> None:
@@ -145,7 +141,7 @@ class Quarantine:
         if judged is not None and judged.everybody:
             count, until = len(judged.blames), blame.at + judged.seconds
             taint = Taint(f"{count} task processes failed there within an hour, the last one: {reason}", until)
-            self._forgive(blame.node_id)  # they count only once
+            self._forgive(blame.node_id)  # these failures count only once
             self._quarantined[blame.node_id] = taint, judged
             self._fleet.taint(blame.node_id, QUARANTINE, taint)
         elif judged is not None:
@@ -154,13 +150,13 @@ class Quarantine:
         self._acquit()
 
     def taint_lifted(self, target: str, taint: str) -> None:
-        """Lift a taint. If it is the quarantine, the host's failures are forgotten."""
+        """Lift a taint. If it is the quarantine, forget the host's failures."""
         self._fleet.lift_taint(target, taint)
         if taint == QUARANTINE:
             self._forgive(target)
 
     def _acquit(self) -> None:
-        """Release hosts whose judgement does not hold any more. A taint that an operator has set since stays."""
+        """Reopen hosts whose judgement no longer holds. A taint that an operator has set since then stays."""
         for node_id, (taint, judged) in list(self._quarantined.items()):
             if self._fleet.taints.get(node_id, {}).get(QUARANTINE) != taint:
                 del self._quarantined[node_id]
@@ -180,24 +176,20 @@ class Quarantine:
 
 
 # -- avoided hosts -----------------------------------------------------------------------------------------------------
-# The cause of a failed launch may be the host or the job; only the pair is known. So the job avoids the host for a
-# while, and other jobs may use it. If there is no other host, the scheduler lets the job try the same one again.
+# A failed launch may be the fault of the host or of the job. The job therefore avoids the host for a while, and other
+# jobs may use it. If there is no other host, the scheduler lets the job retry on the same one.
 
 AVOIDED_S = 300.0
-"""How long hosts are avoided after the job's latest launch that failed."""
+"""How long hosts are avoided after the job's latest failed launch; seconds."""
 MOST_AVOIDED = 256
-"""How many hosts a job avoids at most: those where launches failed last. One host stands for a slice taken whole."""
+"""The largest number of hosts that a job avoids, by its latest failures. A whole slice counts as one host."""
 
 
 def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float) -> None:
-    """Have a job avoid the hosts of an attempt that could not be started.
+    """Make a job avoid the hosts of an attempt that could not be launched. The gang still has its hosts.
 
-    Args:
-        job, gang: the attempt's job and gang; the gang still has its hosts.
-        groups: names of the groups in which the launch failed, or ids of the groups' first tasks. If the gang has none
-            of these, all its groups count.
-        fleet: knows how large slices are.
-        now: seconds on the clock of the events.
+    ``groups`` has the names of the groups in which the launch failed, or the ids of the groups' first tasks. If the
+    gang has none of these, all its groups count.
     """
     per_group, named = len(gang.tasks) // len(gang.groups), set(groups)
     first_tasks = dict(zip(gang.groups, gang.tasks[::per_group], strict=True))
@@ -206,12 +198,12 @@ def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float)
 
 
 def avoid_host(job: Job, node_id: str, now: float) -> None:
-    """Have a job avoid one host: its disk was full or faulty when a task ran there, or the task held up its gang."""
+    """Make a job avoid a host whose disk was full or faulty, or where a task held up its gang."""
     _add(job, {node_id: None}, now)
 
 
 def forgive(job: Job, gang: Gang) -> None:
-    """Take the hosts of a gang that has started off the job's list of avoided hosts."""
+    """Remove the hosts of a started gang from the hosts that its job avoids."""
     if job.avoided:
         here = {task.node_id for task in gang.tasks}
         job.avoided = tuple(node_id for node_id in job.avoided if node_id not in here)

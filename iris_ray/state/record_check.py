@@ -1,4 +1,4 @@
-"""Checks that a record is whole before a job is restored from it."""
+"""Checks that a record is complete before a job is restored from it."""
 
 from collections import Counter
 from dataclasses import fields
@@ -15,10 +15,10 @@ _fields_of_task = attrgetter(*(field.name for field in fields(Task)))
 
 
 def require_whole(record: Any, job_id: str) -> JobRecord:
-    """Return an unpickled value if it is the whole record of this job.
+    """Return an unpickled value if it is a complete record of this job.
 
     Raises:
-        CorruptRecordError: a part is missing, or the parts don't go together.
+        CorruptRecordError: a part is missing, or the parts are inconsistent.
     """
     try:
         problem = _problem_of(record, job_id)

@@ -1,13 +1,13 @@
 """Records: one per job, from which a restarted Controller rebuilds its state.
 
-A record is written before anything follows from it, so everything that was acknowledged is recorded.
+A record is written before any action follows from it, so everything that was acknowledged is recorded.
 
-The record of a job with up to `GANGS_PER_CHUNK` gangs is one value. That of a larger job is several: a head with what
-concerns the whole job, and its gangs in chunks. After a change only the head and the chunks with changed gangs are
-written again, so its cost does not depend on the size of the job.
+The record of a job with up to `GANGS_PER_CHUNK` gangs is a single value. A larger job has a head, with the data of the
+whole job, and its gangs in chunks. A change rewrites only the head and the chunks with changed gangs, so its cost does
+not depend on the size of the job.
 
-All values of one moment are written in one step. Everything that follows from the gangs (counts, charges, the queue) is
-computed again. A job with a missing chunk is left out, and chunks without a head belong to no job.
+All values of one point in time are written in one step. Values that derive from the gangs (counts, charges, the queue)
+are recomputed. A job with a missing chunk is left out, and chunks without a head are ignored.
 """
 
 import pickle
@@ -24,8 +24,8 @@ from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
 RECORD_VERSION = 15
-"""Raise it whenever the fields or the module of a class inside a record change; a test compares them with lists. The
-fields of a `JobSpec` are in the header themselves, as a checksum."""
+"""Increase this whenever the fields or the module of a class inside a record change; a test compares them with lists.
+The header itself has a checksum of the fields of a `JobSpec`."""
 
 GANGS_PER_CHUNK = 256
 
@@ -33,7 +33,7 @@ _ANY_HEADER = b"iris_ray job record "
 HEADER = _ANY_HEADER + b"%d, specs %08x" % (RECORD_VERSION, zlib.crc32(" ".join(FIELDS_OF_A_JOB).encode()))
 """The first line of every value."""
 
-# Values go into records without their names and classes: that is faster, and shorter.
+# Records contain values without names and classes, which is faster and shorter.
 _FROM_GANGS = {
     "kind",
     "members",
@@ -49,12 +49,12 @@ _FROM_GANGS = {
 }
 _JOB = [field.name for field in fields(Job) if field.name not in _FROM_GANGS]
 _values_of_job = attrgetter(*_JOB)
-_values_of_gang = attrgetter(*(field.name for field in fields(Gang)[1:]))  # those after its tasks
+_values_of_gang = attrgetter(*(field.name for field in fields(Gang)[1:]))  # the fields after its tasks
 _values_of_task = attrgetter(*(field.name for field in fields(Task)))
 
 
 def chunk_of(position: int) -> int:
-    """Return the number of the chunk that holds the gang at a position of a large job."""
+    """Return the number of the chunk with the gang at a position of a large job."""
     return position // GANGS_PER_CHUNK
 
 
@@ -70,21 +70,21 @@ def chunks_in(job: Job) -> range:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job, and what its attempts hold."""
+    """A job with the resources that its attempts hold."""
 
     job: Job
     allocations: Mapping[AttemptId, Allocation]
 
     def to_bytes(self) -> bytes:
-        """Return the whole record as one value: a few hundred bytes, and some ten for every task."""
+        """Return the whole record as one value: a few hundred bytes, plus some ten for each task."""
         return _packed((_values_of_job(self.job), *self._part(self.job.gangs, self.allocations)))
 
     def head(self) -> bytes:
-        """Return the record's only value; of a large job, the head without the gangs."""
+        """Return the head: for a small job the whole record, for a large one the part without gangs."""
         return _packed((_values_of_job(self.job), [], [])) if is_large(self.job) else self.to_bytes()
 
     def chunks(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
-        """Yield these chunks, each with its number; None for a chunk that the record does not have."""
+        """Yield the chunks of these numbers, with None for a chunk that the record does not have."""
         held: dict[int, dict[AttemptId, Allocation]] = {number: {} for number in numbers}
         for attempt, allocation in self.allocations.items() if held else ():
             if (in_chunk := held.get(attempt.gang // GANGS_PER_CHUNK)) is not None:
@@ -96,11 +96,11 @@ class JobRecord:
 
     @staticmethod
     def joined(head: bytes, chunks: Iterable[bytes] = ()) -> "JobRecord":
-        """Return the record that `head` and `chunks` wrote, with the chunks in the order of their numbers.
+        """Restore a record from the output of `head` and `chunks`, with the chunks in the order of their numbers.
 
         Raises:
-            UnknownRecordError: another version of iris_ray wrote it.
-            CorruptRecordError: no version did. A record that is damaged otherwise raises anything.
+            UnknownRecordError: another version of iris_ray wrote the record.
+            CorruptRecordError: the header is damaged. Other damage can raise any exception.
         """
         values, gangs, allocations = _unpacked(head)
         for chunk in chunks:

@@ -1,4 +1,4 @@
-"""How long a job may run by its own limit, ``max_runtime``."""
+"""Enforces ``max_runtime``, a job's own time limit."""
 
 import heapq
 import math
@@ -11,31 +11,30 @@ from iris_ray.state.job_table import JobTable
 from iris_ray.state.spares import GangNotices
 
 RUNTIME_NOTICE_S = 60.0
-"""Seconds from the notice that a job's time is nearly up to its end; half the time of a job that has less than twice
-as much."""
+"""Seconds between the notice that a job's time is nearly over and its end; at most half the job's time limit."""
 
 
 class RuntimeLimits:
-    """Ends jobs whose ``max_runtime`` is over. Their tasks have notice before."""
+    """Ends jobs whose ``max_runtime`` is over, after a notice to their tasks."""
 
     def __init__(self, table: JobTable, notices: GangNotices, ends: AttemptEnds) -> None:
         self._table = table
         self._notices = notices
         self._ends = ends
-        self._due: list[tuple[float, str]] = []  # a heap: the time of the next look, and the job
+        self._due: list[tuple[float, str]] = []  # a heap: the time of the next check, and the job
 
     def began(self, job: Job) -> None:
-        """Note that a task of a job has run for the first time, or that such a job was restored."""
+        """Record that a job's first task runs, or that such a job was restored."""
         if ends_at(job) < math.inf and not job.state.finished:
             heapq.heappush(self._due, (_notice_at(job), job.spec.job_id))
 
     def placed(self, job: Job, gang: Gang, change: Change) -> None:
-        """Tell a gang that has just got hosts that the job's time is nearly up, if it is."""
+        """Give a gang that has just got hosts the notice, if the job's time is nearly over."""
         if change.now >= _notice_at(job):
             self._tell(job, gang, change)
 
     def time_passed(self, change: Change) -> None:
-        """Give the notices that are due, and end the jobs whose time is up."""
+        """Give the notices that are due, and end the jobs whose time is over."""
         while self._due and self._due[0][0] <= change.now:
             _, job_id = heapq.heappop(self._due)
             job = self._table.jobs.get(job_id)
@@ -54,14 +53,14 @@ class RuntimeLimits:
         self._notices.tell(job, gang, notice, change)
 
     def check(self) -> None:
-        """Raise AssertionError if this disagrees with the jobs. For tests."""
+        """Raise AssertionError if a limited job has no entry. For tests."""
         known = {job_id for _, job_id in self._due}
         for job_id, job in self._table.jobs.items():
             assert job.state.finished or ends_at(job) == math.inf or job_id in known, f"{job_id}: it has no end"
 
 
 def ends_at(job: Job) -> float:
-    """Return when a job's time is up; infinite if it has no limit or has not run; seconds."""
+    """Return when a job's time is over, in seconds; infinite if it has no limit or has not run."""
     limit = job.spec.max_runtime
     return math.inf if limit is None else job.began_at + limit
 

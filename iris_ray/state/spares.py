@@ -1,8 +1,8 @@
-"""Spares: slices held ready for a running gang, to replace a lost slice or one that is about to go, or to grow.
+"""Spares: slices held ready for a running gang, to replace slices that are lost or about to be lost, or for growth.
 
-Each spare is a job of its own without a function. It waits in the queue like other jobs. Once it is placed, the pool of
-the gang's job reserves the slices and starts their standbys. As soon as the gang is requeued, its spares are dropped.
-Their slices are then the gang's first choice, since its own pool keeps them warm.
+Each spare is a separate job without a function, which waits in the queue like other jobs. Once it is placed, the pool
+of the gang's job reserves the slices and starts their standbys. When the gang is requeued, its spares are dropped.
+Their slices are then the gang's first choice, since its pool keeps them warm.
 """
 
 import heapq
@@ -22,35 +22,35 @@ from iris_ray.state.instructions import Change, DropSpare, NotifyGang
 from iris_ray.state.job_table import JobTable
 
 Need = tuple[SparePurpose, tuple[int, ...]]
-"""The purpose, and the numbers of slices that meet the need."""
+"""The purpose of a spare, and the slice counts that satisfy the need."""
 
 NO_LIMIT = 1_000_000_000
 
 
 class Spares:
-    """Knows which jobs hold slices ready for which, and which may need other spares. `SpareJobs` makes them."""
+    """The spares of all jobs, and the jobs whose need for spares may have changed. `SpareJobs` makes the spares."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
-        self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
-        self._standing_in: dict[str, int] = {}  # job id → how many of its spares replace slices that are about to go
+        self._of: dict[str, list[str]] = {}  # job id → ids of its spares
+        self._restless: dict[str, None] = {}  # ids of jobs whose need for spares may have changed
+        self._standing_in: dict[str, int] = {}  # job id → number of its spares that replace slices about to be lost
         self._may_grow: list[tuple[float, str]] = []  # a heap: when a running gang may grow, and its job's id
-        self._next_look: dict[str, float] = {}  # job id → when it is looked at again
+        self._next_look: dict[str, float] = {}  # job id → the time of its next check
 
     @property
     def are_settled(self) -> bool:
-        """Whether no job may need other spares than it has."""
+        """Whether no job's need for spares may have changed."""
         return not self._restless
 
     def look_at(self, job: Job) -> None:
-        """Note that a job or its hosts have changed: it may need other spares. If it is a spare, its parent may."""
+        """Record that a job or its hosts have changed, and perhaps its need for spares; for a spare, its parent's."""
         if job.spec.spare_for is not None:
             self._restless[job.spec.spare_for.job_id] = None
         elif job.spec.is_one_gang:
             self._restless[job.spec.job_id] = None
 
     def gang_runs(self, job: Job) -> None:
-        """Note that all tasks of a job run."""
+        """Record that all tasks of a job run."""
         self.look_at(job)
         if job.spec.spare_for is None and _has_room_to_grow(job):
             after = job.spec.grow_after
@@ -60,18 +60,18 @@ class Spares:
                 self.look_again(job, job.gang.running_since + after)
 
     def look_again(self, job: Job, at: float) -> None:
-        """Note that a job may need other spares, or may grow, at a time."""
+        """Schedule the next check of a job's growth and need for spares."""
         if self._next_look.get(job.spec.job_id) != at:
             self._next_look[job.spec.job_id] = at
             heapq.heappush(self._may_grow, (at, job.spec.job_id))
 
     @property
     def next_look_at(self) -> float:
-        """When a job may grow next; infinite if none may."""
+        """The time of the next growth check; infinite if none is due."""
         return self._may_grow[0][0] if self._may_grow else math.inf
 
     def time_passed(self, now: float) -> None:
-        """Note gangs that have run on few slices for long enough and may grow."""
+        """Mark the jobs whose growth check is due."""
         while self._may_grow and self._may_grow[0][0] <= now:
             at, job_id = heapq.heappop(self._may_grow)
             if self._next_look.get(job_id) == at:
@@ -79,13 +79,13 @@ class Spares:
             self._restless[job_id] = None
 
     def restored(self, spare: Job) -> None:
-        """Note a spare that an earlier Controller made."""
+        """Add a restored spare."""
         assert spare.spec.spare_for is not None
         self._of.setdefault(spare.spec.spare_for.job_id, []).append(spare.spec.job_id)
         self.look_at(spare)
 
     def forget(self, spare: Job) -> None:
-        """Note that a spare is dropped."""
+        """Remove a dropped spare."""
         assert spare.spec.spare_for is not None
         parent_id = spare.spec.spare_for.job_id
         self._of[parent_id].remove(spare.spec.job_id)
@@ -93,10 +93,10 @@ class Spares:
             del self._of[parent_id]
 
     def dispensable(self, jobs: Mapping[str, Job]) -> list[Job]:
-        """Return the spares that have slices and could give them back.
+        """Return the spares that hold slices and could release them.
 
-        A spare that stands in for a slice that is about to go is not among them. Without it a replacement would be
-        made, which goes before all jobs, and the next spare would make the replacement superfluous again.
+        This excludes spares that replace slices about to be lost. Without such a spare, a replacement would be made,
+        which precedes all jobs, and the next spare would make the replacement superfluous again.
         """
         found: list[Job] = []
         for job_id, ids in self._of.items():
@@ -110,15 +110,12 @@ class Spares:
     def changes(
         self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
     ) -> Iterator[tuple[Job | None, list[Job], list[JobSpec]]]:
-        """Yield each changed job with the spares that it no longer needs and the specs of the spares to be made.
-
-        The job is None if it is forgotten.
-        """
+        """Yield each changed job (None if forgotten) with its superfluous spares and the specs of its missing ones."""
         restless, self._restless = self._restless, {}
         for job_id in restless:
             job = jobs.get(job_id)
             known = self._of.pop(job_id, ())
-            spares = [jobs[spare_id] for spare_id in known if spare_id in jobs]  # others were evicted
+            spares = [jobs[spare_id] for spare_id in known if spare_id in jobs]  # other spares were evicted
             sound = sum(is_for(spare, SparePurpose.SPARE) and holds_ready(spare, workers) for spare in spares)
             doomed = 0 if job is None else doomed_groups(job, workers)
             needs = [] if job is None else spares_needed(job, doomed, sound, now)
@@ -136,13 +133,13 @@ class Spares:
             self._standing_in.pop(job_id, None)
 
     def ready_room(self, job: Job, jobs: Mapping[str, Job]) -> Job | None:
-        """Return the job that holds the slices by which a gang can grow, if their processes have started."""
+        """Return the growth spare of a gang, if the processes on its slices have started, or None."""
         spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()) if spare_id in jobs)
         rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
         return next((room for room in rooms if room.counts[TaskState.RUNNING] == len(room.tasks)), None)
 
     def _number(self, job: Job, need: Need, taken: Container[str]) -> int:
-        """Return a number that makes an unused id. Ids are never reused: pools remember attempts."""
+        """Return a number for an unused id. Ids are never reused, because pools remember attempts."""
         job.spares_made += 1
         while spare_id(job, need, job.spares_made) in taken:
             job.spares_made += 1
@@ -167,12 +164,12 @@ class Spares:
 
 
 def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
-    """Return the needs for spares of a job now.
+    """Return a job's current needs for spares.
 
     Args:
         job: any job.
-        doomed: how many of its slices are about to go.
-        sound: how many of its spares have their slices; a spare that waits in the queue can't take over.
+        doomed: the number of its slices that are about to be lost.
+        sound: the number of its spares that hold slices; a spare in the queue can't replace a slice.
         now: seconds on the clock of the events.
     """
     config, spec = job.spec.coscheduling, job.spec
@@ -185,7 +182,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
     ):
         return []
     needs: list[Need] = [(SparePurpose.SPARE, (1,))] * spec.spares
-    if not (job.yields or spec.runs_once):  # a job that yields may have to leave for its own replacement
+    if not (job.yields or spec.runs_once):  # a yielding job might have to leave for its own replacement
         needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
     have = len(job.gang.groups)
     if not doomed and may_grow(job, now):
@@ -196,7 +193,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
 def _sort_out(
     spares: Iterable[Job], needs: Iterable[Need], workers: Mapping[str, Worker]
 ) -> tuple[list[Job], list[Job], list[Need]]:
-    """Return the spares that meet a need, the other spares, and the unmet needs."""
+    """Return the spares that satisfy a need, the superfluous spares, and the unmet needs."""
     kept, superfluous, unmet = [], [], list(needs)
     for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
         if need_of(spare) in unmet and not doomed_groups(spare, workers):
@@ -208,7 +205,7 @@ def _sort_out(
 
 
 def may_grow(job: Job, now: float) -> bool:
-    """Return whether a gang on fewer slices than it can use asks for room to grow."""
+    """Return whether a gang on fewer slices than it can use should get a growth spare."""
     gang, after = job.gang, job.spec.grow_after
     if after is None or gang.eviction is not None or not _has_room_to_grow(job):
         return False
@@ -220,7 +217,7 @@ def may_grow(job: Job, now: float) -> bool:
 
 
 def moves_at(job: Job, room: Job, now: float) -> float:
-    """Return when a gang moves to the slices that a room holds for it; seconds."""
+    """Return when a gang moves to the slices of its growth spare; seconds."""
     if not isinstance(job.spec.grow_after, str):
         return 0.0
     return room.gang.running_since + patience_s(job, len(job.gang.groups), len(room.gang.groups), now)
@@ -232,7 +229,7 @@ def _has_room_to_grow(job: Job) -> bool:
 
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
-    """Return how many of a gang's groups are about to go."""
+    """Return the number of a gang's groups that are about to be lost."""
     if not job.spec.is_one_gang or not job.gang.placed:
         return 0
     tasks, per_group = job.gang.tasks, len(job.gang.tasks) // len(job.gang.groups)
@@ -246,7 +243,7 @@ def spare_id(job: Job, need: Need, number: int) -> str:
 
 
 def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
-    """Return the spec of a job that holds slices ready for another job."""
+    """Return the spec of a spare for a job."""
     purpose, counts = need
     assert job.spec.coscheduling is not None
     return replace(
@@ -269,12 +266,12 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
 
 
 def is_for(spare: Job, purpose: SparePurpose) -> bool:
-    """Return whether a job holds slices ready for another job, for this purpose."""
+    """Return whether a job is a spare for this purpose."""
     return spare.spec.spare_for is not None and spare.spec.spare_for.purpose is purpose
 
 
 def holds_ready(spare: Job, workers: Mapping[str, Worker]) -> bool:
-    """Return whether a spare has its slices and none of them is about to go."""
+    """Return whether a spare has its slices and none of them is about to be lost."""
     return spare.gang.placed and not doomed_groups(spare, workers)
 
 
@@ -286,7 +283,7 @@ def need_of(spare: Job) -> Need:
 
 
 class GangNotices:
-    """Tells gangs that they must move. A gang hears of a notice only if it is more urgent than the one it has."""
+    """Gives gangs their notices. A gang gets a notice only if it is more urgent than the one that it has."""
 
     def __init__(self, table: JobTable, fleet: Fleet, spares: Spares) -> None:
         self._table = table
@@ -294,7 +291,7 @@ class GangNotices:
         self._spares = spares
 
     def worker_drained(self, event: WorkerDrainedEvent, change: Change) -> None:
-        """Mark a worker as draining and tell the gangs on it, once. `SpareJobs` then makes replacements."""
+        """Mark a worker as draining and give its gangs a notice, once. `SpareJobs` then makes replacements."""
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
             return
@@ -315,9 +312,9 @@ class GangNotices:
                 self.tell(*found, notice, change)
 
     def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
-        """Take a maintenance back. If the worker drains for another reason, its gangs are told of that.
+        """Cancel a maintenance. If the worker is draining for another reason, its gangs get that notice.
 
-        A gang may have the notice of a maintenance from its record although its worker does not have it.
+        A restored gang may have a maintenance notice that its worker does not have.
         """
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
@@ -331,9 +328,9 @@ class GangNotices:
                 self._look_again(*found, change)
 
     def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
-        """Take a gang's maintenance notice back, unless another of its hosts has the same one.
+        """Withdraw a gang's maintenance notice, unless another of its hosts has the same one.
 
-        The gang is then told the most urgent of the notices that remain, of its hosts or of an eviction.
+        The gang then gets the most urgent remaining notice of its hosts or of an eviction.
         """
         told = gang.notice
         if told is None or told.kind is not NoticeKind.MAINTENANCE:
@@ -350,7 +347,7 @@ class GangNotices:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 
     def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
-        """Give a gang a notice, unless it has one that is as urgent. Spares get none."""
+        """Give a gang a notice, unless it has one that is at least as urgent. Spares get none."""
         known = gang.notice
         if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
             return
@@ -361,7 +358,7 @@ class GangNotices:
         change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
     def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
-        """Give a gang the notices that its hosts had before the gang was placed or its record was read."""
+        """Give a gang the notices that its hosts had before the gang was placed or restored."""
         for task in gang.tasks:
             worker = self._fleet.workers.get(task.node_id or "")
             if worker is not None and worker.notice is not None:
@@ -369,7 +366,7 @@ class GangNotices:
 
 
 class SpareJobs:
-    """Makes and drops spare jobs as `Spares` decides. It calls ``release`` to end the promise of a dropped spare."""
+    """Makes and drops spare jobs as `Spares` decides. ``release`` ends the promise of a dropped spare."""
 
     def __init__(
         self,
@@ -388,30 +385,30 @@ class SpareJobs:
         self._release = release
 
     def look_at(self, job: Job) -> None:
-        """Note that a job has changed and may need other spares."""
+        """Record that a job has changed, and so perhaps its need for spares."""
         self._spares.look_at(job)
 
     def restored(self, spare: Job) -> None:
-        """Note a spare that an earlier Controller made."""
+        """Add a restored spare."""
         self._spares.restored(spare)
 
     def placed_again(self, job: Job) -> None:
-        """Note a restored job whose gang has its hosts."""
+        """Record that a restored job's gang has its hosts."""
         self._spares.gang_runs(job)
 
     def gang_runs(self, job: Job) -> None:
-        """Note that all tasks of a gang run. If it is room for another gang to grow, that gang may be told to move."""
+        """Record that all tasks of a gang run. If it is a growth spare, its parent's gang may get a notice to move."""
         self._spares.gang_runs(job)
 
     def give_back(self, spare: Job, change: Change) -> None:
-        """Free what a spare holds, for another job. Its own job gets another one, which waits behind all jobs."""
+        """Release a spare's slices to another job. Its parent gets a new spare, which waits behind all jobs."""
         self._spares.look_at(spare)
         self._spares.forget(spare)
         self._note_lost_room(spare, change.now)
         self._drop(spare, change)
 
     def settle(self, change: Change) -> None:
-        """Make the spares that jobs need now and drop the others. Take a growth notice back if its room is gone."""
+        """Make missing spares and drop superfluous ones. Withdraw a growth notice whose spare is gone."""
         if self._spares.are_settled:
             return
         for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
@@ -423,7 +420,7 @@ class SpareJobs:
                 self._settle_growth(job, change)
 
     def _settle_growth(self, job: Job, change: Change) -> None:
-        """Tell a gang to move to more slices once that pays. Call the move off if the slices are gone."""
+        """Give a gang a growth notice once the move pays. Cancel the move if the slices are gone."""
         gang, room = job.gang, self._spares.ready_room(job, self._table.jobs)
         if room is None and gang.is_to_grow:
             gang.notice = None  # its pool asks before it moves
@@ -438,7 +435,7 @@ class SpareJobs:
             self._notices.tell(job, gang, Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S), change)
 
     def _note_lost_room(self, spare: Job, now: float) -> None:
-        """Have a gang wait before it asks for room to grow again: others want the slices."""
+        """Make a gang wait before it gets another growth spare, since other jobs need the slices."""
         parent = self._table.jobs.get(spare.spec.spare_for.job_id) if spare.spec.spare_for is not None else None
         if parent is not None and is_for(spare, SparePurpose.GROWTH) and isinstance(parent.spec.grow_after, str):
             gang = parent.gang
@@ -451,15 +448,15 @@ class SpareJobs:
         self._table.submit(spec, change.now)
         self._table.changed(spec.spare_for.job_id)  # its record counts its spares
         spare = self._table.jobs[spec.job_id]
-        spare.started = True  # like its job, so it is never given up as unschedulable
+        spare.started = True  # so that it can't become unschedulable
         if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
             spare.gang.returning_until = math.inf
 
     def _drop(self, spare: Job, change: Change) -> None:
-        """Free what a spare holds at once, since no user code runs there. Its owner keeps the slices warm."""
+        """Free a spare's hosts at once, since no user code runs there. Its owner keeps the slices warm."""
         job_id = spare.spec.job_id
         held = list(self._allocations.of(job_id))
-        if held:  # also if its attempt is over, and its pool has not confirmed that yet
+        if held:  # even if its attempt has ended but its pool has not confirmed that yet
             change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
         for attempt in held:
             self._allocations.end(spare, attempt)

@@ -1,8 +1,8 @@
-"""Jobs that enter the queue only after other jobs: ``after=``.
+"""Successors: jobs that enter the queue only after other jobs (``after=``).
 
-Such a job is in no plan. `Job.awaits` has the conditions that it still awaits. A met condition is never checked again,
-so a predecessor may be forgotten. A job with a condition that can't be met any more ends, and so do the jobs that await
-its success.
+Plans don't include such a job. `Job.awaits` has its unmet conditions. A condition that was met is not checked again, so
+a predecessor may be forgotten. A job with a condition that can no longer be met ends, as do the jobs that await its
+success.
 """
 
 from iris_ray.errors import IllegalTransitionError
@@ -16,11 +16,11 @@ from iris_ray.state.job_groups import JobGroups
 from iris_ray.state.job_table import JobTable
 
 MOST_OF_AN_ERROR = 300
-"""The limit for the quoted error of a predecessor, in characters."""
+"""The number of characters that are quoted of a predecessor's error."""
 
 
 class Successors:
-    """Knows which jobs await which, and has them enter the queue, or end."""
+    """Tracks which jobs await which other jobs, and lets them enter the queue or end."""
 
     def __init__(self, table: JobTable, ends: AttemptEnds, groups: JobGroups) -> None:
         self._table = table
@@ -30,10 +30,10 @@ class Successors:
         self._of_start: dict[str, dict[str, None]] = {}  # job id → ids of the jobs that await its start
 
     def require_known(self, spec: JobSpec) -> None:
-        """Refuse a job that comes after one that is not known.
+        """Refuse a job with an unknown predecessor.
 
         Raises:
-            IllegalTransitionError: it names such a job.
+            IllegalTransitionError: a predecessor is unknown.
         """
         for before in spec.after:
             if before not in self._table.jobs:
@@ -46,18 +46,18 @@ class Successors:
             self._await(job, change)
 
     def restored(self, job: Job, change: Change) -> None:
-        """Hold back a job that an earlier Controller knew. Its predecessors are restored before it."""
+        """Hold back a restored job that awaits others. Its predecessors are restored first."""
         if job.awaits and not job.state.finished:
             self._await(job, change)
 
     def started(self, job: Job, change: Change) -> None:
-        """Let the jobs enter the queue that await the start of this job, which has started now or before."""
+        """Let the jobs that await the start of this job enter the queue."""
         self._settle(self._of_start, job, change)
 
     def ended(self, job: Job, change: Change) -> None:
-        """Let the jobs that await the end of this job enter the queue, or end them. It awaits nothing any more itself.
+        """Let the jobs that await this job's end enter the queue, or end them. The job itself awaits nothing any more.
 
-        Jobs that end here are added to the change's finished jobs, so that their own successors are settled, too.
+        Jobs that end here are added to the change's finished jobs, so that their own successors are settled as well.
         """
         for before in job.awaits:
             self._awaits_no_more(before, job.spec.job_id)
@@ -78,7 +78,7 @@ class Successors:
             self._look(job, before, change)
 
     def _look(self, job: Job, before: str, change: Change) -> None:
-        """Check the condition of a job on one predecessor."""
+        """Check a job's condition on one predecessor."""
         if job.state.finished or before not in job.awaits:
             return
         wanted, other = job.awaits[before], self._table.jobs.get(before)
@@ -106,7 +106,7 @@ class Successors:
                     del of[before]
 
     def check(self) -> None:
-        """Raise AssertionError if this disagrees with the jobs. For tests."""
+        """Raise AssertionError if the index disagrees with the jobs. For tests."""
         jobs = self._table.jobs
         both = [*self._of.items(), *self._of_start.items()]
         of = {(before, job_id) for before, waiting in both for job_id in waiting}

@@ -1,6 +1,6 @@
-"""What the jobs of each team hold, now and in the past hours. The scheduler reads it.
+"""The resources that each team's jobs hold, now and in the past hours, for the scheduler.
 
-Every holding counts for the team of the job and for all teams above it. GPUs count as chips.
+Resources count for the job's team and for all teams above it. GPUs count as chips.
 """
 
 from collections import Counter
@@ -18,24 +18,24 @@ Demands = Iterable[Mapping[str, float]]
 
 
 def own_part(team: str) -> str:
-    """Return the key for the use of a team's own jobs, without those of its parts."""
+    """Return the key for the usage of a team's own jobs, without its subteams."""
     return f"{team}/"
 
 
 def in_band(kind: str, band: PriorityBand) -> str:
-    """Return the key for the chips of one type that jobs of a band hold."""
+    """Return the key for the chips of a type that jobs of a band hold."""
     return f"{kind}/{band.name}"
 
 
 class TeamUse:
-    """The teams of the cluster, and what their jobs hold.
+    """The teams of the cluster, and the resources that their jobs hold.
 
     Attributes:
         teams: the tree that operators have set.
-        version: counts the changes to it.
-        usage: by team, `own_part` of a team with parts, or `NO_TEAM` for the cluster: amounts by Ray's resource names;
-            and chips by type, and by type and band (`in_band`). Empty while there are no teams.
-        past: the same over time.
+        version: the number of changes to the tree.
+        usage: by team, `own_part` of a team with subteams, or `NO_TEAM` for the cluster: amounts by Ray's resource
+            names, chips by type, and chips by type and band (`in_band`). Empty if there are no teams.
+        past: past usage by the keys of ``usage``.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class TeamUse:
     def set(
         self, teams: Teams, jobs: Mapping[str, Job], allocations: Mapping[str, Mapping[AttemptId, Allocation]]
     ) -> None:
-        """Replace the whole tree, and count what all jobs hold by the new one."""
+        """Replace the tree, and count the resources of all jobs by the new one."""
         for name in self.usage:
             self.past.settle(name)
         self.teams = teams
@@ -62,10 +62,10 @@ class TeamUse:
                 self._count(jobs[job_id].spec, (demand for _, _, demand in allocation), 1)
 
     def path(self, team: str) -> tuple[str, ...]:
-        """Return the names for which a job of a team counts, from the team itself up to `NO_TEAM`.
+        """Return the keys of ``usage`` for which a job of a team counts, from the team itself up to `NO_TEAM`.
 
-        If the team no longer exists, the closest team above it stands in. The first name is `own_part` of a team that
-        has parts.
+        A team that no longer exists is replaced by its closest ancestor. The first key is `own_part` of a team with
+        subteams.
         """
         path = self._paths.get(team)
         if path is None:
@@ -78,24 +78,24 @@ class TeamUse:
         return path
 
     def kind(self, spec: JobSpec) -> str | None:
-        """Return the type whose quota a job needs; None if it needs none."""
+        """Return the type whose quota a job needs, or None."""
         key = spec.device, bool(spec.resources.get(GPU))
         if key not in self._types:
             self._types[key] = self.teams.quota_type(*key)
         return self._types[key]
 
     def share_quotas(self, one: JobSpec, other: JobSpec) -> bool:
-        """Return whether jobs are of different teams and need quotas of the same type, so that these decide."""
+        """Return whether two jobs compete by quota: they belong to different teams and need quotas of the same type."""
         kind = self.kind(one) if self.teams.types else None
         return kind is not None and kind == self.kind(other) and self.path(one.team)[0] != self.path(other.team)[0]
 
     def took(self, spec: JobSpec, demands: Demands) -> None:
-        """Count what an attempt gets."""
+        """Count resources that an attempt gets."""
         if self.teams:
             self._count(spec, demands, 1)
 
     def gave_back(self, spec: JobSpec, demands: Demands) -> None:
-        """Stop counting what an attempt has freed."""
+        """Stop counting resources that an attempt has freed."""
         if self.teams:
             self._count(spec, demands, -1)
 
@@ -116,10 +116,10 @@ class TeamUse:
             for key, amount in total.items():
                 usage[key] += sign * amount
             if not any(amount > 1e-9 for amount in usage.values()):
-                del self.usage[name]  # drops rounding errors of fractions, too
+                del self.usage[name]  # also drops rounding errors of fractions
 
     def check(self, jobs: Mapping[str, Job], allocations: Mapping[str, Mapping[AttemptId, Allocation]]) -> None:
-        """Raise AssertionError if what is counted differs from what there is. For tests."""
+        """Raise AssertionError if the counts disagree with the jobs. For tests."""
         fresh = TeamUse()
         if self.teams:
             fresh.set(self.teams, jobs, allocations)

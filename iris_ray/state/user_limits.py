@@ -1,4 +1,4 @@
-"""Limits by user and band, and what counts towards them: chips, jobs that have hosts, jobs that wait, tasks.
+"""Limits by user and band, and the usage that counts towards them: chips, running and queued jobs, and tasks.
 
 GPUs count as chips.
 """
@@ -21,13 +21,13 @@ Account = tuple[str, PriorityBand]
 
 @dataclass(slots=True)
 class BandUse:
-    """What the jobs of a user in one band have.
+    """The usage of a user's jobs in one band.
 
     Attributes:
-        chips: what their attempts, and spares, hold until their end is confirmed.
-        running: ids of unfinished jobs that hold hosts; without spares, which are a part of their job.
+        chips: chips that attempts, including those of spares, hold until their end is confirmed.
+        running: ids of unfinished jobs that hold hosts, except spares, which belong to their job.
         queued: ids of the other unfinished jobs.
-        tasks: the most tasks that all these jobs may have.
+        tasks: the largest number of tasks that all these jobs can have.
     """
 
     chips: float = 0.0
@@ -37,23 +37,23 @@ class BandUse:
 
 
 class UserLimits:
-    """All limits that were set, and what each user holds. The scheduler reads it.
+    """All limits that were set, and each user's usage, for the scheduler.
 
     Attributes:
-        version: counts the changes to the limits.
-        table: what operators have set, by user, or `EVERYBODY`, and band.
+        version: the number of changes to the limits.
+        table: the limits that operators have set, by user (or `EVERYBODY`) and band.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self.table: dict[Account, Limits] = {}
-        self._of_everybody: dict[PriorityBand, Limits] = {}  # worked out when first read
+        self._of_everybody: dict[PriorityBand, Limits] = {}  # computed when first read
         self._held: dict[Account, BandUse] = {}
 
     # -- the limits ------------------------------------------------------------------------------------------------
 
     def set(self, user: str, band: PriorityBand, limits: Limits) -> None:
-        """Replace the limits of a user, or of everybody, in a band. Empty limits fall back to everybody's."""
+        """Replace the limits of a user (or `EVERYBODY`) in a band. Empty limits fall back to everybody's."""
         self.version += 1
         self._of_everybody.clear()
         self.table[user, band] = limits
@@ -61,7 +61,7 @@ class UserLimits:
             del self.table[user, band]
 
     def of(self, user: str, band: PriorityBand) -> Limits:
-        """Return the limits of a user in a band, completed from everybody's and the defaults: none is None."""
+        """Return a user's limits in a band, completed from everybody's and the defaults, so that none is None."""
         everybody = self._of_everybody.get(band)
         if everybody is None:
             everybody = self._of_everybody[band] = self.table.get((EVERYBODY, band), Limits()).over(DEFAULT_LIMITS)
@@ -69,19 +69,19 @@ class UserLimits:
         return everybody if own is None else own.over(everybody)
 
     def held(self, user: str, band: PriorityBand) -> BandUse:
-        """Return what a user holds in a band."""
+        """Return a user's usage in a band."""
         return self._held.get((user, band)) or BandUse()
 
     @property
     def accounts(self) -> Collection[Account]:
-        """All users with limits of their own, or with jobs, each with the band."""
+        """All pairs of user and band with limits of their own or with jobs."""
         return self._held.keys() | self.table.keys()
 
     def require_room(self, spec: JobSpec) -> None:
-        """Refuse a new job of a user who has too many jobs that wait, or too many tasks.
+        """Refuse a new job of a user with too many queued jobs or tasks.
 
         Raises:
-            LimitReachedError: the message has the limit, the present count and what the job would add.
+            LimitReachedError: the message has the limit, the current count and the number that the job would add.
         """
         limits, held = self.of(spec.user, spec.priority), self.held(spec.user, spec.priority)
         for what, limit, have, more in (
@@ -96,17 +96,17 @@ class UserLimits:
                     " ask an operator for more: iris-ray cluster limits"
                 )
 
-    # -- what counts towards them ------------------------------------------------------------------------------------
+    # -- usage -------------------------------------------------------------------------------------------------------
 
     def submitted(self, spec: JobSpec) -> None:
-        """Count a job that has not ended. Spares are no jobs of their own."""
+        """Count an unfinished job. Spares don't count as separate jobs."""
         if spec.spare_for is None:
             held = self._account(spec)
             held.queued.add(spec.job_id)
             held.tasks += spec.most_tasks
 
     def ended(self, spec: JobSpec) -> None:
-        """Stop counting a job. The chips of its attempts still count."""
+        """Stop counting a job, but not the chips of its attempts."""
         held = self._account(spec)
         if spec.job_id in held.queued or spec.job_id in held.running:
             held.queued.discard(spec.job_id)
@@ -115,17 +115,17 @@ class UserLimits:
         self._forget_if_empty(spec)
 
     def took(self, spec: JobSpec, demands: Iterable[Mapping[str, float]]) -> None:
-        """Count what an attempt gets."""
+        """Count resources that an attempt gets."""
         held = self._account(spec)
         if chips := _chips(demands):
             held.chips = rounded(held.chips + chips)
         if spec.job_id in held.queued:
             held.queued.discard(spec.job_id)
             held.running.add(spec.job_id)
-        self._forget_if_empty(spec)  # an attempt that held nothing but lost hosts
+        self._forget_if_empty(spec)  # the attempt may have held lost hosts only
 
     def gave_back(self, spec: JobSpec, demands: Iterable[Mapping[str, float]], holds_more: bool) -> None:
-        """Stop counting what an attempt has freed; ``holds_more``: whether the job's attempts still hold anything."""
+        """Stop counting freed resources; ``holds_more``: whether the job's attempts still hold others."""
         held = self._account(spec)
         held.chips = rounded(held.chips - _chips(demands))
         if not holds_more and spec.job_id in held.running:
@@ -149,7 +149,7 @@ class UserLimits:
     # -- checking ----------------------------------------------------------------------------------------------------
 
     def check(self, jobs: Mapping[str, Job], allocations: Mapping[str, Mapping[AttemptId, Allocation]]) -> None:
-        """Raise AssertionError if what is counted differs from what there is. For tests."""
+        """Raise AssertionError if the counts disagree with the jobs. For tests."""
         fresh = UserLimits()
         for job_id, job in jobs.items():
             if not job.state.finished:
@@ -167,22 +167,22 @@ def _chips(demands: Iterable[Mapping[str, float]]) -> float:
 # -- past usage --------------------------------------------------------------------------------------------------------
 
 HALF_LIFE_S = 4 * 3600.0
-"""Past usage of this age counts half."""
+"""The age at which past usage counts half, in seconds."""
 
 _HOUR_S = 3600.0
 _MEAN_LIFE_S = HALF_LIFE_S / math.log(2)
 _NEGLIGIBLE = 1e-3
 _USERS = 1000
-"""When more users are remembered, and whenever their number has doubled since, those with almost nothing go."""
+"""Beyond this number of users, and whenever their number has doubled since, users with negligible usage are dropped."""
 
 
 class PastUsage:
-    """Each user's amount-hours of each resource: users who had much lately come after those who had little.
+    """Each user's past usage in amount-hours of each resource, with exponential decay, for fair share.
 
     Usage four hours ago counts half, a day ago 1/64.
 
     Args:
-        usage: what each user holds now, by Ray's resource names; read only.
+        usage: each user's current usage, by Ray's resource names; read only.
 
     Attributes:
         now: the time of the latest event.
@@ -191,11 +191,11 @@ class PastUsage:
     def __init__(self, usage: Mapping[str, Mapping[str, float]]) -> None:
         self._usage = usage
         self.now = 0.0
-        self._past: dict[str, tuple[float, dict[str, float]]] = {}  # user → when it was worked out, amount-hours
+        self._past: dict[str, tuple[float, dict[str, float]]] = {}  # user → when it was computed, amount-hours
         self._most = _USERS
 
     def settle(self, user: str) -> None:
-        """Add up what a user has held until now. Call this before the user's holdings change."""
+        """Update a user's past usage up to now. Call this before the user's current usage changes."""
         if user in self._past and self._past[user][0] == self.now:
             return
         self._past[user] = self.now, self.hours(user, self.now)
@@ -213,11 +213,11 @@ class PastUsage:
         return hours
 
     def mean(self, user: str, resource: str, now: float) -> float:
-        """Return how much of a resource a user has held on average in the past hours."""
+        """Return a user's average usage of a resource over the past hours."""
         return self.hours(user, now).get(resource, 0.0) * _HOUR_S / _MEAN_LIFE_S
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """Return the amount-hours of all users that have more than next to nothing left."""
+        """Return the amount-hours of all users with more than negligible past usage."""
         found = ((user, self.hours(user, self.now)) for user in self._past)
         return {
             user: {resource: round(amount, 4) for resource, amount in hours.items()}
@@ -226,7 +226,7 @@ class PastUsage:
         }
 
     def restore(self, hours: Mapping[str, Mapping[str, float]], at: float) -> None:
-        """Restore the sums that an earlier Controller had at a time. What users held since then is not known."""
+        """Restore an earlier Controller's sums as of a time. Usage since then is unknown."""
         self._past |= {user: (at, dict(amounts)) for user, amounts in hours.items()}
 
     def _forget_old(self) -> None:

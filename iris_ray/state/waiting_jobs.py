@@ -1,4 +1,4 @@
-"""The jobs that wait for hosts, by kind: of a long queue, most jobs fare like the others of their kind."""
+"""The jobs that wait for hosts, by kind: in a long queue, most jobs have the same outcome as others of their kind."""
 
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -7,19 +7,16 @@ from operator import attrgetter
 from iris_ray.model.jobs import Job, Kind
 
 Run = deque[Job]
-"""The plain jobs of one kind by age, of which the scheduler tries as many as may fare differently; or one other job."""
+"""The plain jobs of one kind by age, of which the scheduler tries only as many as necessary; or one other job."""
 
 _number = attrgetter("number")
 
 
 class WaitingJobs(Collection[Job]):
-    """Jobs of which some or all gangs wait. Plain jobs (`Job.is_plain`) are apart, by kind.
-
-    Args:
-        jobs: in any order.
+    """The jobs with waiting gangs, with plain jobs (`Job.is_plain`) indexed by kind.
 
     Attributes:
-        by_kind: kind → its plain jobs by id, by age.
+        by_kind: kind → its plain jobs by id, oldest first.
         others: all other jobs by id.
     """
 
@@ -27,12 +24,12 @@ class WaitingJobs(Collection[Job]):
         self.by_kind: dict[Kind, dict[str, Job]] = {}
         self.others: dict[str, Job] = {}
         self._kinds: dict[str, Kind] = {}  # job id → the kind of a plain job
-        self._uneven: set[Kind] = set()  # kinds of which a younger job may have waited longer: clocks may jump
+        self._uneven: set[Kind] = set()  # kinds in which a younger job may have waited longer, since clocks may jump
         for job in sorted(jobs, key=_number):
             self.sort_in(job)
 
     def sort_in(self, job: Job) -> None:
-        """Add a job, or move it between `by_kind` and `others`."""
+        """Add a job, or move it between ``by_kind`` and ``others``."""
         job_id = job.spec.job_id
         if not job.is_plain:
             self.discard(job_id)
@@ -52,7 +49,7 @@ class WaitingJobs(Collection[Job]):
             self._uneven.add(kind)
 
     def discard(self, job_id: str) -> None:
-        """Take a job out, if it is here."""
+        """Remove a job, if it is present."""
         self.others.pop(job_id, None)
         if (kind := self._kinds.pop(job_id, None)) is not None:
             del self.by_kind[kind][job_id]
@@ -61,14 +58,14 @@ class WaitingJobs(Collection[Job]):
                 self._uneven.discard(kind)
 
     def without(self, kinds: Container[Kind]) -> "WaitingJobs":
-        """Return the jobs without the plain ones of some kinds. Read it only until these jobs change."""
+        """Return the jobs except the plain ones of some kinds. The result is valid only until these jobs change."""
         left = WaitingJobs()
         left.by_kind = {kind: jobs for kind, jobs in self.by_kind.items() if kind not in kinds}
         left.others, left._kinds, left._uneven = self.others, self._kinds, self._uneven
         return left
 
     def runs(self) -> Iterator[Run]:
-        """Iterate over all jobs in runs. In a run, nobody has waited longer than the first."""
+        """Iterate over all jobs in runs. In a run, no job has waited longer than the first."""
         for kind, jobs in self.by_kind.items():
             if kind in self._uneven:
                 yield from _even_runs(jobs)
@@ -94,7 +91,7 @@ class WaitingJobs(Collection[Job]):
         )
 
     def check(self) -> None:
-        """Raise AssertionError if a job is not where it belongs. For tests."""
+        """Raise AssertionError if a job is misplaced. For tests."""
         fresh = WaitingJobs(self)
         assert fresh.others.keys() == self.others.keys(), "waiting jobs that are not plain are off"
         assert fresh.by_kind.keys() == self.by_kind.keys(), "kinds of waiting jobs are off"

@@ -10,6 +10,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import TeamChips, TeamsStatus, TeamStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import confirm
+from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_facts, print_json, print_table
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
@@ -22,6 +23,17 @@ _FREE = "(no team)"
 
 
 # -- show --------------------------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Commands, sections=section_of("team"))
+def team() -> None:
+    """Teams and their quotas: who may have how many chips, and what others use of them meanwhile.
+
+    \b
+      iris-ray team show
+      iris-ray team show --toml | tee teams.toml
+      iris-ray team apply teams.toml
+    """
 
 
 @click.command()

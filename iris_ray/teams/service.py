@@ -7,6 +7,9 @@ from iris_ray.actors.protocol.services import Command, Service
 SERVICE: Final = Service(
     "teams",
     commands={
+        "team": Command(
+            "iris_ray.teams.cli:team", "Teams and their quotas: show them, or set them from a file.", "By subject"
+        ),
         "team show": Command("iris_ray.teams.cli:show", "Teams: their quotas, and what each uses, borrows and lends."),
         "team apply": Command(
             "iris_ray.teams.cli:apply", "Replace the tree of teams by that of a file; shows the difference first."

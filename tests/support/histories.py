@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.history.history_file import Bounds, HistoryFile
 from iris_ray.history.reading import HistoryRows, Value, read_history
 from iris_ray.history.rows import JobStory, Sample, UserSample, job_story
@@ -51,10 +52,10 @@ def a_month(until: float) -> Iterator[Sample]:
         yield Sample(at, chips, tuple(UserSample(*row[:3], "", *row[3:]) for row in rows))
 
 
-def wall(at: float | None) -> float | None:
+def wall(at: float) -> float:
     """The worlds' clock begins at 100; that is noon."""
-    return None if at is None else NOON + at - 100.0
+    return NOON + at - 100.0
 
 
 def story(world: World, job: Job) -> JobStory:
-    return job_story(job, job.times, world.now, wall)
+    return job_story(JobFacts(job, world.state, wall), job.times, world.now)

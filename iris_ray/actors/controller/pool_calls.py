@@ -8,9 +8,9 @@ from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
 from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.controller.progress_board import newer_marks, news_of_saves
-from iris_ray.actors.controller.views import job_status
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.protocol.status import JobFacts, job_status
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
 from iris_ray.logs.core import LastLines
 from iris_ray.model.checks import shown, unknown, unknown_number
@@ -120,7 +120,9 @@ class PoolCalls(ControllerProcess):
         if job is None:
             return "the Controller does not know it"
         if not job.pending:
-            return f"it is being started on {', '.join(job_status(job, self._state, self._clock, None).groups)}"
+            return (
+                f"it is being started on {', '.join(job_status(JobFacts(job, self._state, self._clock.wall)).groups)}"
+            )
         return str(self._waiting(job) or "it will be looked at in a moment")
 
     @checked

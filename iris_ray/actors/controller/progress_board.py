@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
 
 from iris_ray.actors.protocol.messages import GangProgress
+from iris_ray.actors.protocol.status import Heard
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS
 from iris_ray.model.goodput import JobTimes, Marks
 from iris_ray.model.jobs import Gang
@@ -14,27 +14,6 @@ STALE_S = 120.0
 """If a gang has not reported for so long, another gang of the same job may take its place."""
 MOST_STRAGGLERS = 5
 JOBS_BEFORE_SWEEP = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The latest progress of an attempt.
-
-    Attributes:
-        at: when it was reported, on the Controller's clock.
-        beat_at: when a task last called ``heartbeat``, on the same clock; None if none has.
-        step, status, marks, stragglers, stall_limit: see `GangProgress`.
-    """
-
-    gang: int
-    attempt: int
-    at: float
-    beat_at: float | None
-    step: int | None
-    status: str | None
-    marks: Marks
-    stragglers: tuple[str, ...]
-    stall_limit: str | None
 
 
 def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:

@@ -18,7 +18,6 @@ from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.views import (
     job_events,
     job_goodput,
-    job_status,
     limit_statuses,
     task_status,
     unusable_status,
@@ -28,6 +27,7 @@ from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
+    JobFacts,
     JobGoodput,
     JobStatus,
     LimitStatus,
@@ -35,6 +35,7 @@ from iris_ray.actors.protocol.status import (
     TaskStatus,
     TeamsStatus,
     WorkerStatus,
+    job_status,
 )
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.capacity.core import CapacityReport
@@ -101,7 +102,7 @@ class UserCalls(ControllerProcess):
 
     def _goodput(self, job: Job) -> JobGoodput:
         price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
-        return job_goodput(job, self._progress.of(job.spec.job_id), self._clock, price)
+        return job_goodput(self._facts_of(job), self._clock.now(), price)
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
@@ -327,7 +328,10 @@ class UserCalls(ControllerProcess):
         }
 
     def _status(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
+        return job_status(self._facts_of(job)._replace(waiting=self._waiting(job)))
+
+    def _facts_of(self, job: Job) -> JobFacts:
+        return JobFacts(job, self._state, self._clock.wall, self._progress.of(job.spec.job_id))
 
     def _set_aside(self) -> list[SetAside]:
         """Return jobs that the Controller could not handle or can't place, and records that can't be read."""

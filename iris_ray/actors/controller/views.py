@@ -11,11 +11,13 @@ from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
-from iris_ray.actors.controller.progress_board import Heard, ProgressBoard, newer_marks
+from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
+    Heard,
     JobEvent,
+    JobFacts,
     JobGoodput,
     JobStatus,
     LimitStatus,
@@ -23,6 +25,8 @@ from iris_ray.actors.protocol.status import (
     TaskStatus,
     TeamStatus,
     WorkerStatus,
+    job_in,
+    job_status,
 )
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.goodput.sums import ChipState
@@ -41,55 +45,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
-from iris_ray.state.runtime_limits import ends_at
 from iris_ray.teams.controller import largest_share, teams_status
-
-
-def job_status(
-    job: Job, state: ControllerState, clock: Clock, waiting: PendingReason | None, said: Heard | None = None
-) -> JobStatus:
-    spec = job.spec
-    return JobStatus(
-        number=job.number,
-        job_id=spec.job_id,
-        name=spec.name or spec.job_id,
-        user=spec.user,
-        priority=spec.priority,
-        device=spec.device,
-        state=job.state,
-        submitted_at=clock.wall(job.submitted_at),
-        attempt=job.attempt,
-        failures=job.failures,
-        preemptions=job.preemptions,
-        max_retries_failure=spec.max_retries_failure,
-        max_retries_preemption=spec.max_retries_preemption,
-        tasks=dict(job.counts),
-        groups=tuple(dict.fromkeys(name for gang in state.placed_gangs(job) for name in gang.groups)),
-        error=job.error,
-        waiting=waiting,
-        evictions=job.evictions,
-        gives_way=_gives_way(job, state, clock),
-        step=said.step if said else None,
-        status=said.status if said else None,
-        stragglers=said.stragglers if said and job.state is JobState.RUNNING else (),
-        stall_limit=said.stall_limit if said and job.state is JobState.RUNNING else None,
-        heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
-        num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
-        spare_for=spec.spare_for.job_id if spec.spare_for else None,
-        yields=job.yields,
-        processes_per_host=spec.processes_per_host,
-        failure_domain=spec.failure_domain,
-        team=state.teams.teams.nearest(spec.team),
-        ends_at=None if job.over or math.isinf(end := ends_at(job)) else clock.wall(end),
-        group=spec.group.name if spec.group else "",
-        group_jobs=tuple(spec.group.job_ids.values()) if spec.group else (),
-    )
-
-
-def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, float] | None:
-    """Return why the first gang with an eviction gives way, and the deadline."""
-    evictions = (gang.eviction for gang in state.placed_gangs(job))
-    return next(((one.reason, clock.wall(one.deadline)) for one in evictions if one is not None), None)
 
 
 def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
@@ -97,10 +53,8 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
     worker = state.workers.get(task.node_id or "")
     group = _group(gang.groups, index - gang.tasks[0].index, len(gang.tasks)) if task.node_id else None
     times = clock.wall_or_none(task.started_at), clock.wall_or_none(task.ended_at), task.exit_code
-    earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
-    attempts = [_past(past, job, gang, index, clock) for past in earlier]
-    if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
-        attempts.append(TaskAttempt(gang.attempt, task.state, group, *times, task.error))
+    latest = TaskAttempt(gang.attempt, task.state, group, *times, task.error)
+    attempts = tuple(_past(past, job, gang, index, clock) if past else latest for past in gang.attempts)
     return TaskStatus(
         task_id=task.task_id,
         task_index=task.index,
@@ -111,7 +65,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
         exit_code=task.exit_code,
         failures=gang.failures,
         preemptions=gang.preemptions,
-        attempts=tuple(attempts),
+        attempts=attempts,
         node_id=task.node_id,
         address=worker.address if worker else None,
         group=group,
@@ -204,25 +158,19 @@ def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> Limi
 # -- goodput -----------------------------------------------------------------------------------------------------------
 
 
-def job_goodput(job: Job, heard: Heard | None, clock: Clock, chip_hour: tuple[float, str] | None) -> JobGoodput:
+def job_goodput(of: JobFacts, now: float, chip_hour: tuple[float, str] | None) -> JobGoodput:
     """Return the time of a job until now, by its use.
 
     Args:
-        job: the job.
-        heard: the latest progress of its tasks.
-        clock: the Controller's.
+        of: the job.
+        now: seconds on the clock of the state.
         chip_hour: the price of a chip-hour of its type, and the currency; None if it is not known.
     """
-    times, now = with_latest(job.times, heard), clock.now()
+    job, times = of.job, with_latest(of.job.times, of.heard)
     totals, known = Totals.of(measure(times, job.submitted_at, now)), failures(times, now)
     return JobGoodput(
-        number=job.number,
-        job_id=job.spec.job_id,
-        user=job.spec.user,
-        state=job.state,
-        submitted_at=clock.wall(job.submitted_at),
-        ended_at=clock.wall_or_none(job.times.ended_at),
-        attempts=job.attempt,
+        **job_in("goodput", of),
+        ended_at=of.wall_or_none(job.times.ended_at),
         seconds=dict(totals.seconds),
         chip_seconds=dict(totals.chip_seconds),
         goodput=totals.goodput,
@@ -386,7 +334,8 @@ class Overview:
         return self._teams[1]
 
     def _job(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, held_back(job), self._progress.of(job.spec.job_id))
+        heard = self._progress.of(job.spec.job_id)
+        return job_status(JobFacts(job, self._state, self._clock.wall, heard, held_back(job)))
 
     def _waiting(self) -> list[PendingReason]:
         """Return the reasons of waiting jobs without spares, in the order of the latest plan."""

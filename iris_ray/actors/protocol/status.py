@@ -1,25 +1,101 @@
 """The status of jobs, tasks and hosts as people see it: plain data, made from the Controller's state on request."""
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any, NamedTuple, TypeVar
 
 from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.goodput import Marks
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState, job_of
 from iris_ray.model.limits import Limits
-from iris_ray.model.options import WHOLE_JOB, PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.state import ControllerState
 from iris_ray.state.quarantine import QUARANTINE
+from iris_ray.state.runtime_limits import ends_at
 
 PAGE = 500
 """The Controller lists so many jobs, tasks or hosts in one answer. A full page may be followed by another one."""
 
 
+READ = "read"
+"""The key of the function that reads a field, in the metadata of the field."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The latest progress of an attempt.
+
+    Attributes:
+        at: when it was reported, on the Controller's clock.
+        beat_at: when a task last called ``heartbeat``, on the same clock; None if none has.
+        step, status, marks, stragglers, stall_limit: see `GangProgress`.
+    """
+
+    gang: int
+    attempt: int
+    at: float
+    beat_at: float | None
+    step: int | None
+    status: str | None
+    marks: Marks
+    stragglers: tuple[str, ...]
+    stall_limit: str | None
+
+
+class JobFacts(NamedTuple):
+    """A job as the Controller knows it, from which all its other forms are read.
+
+    Attributes:
+        job, state: the job, and the state that holds it.
+        wall: converts a time of the state to wall time.
+        heard: the latest progress of its tasks, if there is any.
+        waiting: why it, or a part of it, waits; None if no part waits, or nobody asks.
+    """
+
+    job: Job
+    state: ControllerState
+    wall: Callable[[float], float]
+    heard: Heard | None = None
+    waiting: PendingReason | None = None
+
+    def wall_or_none(self, at: float | None) -> float | None:
+        """Return the wall time at a time of the state; None for None."""
+        return None if at is None else self.wall(at)
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.job.spec
+
+    @property
+    def running(self) -> Heard | None:
+        """The latest progress, if the job runs."""
+        return self.heard if self.job.state is JobState.RUNNING else None
+
+
+def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
+    """Return a field of `JobStatus`, with what other forms of a job call it.
+
+    Args:
+        read: reads its value.
+        forms: the other forms that have the field: "row" in the dashboard's table, "history" (a column of ``jobs``),
+            "goodput" (`JobGoodput`), and "export" (a finished job in an exported file).
+        renamed: further forms, each with the name that the field has there.
+    """
+    found: T = field(metadata={READ: read, **dict.fromkeys(forms), **renamed})
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The status of a job.
+    """The status of a job. To show one more fact of jobs, add a field: all forms that it names have it.
 
     Attributes:
         number: its number in the order of submission.
@@ -52,40 +128,46 @@ class JobStatus:
         group_jobs: the ids of all jobs of that group.
     """
 
-    number: int
-    job_id: str
-    name: str
-    user: str
-    priority: PriorityBand
-    device: str | None
-    state: JobState
-    submitted_at: float
-    attempt: int
-    failures: int
-    preemptions: int
-    max_retries_failure: int
-    max_retries_preemption: int
-    tasks: Mapping[TaskState, int]
-    groups: tuple[str, ...]
-    error: str | None
-    waiting: PendingReason | None
-    evictions: int = 0
-    gives_way: tuple[str, float] | None = None
-    step: int | None = None
-    status: str | None = None
-    heartbeat_at: float | None = None
-    num_groups: tuple[int, ...] = ()
-    spare_for: str | None = None
-    stragglers: tuple[str, ...] = ()
-    yields: bool = False
-    processes_per_host: int = 1
-    failure_domain: str = WHOLE_JOB
-    stall_limit: str | None = None
-    team: str = ""
+    number: int = seen(lambda of: of.job.number, "row", "goodput")
+    job_id: str = seen(lambda of: of.spec.job_id, "history", "goodput", "export", row="id")
+    name: str = seen(lambda of: of.spec.name or of.spec.job_id, "row", "history")
+    user: str = seen(lambda of: of.spec.user, "row", "history", "goodput", "export")
+    priority: PriorityBand = seen(lambda of: of.spec.priority, row="band", history="band")
+    device: str | None = seen(lambda of: of.spec.device, "export", row="type", history="type")
+    state: JobState = seen(lambda of: of.job.state, "row", "history", "goodput", "export")
+    submitted_at: float = seen(lambda of: of.wall(of.job.submitted_at), "history", "goodput", "export", row="submitted")
+    attempt: int = seen(lambda of: of.job.attempt, "row", history="attempts", goodput="attempts", export="attempts")
+    failures: int = seen(lambda of: of.job.failures, "row", "history", "export")
+    preemptions: int = seen(lambda of: of.job.preemptions, "row", "history", "export")
+    max_retries_failure: int = seen(lambda of: of.spec.max_retries_failure)
+    max_retries_preemption: int = seen(lambda of: of.spec.max_retries_preemption)
+    tasks: Mapping[TaskState, int] = seen(lambda of: dict(of.job.counts), "row")
+    groups: tuple[str, ...] = seen(
+        lambda of: tuple(dict.fromkeys(name for gang in of.state.placed_gangs(of.job) for name in gang.groups)), "row"
+    )
+    error: str | None = seen(lambda of: of.job.error, "row", "history", "export")
+    waiting: PendingReason | None = seen(lambda of: of.waiting)
+    evictions: int = seen(lambda of: of.job.evictions, "row", "history")
+    gives_way: tuple[str, float] | None = seen(lambda of: _gives_way(of), "row")
+    step: int | None = seen(lambda of: of.heard.step if of.heard else None, "row", "history")
+    status: str | None = seen(lambda of: of.heard.status if of.heard else None, row="says", history="says")
+    heartbeat_at: float | None = seen(lambda of: of.wall_or_none(of.heard.beat_at) if of.heard else None)
+    num_groups: tuple[int, ...] = seen(
+        lambda of: of.spec.coscheduling.num_groups if of.spec.coscheduling else (),
+        row="wants",
+        history="slices",
+    )
+    spare_for: str | None = seen(lambda of: of.spec.spare_for.job_id if of.spec.spare_for else None, "row")
+    stragglers: tuple[str, ...] = seen(lambda of: of.running.stragglers if of.running else ())
+    yields: bool = seen(lambda of: of.job.yields)
+    processes_per_host: int = seen(lambda of: of.spec.processes_per_host)
+    failure_domain: str = seen(lambda of: of.spec.failure_domain)
+    stall_limit: str | None = seen(lambda of: of.running.stall_limit if of.running else None)
+    team: str = seen(lambda of: of.state.teams.teams.nearest(of.spec.team), "row")
+    ends_at: float | None = seen(lambda of: None if of.job.over or math.isinf(end := ends_at(of.job)) else of.wall(end))
+    group: str = seen(lambda of: of.spec.group.name if of.spec.group else "", "row")
+    group_jobs: tuple[str, ...] = seen(lambda of: tuple(of.spec.group.job_ids.values()) if of.spec.group else ())
     about_team: str | None = None
-    ends_at: float | None = None
-    group: str = ""
-    group_jobs: tuple[str, ...] = ()
 
     @property
     def starting(self) -> bool:
@@ -116,6 +198,30 @@ class JobStatus:
             limit = f"; it starts again after {self.stall_limit} without a heartbeat" if self.stall_limit else ""
             return f"it does not wait: attempt {self.attempt} is running{where}{but}{limit}"
         return "it will be looked at in a moment"
+
+
+def _gives_way(of: JobFacts) -> tuple[str, float] | None:
+    """Return why the first gang with an eviction gives way, and the deadline."""
+    evictions = (gang.eviction for gang in of.state.placed_gangs(of.job))
+    return next(((one.reason, of.wall(one.deadline)) for one in evictions if one is not None), None)
+
+
+def fields_in(form: str) -> dict[str, str]:
+    """Return the names that the fields of a `JobStatus` have in another form, by their own names; see `seen`."""
+    found = {one.name: one.metadata for one in fields(JobStatus)}
+    return {name: metadata[form] or name for name, metadata in found.items() if form in metadata}
+
+
+_READERS = {one.name: one.metadata[READ] for one in fields(JobStatus) if READ in one.metadata}
+
+
+def job_status(of: JobFacts) -> JobStatus:
+    return JobStatus(**{name: read(of) for name, read in _READERS.items()})
+
+
+def job_in(form: str, of: JobFacts) -> dict[str, Any]:
+    """Return the values of a job that another form has, by the names that they have there."""
+    return {there: _READERS[name](of) for name, there in fields_in(form).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def ended(world: World) -> JobStory:
 
 
 def of_another(story: JobStory, job_id: str, ended_at: float) -> JobStory:
-    return replace(story, job=replace(story.job, job_id=job_id, ended_at=ended_at))
+    return replace(story, job={**story.job, "job_id": job_id, "ended_at": ended_at})
 
 
 def contents(history: History) -> list[list[tuple[object, ...]]]:
@@ -52,7 +52,7 @@ def test_job_of_no_team_has_none(history: History, ended: JobStory) -> None:
 
 
 def test_same_id_in_another_life_is_another_job(history: History, ended: JobStory) -> None:
-    later = replace(ended, job=replace(ended.job, submitted_at=ended.job.submitted_at + 86400))
+    later = replace(ended, job={**ended.job, "submitted_at": NOON + 86400})
     history.file.write([ended, later])
     assert history.rows("SELECT job_id, count(*) FROM jobs GROUP BY job_id") == [("job", 2)]
 
@@ -242,8 +242,8 @@ def test_file_of_others_or_newer_is_left_alone(
 def test_schema_version_changes_with_schema(history: History) -> None:
     """A change of the schema raises SCHEMA_VERSION, and earlier files are brought up to date."""
     columns = {
-        "jobs": "id job_id submitted_at name user team band type slices tasks chips state started_at ended_at attempts"
-        " failures preemptions evictions step says error seen_at",
+        "jobs": "id job_id name user band type state submitted_at attempts failures preemptions error evictions step"
+        " says slices team tasks chips started_at ended_at seen_at",
         "attempts": "job gang number state cause slices hosts chips assigned_at started_at ended_at task host exit_code"
         " error lost_s lost_chip_s",
         "time": "job day kind seconds chip_seconds",
@@ -256,6 +256,14 @@ def test_schema_version_changes_with_schema(history: History) -> None:
     history.file.write([])
     found = {table: " ".join(history.ask(f"SELECT * FROM {table}").columns) for table in columns}
     assert (SCHEMA_VERSION, found) == (1, columns)
+
+
+def test_file_gets_columns_that_it_lacks(history: History, ended: JobStory) -> None:
+    history.file.write([])
+    with closing(sqlite3.connect(history.file.path)) as db:
+        db.executescript("ALTER TABLE jobs DROP COLUMN says; ALTER TABLE attempts DROP COLUMN lost_s")
+    history.bounded().write([ended])
+    assert history.rows("SELECT says, lost_s FROM jobs JOIN attempts ON job = jobs.id") == [(None, None)]
 
 
 @contextmanager

@@ -47,11 +47,9 @@ def two_months(history: History, world: World) -> History:
     world.now += 60.0
     world.finish(job)
     ended = story(world, job)
-    later = replace(
-        ended,
-        job=replace(ended.job, job_id="later", submitted_at=DECEMBER, ended_at=DECEMBER + 60, seen_at=DECEMBER + 60),
-    )
-    curve = CurvePoint(ended.job.job_id, ended.job.submitted_at, NOON + 30, 7, {"loss": 2.5})
+    times = {"submitted_at": DECEMBER, "ended_at": DECEMBER + 60, "seen_at": DECEMBER + 60}
+    later = replace(ended, job={**ended.job, "job_id": "later", **times})
+    curve = CurvePoint("job", NOON, NOON + 30, 7, {"loss": 2.5})
     seen = [Sample(at, {"v4-16": 16.0}, (UserSample("v4-16", "batch", "ann", "", 8.0),)) for at in (NOVEMBER, DECEMBER)]
     events = [EventRow(at, "host lost", "a/0", None, "gone ü") for at in (NOVEMBER, DECEMBER)]
     history.file.write([ended, later, curve, *seen, *events])

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.framing import ConnectionLost
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.outer import group as outer
 from iris_ray.outer.group import Group
-from iris_ray.outer.wire import Connection, ConnectionLost
+from iris_ray.outer.wire import ArrayConnection
 from tests.support.waiting import wait_until
 
 Tree = dict[str, Any]
@@ -270,7 +271,7 @@ def test_stranger_without_the_token_is_not_answered(runtime: Runtime) -> None:
     wait_until(lambda: one.is_in(2))
     (address,) = runtime.addresses.values()
     with pytest.raises(ConnectionLost):
-        Connection.to(address, "another secret")
+        ArrayConnection.to(address, "another secret")
     wait_until(lambda: one.is_in(10))
 
 

@@ -13,8 +13,8 @@ from iris_ray.actors.host import reaper
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.processes import tree as process_tree
 from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.subtree import pids
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree
 from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, tree
 
@@ -31,14 +31,14 @@ def test_reaper_tries_again_after_an_error(nursery: Nursery, tmp_path: Path, mon
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
-    real, errors = process_tree.pids, [OSError(errno.ENFILE, os.strerror(errno.ENFILE))]
+    errors = [OSError(errno.ENFILE, os.strerror(errno.ENFILE))]
 
-    def pids() -> list[int]:
+    def fail_once() -> list[int]:
         if errors:
             raise errors.pop()
-        return real()
+        return pids()
 
-    monkeypatch.setattr(process_tree, "pids", pids)
+    monkeypatch.setattr("iris_ray.processes.tree.pids", fail_once)
     monkeypatch.setattr(reaper, "AGAIN_S", 0.01)
     reaper.end_what_is_left(ledger, ProcessIdentity.of_this_process())
     assert not errors
