@@ -23,7 +23,9 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any, BinaryIO
 
+from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.host.directories import LocalDirectories
+from iris_ray.actors.host.services import Host, HostPart
 from iris_ray.actors.protocol.local_files import (
     FILES,
     LIST,
@@ -47,6 +49,30 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO mus
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FilesOnHost(HostPart):
+    """Starts the host's file service."""
+
+    def __init__(self, host: Host, running: RunningPart[Any]) -> None:
+        super().__init__(host, running)
+        self._service: FileService | None = None
+
+    async def started(self) -> None:
+        if not self.host.exclusive:
+            return  # a shared host has no job directories
+        try:
+            directories = LocalDirectories.of_host(self.host.directory())
+            self._service = await self.in_thread(FileService, self.host.place.address, directories)
+        except (OSError, RuntimeError) as error:  # such as no thread left
+            logger.warning("%s serves no files to other hosts of its gang: %s", self.host.name, error)
+
+    async def files_address(self) -> str:
+        return "" if self._service is None else self._service.address
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.stop()
 
 
 class FileService:

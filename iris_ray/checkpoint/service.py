@@ -6,4 +6,6 @@ from iris_ray.actors.protocol.services import Service
 
 SERVICE: Final = Service(
     "checkpoint",
+    host="iris_ray.checkpoint.host:FilesOnHost",
+    in_jax="iris_ray.checkpoint.compilation_cache:use_compilation_cache",
 )

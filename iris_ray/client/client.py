@@ -13,6 +13,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.pool_interface import PoolInterface
+from iris_ray.actors.protocol.services import calls_module
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import current_user, join, require_cluster
@@ -24,7 +25,6 @@ from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
-from iris_ray.history.reading import MOST_ROWS_EVER
 from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
@@ -312,15 +312,18 @@ class IrisClient:
             InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s, or has more rows than an
                 answer holds: 100,000, or 16 MB.
             HistoryUnavailableError: the cluster keeps no history, or it can't be read.
+            ServiceUnavailableError: the history was taken out of iris_ray, or is failing.
 
         Example:
             >>> client.history("SELECT job_id, state FROM jobs WHERE user = :user", user="ann")
             [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
         """
-        found = ControllerConnection().ask(ControllerInterface.ask_history, sql, parameters, MOST_ROWS_EVER)
+        calls = calls_module("history")
+        found = ControllerConnection().ask(calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
         if found.cut:
             raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
-        return found.as_dicts()
+        rows: list[dict[str, str | int | float | None]] = found.as_dicts()
+        return rows
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from iris_ray.actors.protocol.overview import Changes
-from iris_ray.actors.protocol.status import PAGE, HostCondition, JobStatus, WorkerStatus, condition_of
+from iris_ray.actors.protocol.status import PAGE, HostCondition, JobStatus, WorkerStatus
 from iris_ray.dashboard.happenings import Happening, as_row, of_job, of_slice
 from iris_ray.dashboard.rows import (
     Diff,
@@ -143,7 +143,7 @@ def _part_in_use(row: Row) -> float:
 
 
 def _unusable(hosts: Iterable[WorkerStatus]) -> set[str]:
-    return {host.node_id for host in hosts if condition_of(host, lambda _: False) is HostCondition.UNUSABLE}
+    return {host.node_id for host in hosts if host.condition is HostCondition.UNUSABLE}
 
 
 def _group(host: WorkerStatus) -> str:

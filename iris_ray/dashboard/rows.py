@@ -13,7 +13,6 @@ from iris_ray.actors.protocol.status import (
     TeamChips,
     TeamStatus,
     WorkerStatus,
-    condition_of,
     fields_in,
 )
 from iris_ray.capacity.core import CapacityReport
@@ -105,8 +104,7 @@ def slice_row(hosts: Sequence[WorkerStatus], spares: Mapping[str, str]) -> Row:
 
 def _host(host: WorkerStatus, spares: Mapping[str, str]) -> list[str | int | None]:
     jobs = dict.fromkeys(spares.get(job, job) for job in map(job_of, host.tasks))
-    condition = condition_of(host, spares.__contains__).value
-    return [host.host_index, condition, next(iter(jobs), None), reason_of(host), host.address, host.node_id]
+    return [host.host_index, host.condition.value, next(iter(jobs), None), reason_of(host), host.address, host.node_id]
 
 
 def _missing(number: int) -> list[str | int | None]:

@@ -214,6 +214,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
 # -- record ------------------------------------------------------------------------------------------------------------
 
 
+OWNER = "docker"
 MEMORY, SECRETS = "/dev/shm", "iris-ray-secrets-"
 """Where the secrets of containers are: directories that only the account of Ray, and root, can enter. An engine's
 daemon can't mount the anonymous files that other tasks get."""
@@ -237,13 +238,13 @@ class ContainerRecord:
     secrets: str | None = None
 
     def write(self, files: TaskFiles) -> None:
-        write_whole(files.container, json.dumps(asdict(self)).encode())
+        write_whole(files.owned(OWNER), json.dumps(asdict(self)).encode())
 
     @staticmethod
     def read(files: TaskFiles) -> "ContainerRecord | None":
         """Return the container of a task; None if it has none."""
         try:
-            found = json.loads(files.container.read_text())
+            found = json.loads(files.owned(OWNER).read_text())
             secrets = found.get("secrets")
             return ContainerRecord(str(found["engine"]), str(found["name"]), secrets and str(secrets))
         except (OSError, ValueError, KeyError, TypeError):
@@ -265,7 +266,7 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
     if record.secrets is not None and record.secrets.startswith(f"{MEMORY}/{SECRETS}"):
         shutil.rmtree(record.secrets, ignore_errors=True)
     with contextlib.suppress(OSError):
-        files.container.unlink(missing_ok=True)
+        files.owned(OWNER).unlink(missing_ok=True)
     return []
 
 

@@ -2,17 +2,18 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
+from iris_ray.actors.calls.service_parts import LONG_STEP_S
+from iris_ray.actors.protocol.slices import SliceView, host_name, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.printing import Finding, Level, counted, duration
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.workers import TPU_NAME, Worker, string_attribute
-from iris_ray.state.events import WorkerRegisteredEvent
-from iris_ray.state.groups import Group
+from iris_ray.model.workers import TPU_NAME
+from iris_ray.state import ControllerState
 from iris_ray.state.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
     """
     from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
     from iris_ray.actors.controller.own_slices import OwnSlices
+    from iris_ray.actors.controller.views import worker_status
 
-    slices: dict[str, list[Worker]] = {}
+    hosts: list[WorkerStatus] = []
     refused: list[str] = []
     unlabelled: list[str] = []
-    foreign = []
-    own_slices = OwnSlices()
+    own_slices, state = OwnSlices(), ControllerState()
     for node in table.nodes:
         if not node["Alive"]:
             continue
@@ -43,10 +44,11 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         if isinstance(event, str):
             (refused if SLICE_NAME_LABEL in node.get("Labels", {}) else unlabelled).append(event)
         elif TPU_NAME in event.attributes:
-            worker = _worker(own_slices.named(event))
-            slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
-            if worker.foreign:
-                foreign.append(f"{string_attribute(worker.attributes, TPU_NAME)}: {worker.foreign}")
+            worker = own_slices.named(event)
+            state.handle_event(worker)
+            hosts.append(worker_status(state.workers[worker.node_id], state, 0.0))
+    slices = slices_of(hosts)
+    foreign = [f"{host.slice_name}: {host.foreign}" for host in hosts if host.foreign]
     yield _labels_found(slices)
     for reason in refused:
         advice = "correct the node's labels (ray start --labels=...): Ray sets them by itself on a TPU VM"
@@ -62,33 +64,31 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         yield Finding(Level.OK, "chips in use", "none outside iris_ray")
 
 
-def _worker(event: WorkerRegisteredEvent) -> Worker:
-    return Worker(event.node_id, event.address, event.attributes, event.resources, event.draining, event.foreign)
-
-
-def _labels_found(slices: Mapping[str, list[Worker]]) -> Finding:
+def _labels_found(slices: Sequence[SliceView]) -> Finding:
     if not slices:
         advice = "start Ray on TPU VMs and join them; to try without: iris-ray demo"
         return Finding(Level.WARNING, "TPU hosts", "none that can be used", advice)
-    types = Counter(str(workers[0].attributes["tpu-topology"].value) for workers in slices.values())
+    types = Counter(str(view.type) for view in slices)
     named = ", ".join(f"{count} × {name}" for name, count in sorted(types.items()))
-    return Finding(Level.OK, "TPU hosts", f"{counted(sum(map(len, slices.values())), 'host')} with labels: {named}")
+    hosts = sum(len(view.hosts) for view in slices)
+    return Finding(Level.OK, "TPU hosts", f"{counted(hosts, 'host')} with labels: {named}")
 
 
-def _slices_found(slices: Mapping[str, list[Worker]]) -> Iterator[Finding]:
+def _slices_found(slices: Sequence[SliceView]) -> Iterator[Finding]:
     complete = 0
-    for name, workers in sorted(slices.items()):
-        group = Group(name, workers, is_slice=True)
-        if group.defect:
+    for view in slices:
+        if view.defect:
             advice = "start the missing host's node again, or replace the slice; no job uses it until then"
-            yield Finding(Level.WARNING, "incomplete slice", f"{name}: {group.defect}", advice)
+            yield Finding(Level.WARNING, "incomplete slice", f"{view.slice}: {view.defect}", advice)
         else:
             complete += 1
-        for taint in group.taints:
-            yield Finding(Level.INFO, "tainted slice", f"{name}: {taint}", "an operator has set this label")
-        for worker in workers:
-            if worker.draining:
-                found = f"{name}: {worker.name}: {worker.draining}"
+        for taint in dict.fromkeys(
+            name for host in view.hosts for name in host.attributes if name.startswith(TAINT_PREFIX)
+        ):
+            yield Finding(Level.INFO, "tainted slice", f"{view.slice}: {taint}", "an operator has set this label")
+        for host in view.hosts:
+            if host.draining:
+                found = f"{view.slice}: {host_name(host)}: {host.draining}"
                 yield Finding(Level.INFO, "draining host", found, "it will end soon; no new job starts there")
     if slices:
         level = Level.OK if complete == len(slices) else Level.INFO
@@ -119,13 +119,29 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
 
 
+def check_services(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Name the services that are failing, or that have blocked the Controller.
+
+    Args:
+        about: what the Controller says about itself.
+    """
+    for one in about.get("service_health", ()):
+        if one.trouble is not None:
+            advice = "jobs go on without it; the Controller starts it again and again"
+            what = f"{one.service} is failing ({counted(one.failures, 'failure')}): {one.trouble}"
+            yield Finding(Level.WARNING, "service", what, advice)
+        if one.longest_step_s > LONG_STEP_S:
+            what = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
+            yield Finding(Level.INFO, "service", what)
+
+
 def check_history(about: Mapping[str, Any]) -> Iterator[Finding]:
     """Say if the history can't be written.
 
     Args:
         about: what the Controller says about itself.
     """
-    found = about.get("history", {})
+    found = about.get("services", {}).get("history", {})
     if trouble := found.get("trouble"):
         where = f"{found['path']}: {trouble}; {found['lost']} records are lost"
         advice = "jobs do not mind; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"

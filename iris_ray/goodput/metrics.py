@@ -10,15 +10,15 @@ from typing import Protocol
 
 from ray.util import metrics
 
-from iris_ray.actors.controller.views import worker_status
-from iris_ray.actors.protocol.status import HostCondition, condition_of
+from iris_ray.actors.controller.views import conditions_of
+from iris_ray.actors.protocol.status import HostCondition
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.model.goodput import Totals, measure, time_lost
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.time_lost import FailureCause, TimeLost
-from iris_ray.model.workers import Worker
+from iris_ray.model.workers import TPU_TOPOLOGY, Worker, string_attribute
 from iris_ray.state import ControllerState
 from iris_ray.state.job_table import is_measured
 
@@ -412,12 +412,8 @@ class Measurements:
         self._set(HOSTS, conditions)
 
     def _host(self, worker: Worker, now: float) -> tuple[str, str]:
-        status = worker_status(worker, self._state, now)
-        return self._named("tpu_type", status.device or NO_TYPE), condition_of(status, self._is_spare).value
-
-    def _is_spare(self, job_id: str) -> bool:
-        job = self._state.jobs.get(job_id)
-        return job is not None and job.spec.spare_for is not None
+        device = string_attribute(worker.attributes, TPU_TOPOLOGY)
+        return self._named("tpu_type", device or NO_TYPE), next(conditions_of(worker, self._state, now)).value
 
     def _count_chips(self, now: float) -> None:
         held: dict[Values, float] = {}

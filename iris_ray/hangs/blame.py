@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from iris_ray.actors.protocol.messages import TaskLook
+from iris_ray.hangs.calls import TaskLook
 from iris_ray.model.outcomes import TaskKey
 
 SPINS, WAITS = 0.7, 0.3

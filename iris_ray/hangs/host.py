@@ -7,8 +7,10 @@ from pathlib import Path
 
 import psutil
 
-from iris_ray.actors.protocol.messages import TaskLook
+from iris_ray.actors.host.services import HostPart
+from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL
 from iris_ray.errors import InspectionFailedError
+from iris_ray.hangs.calls import HangCalls, TaskLook
 from iris_ray.inspection.host import py_spy
 
 WATCHED_S = 0.5
@@ -21,6 +23,20 @@ MOST_FRAMES = 12
 _THREAD = re.compile(r'^Thread .*?(?:"(?P<name>.*)")?$')
 _TOLD = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "T", psutil.STATUS_DISK_SLEEP: "D"}
+
+
+class HangsOnHost(HostPart):
+    """See `HangCalls`."""
+
+    calls = (HangCalls,)
+
+    async def look(self, pid: int) -> TaskLook:
+        watch = self.host.watches[pid]
+        ask = (lambda: watch.signal(LOOK_SIGNAL)) if watch.has_started else None
+        return await self.in_thread(look_at, pid, watch.files.stacks, ask)
+
+    async def dump_stacks(self, pid: int) -> None:
+        self.host.watches[pid].signal(STACKS_SIGNAL)
 
 
 def look_at(pid: int, stacks: Path | None = None, ask: Callable[[], None] | None = None) -> TaskLook:

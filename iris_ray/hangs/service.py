@@ -4,6 +4,4 @@ from typing import Final
 
 from iris_ray.actors.protocol.services import Service
 
-SERVICE: Final = Service(
-    "hangs",
-)
+SERVICE: Final = Service("hangs", host="iris_ray.hangs.host:HangsOnHost")

@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import Link
+from iris_ray.preflight.calls import Link, PreflightCalls
 
 LEAST_MEMORY_BYTES = 512 << 20
 """A host with less free memory can't hold another task process."""
@@ -72,6 +74,21 @@ def _problem_of_disk(directory: Path) -> str | None:
     return f"its disk took {took:.1f} s for {DISK_BYTES >> 20} MiB" if took > DISK_S else None
 
 
+class PreflightOnHost(HostPart):
+    """See `PreflightCalls`."""
+
+    calls = (PreflightCalls,)
+
+    async def preflight(self) -> str | None:
+        host = self.host
+        return await self.in_thread(problem_of, host.directory(), host.devices, host.ledger())
+
+    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
+        return await measure_link(Actor(peer, name))
+
+    async def take_bytes(self, data: bytes) -> None: ...
+
+
 async def measure_link(peer: Actor[HostInterface]) -> Link:
     """Return how fast calls and bytes get from here to another host. A call that fails raises."""
     times = []
@@ -85,4 +102,4 @@ async def measure_link(peer: Actor[HostInterface]) -> Link:
 
 
 async def _received(peer: Actor[HostInterface], data: bytes) -> None:
-    await peer.call(HostInterface.take_bytes, data)
+    await peer.call(PreflightCalls.take_bytes, data)

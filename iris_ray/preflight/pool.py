@@ -8,7 +8,8 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unfit, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import HostPlace, Link
+from iris_ray.actors.protocol.messages import HostPlace
+from iris_ray.preflight.calls import Link, PreflightCalls
 
 PREFLIGHT_S = 5.0
 """How long a host may take to pass the tests once it is ready to start a task."""
@@ -70,11 +71,11 @@ class Preflight:
         actor = self._actor(host)
         neighbours = sorted(self._others, key=lambda other: other.slice_name != host.slice_name)[:NEIGHBOURS]
         asks = (
-            self._actor(other).ask_within(None, HostInterface.measure_link, actor.handle, actor.name)
+            self._actor(other).ask_within(None, PreflightCalls.measure_link, actor.handle, actor.name)
             for other in neighbours
         )
         found, links = await asyncio.gather(
-            actor.ask_within(None, HostInterface.preflight), asyncio.gather(*asks, return_exceptions=True)
+            actor.ask_within(None, PreflightCalls.preflight), asyncio.gather(*asks, return_exceptions=True)
         )
         if isinstance(found, Unreachable):
             return found.reason

@@ -4,6 +4,4 @@ from typing import Final
 
 from iris_ray.actors.protocol.services import Service
 
-SERVICE: Final = Service(
-    "preflight",
-)
+SERVICE: Final = Service("preflight", host="iris_ray.preflight.host:PreflightOnHost")

@@ -6,6 +6,7 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "sessions",
+    in_task="iris_ray.sessions.surroundings:keep_surroundings",
     commands={
         "job exec": Command(
             "iris_ray.sessions.cli:exec_",

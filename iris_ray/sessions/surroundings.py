@@ -23,6 +23,11 @@ NAME = "iris-ray-surroundings"
 SHELLS = ("bash", "sh")
 
 
+def keep_surroundings(_: TaskFiles) -> None:
+    """Keep a copy of the variables of this process of a task, for commands that run beside it."""
+    Surroundings.keep()
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a task's process has told, and its working directory now.

@@ -67,8 +67,9 @@ class Group:
         self.unhealthy = {worker.node_id: why for worker in odd if (why := _health_problem(worker))}
         self.foreign_use = {worker.node_id: worker.foreign for worker in odd if worker.foreign}
         self.suspected = [worker for worker in odd if worker.suspected]
-        self.size = _full_size(self.workers) if is_slice else len(workers)
-        self.defect = _defect(self.workers, self.size) if is_slice else None
+        counts = [count.value for worker in workers if (count := worker.attributes.get(TPU_VM_COUNT)) is not None]
+        self.size = slice_size(counts, len(workers)) if is_slice else len(workers)
+        self.defect = slice_defect([worker.host_index for worker in self.workers], self.size) if is_slice else None
         self.has_issues = bool(self.defect or self.unhealthy or self.foreign_use or self.suspected or self.taints)
         self._room: dict[str, float] | None = None
         self._chips_idle: bool | None = None
@@ -217,21 +218,31 @@ def _health_problem(worker: Worker) -> str | None:
     return None
 
 
-def _full_size(workers: Sequence[Worker]) -> int:
-    """Return the number of hosts in the complete slice; 0 if its hosts report different sizes."""
-    sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
+def slice_size(counts: Iterable[object], hosts: int) -> int:
+    """Return the number of hosts of a complete slice; 0 if its hosts report different sizes.
+
+    Args:
+        counts: the sizes that its hosts report.
+        hosts: how many of its hosts are there; its size if none reports one.
+    """
+    sizes = set(counts)
     if not sizes:
-        return len(workers)
+        return hosts
     size = sizes.pop()
     return size if isinstance(size, int) and not sizes else 0
 
 
-def _defect(workers: Sequence[Worker], size: int) -> str | None:
-    numbers = [worker.host_index for worker in workers]
-    if size and numbers == list(range(size)):
-        return None
+def slice_defect(numbers: Sequence[int | None], size: int) -> str | None:
+    """Return why a slice is not complete, or None.
+
+    Args:
+        numbers: the numbers of its hosts, in any order.
+        size: the number of hosts of the complete slice; see `slice_size`.
+    """
     if None in numbers:
         return "a host has no worker id"
+    if size and set(numbers) == set(range(size)) and len(numbers) == size:
+        return None
     if len(set(numbers)) != len(numbers):
         return "two hosts claim the same worker id"
     if not size:
@@ -239,6 +250,6 @@ def _defect(workers: Sequence[Worker], size: int) -> str | None:
     if missing := sorted(set(range(size)).difference(numbers)):
         some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         return f"host {some} of {size} is missing"
-    if len(workers) > size:
+    if len(numbers) > size:
         return f"has more hosts than the {size} of its type"
     return None

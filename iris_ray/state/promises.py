@@ -36,7 +36,7 @@ class Promises:
         return self._promised.get(node_id or "")
 
     def promise(self, job_id: str, node_ids: tuple[str, ...], given_up: Iterable[str], workers: Collection[str]) -> Job:
-        """Promise exactly these hosts to a job, and return it. Other jobs that were promised one of them lose all theirs.
+        """Promise exactly these hosts to a job, and return it. Other jobs that were promised any of them lose theirs.
 
         Args:
             job_id: the job.

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from iris_ray.checkpoint.compilation_cache import use_compilation_cache
-from iris_ray.inspection.jax_traces import answer_trace_requests
+from iris_ray.actors.protocol.services import call_hooks, installed_services
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, known_notice, note_asking, preemption_notice
@@ -46,8 +45,7 @@ def initialize(**kwargs: Any) -> None:
             print(jax.process_index(), "of", jax.process_count())
     """
     if (me := get_job_info()) is not None:
-        use_compilation_cache(me)
-        answer_trace_requests()  # for a program that the task's process has started
+        call_hooks((service.in_jax for service in installed_services()), me, patience_s=None)
     info = _place_among_others()
     if info is None:
         return

@@ -16,10 +16,10 @@ from typing import Any, SupportsFloat
 
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
-from iris_ray.hangs.limit import RhythmMeter
 from iris_ray.model.checks import shown
 from iris_ray.model.goodput import MARKS
 from iris_ray.model.plain_values import LARGEST_INT
+from iris_ray.model.rhythm import RhythmMeter
 
 
 def heartbeat(step: int | None = None) -> None:

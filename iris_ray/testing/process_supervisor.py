@@ -30,10 +30,10 @@ LEFTOVERS = 3
 
 
 def remove_containers(host: str) -> None:
-    """Remove the containers that the tasks of a host have recorded in its directory (``tasks/<pid>.container``)."""
+    """Remove the containers that the tasks of a host have recorded in its directory (``tasks/<pid>.owned-docker``)."""
     records = os.path.join(host, "tasks")
     for name in os.listdir(records) if os.path.isdir(records) else ():
-        if name.endswith(".container"):
+        if name.endswith(".owned-docker"):
             import json  # rarely needed
 
             with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(records, name)) as file:

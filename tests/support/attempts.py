@@ -16,8 +16,8 @@ from iris_ray.actors.protocol.messages import (
     ProcessSpec,
     Progress,
     RunRequest,
-    TaskLook,
 )
+from iris_ray.hangs.calls import TaskLook
 from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
@@ -88,10 +88,10 @@ class Slices:
     async def last_progress(self, attempt: AttemptId, host: int) -> Progress | None:
         return self.steps.get(host)
 
-    async def dump_stacks(self, attempt: AttemptId) -> None: ...
-
-    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook]:
-        return {i: TaskLook("", 0.0, (), 0.0) for i in self.steps}
+    async def ask_of_each(
+        self, attempt: AttemptId, service: str, method: str, within_s: float
+    ) -> dict[int, tuple[TaskLook, float]]:
+        return {i: (TaskLook("", 0.0, (), 0.0), 0.0) for i in self.steps}
 
     async def healthy(self, patience_s: float) -> dict[int, None]:
         self.patience.append(patience_s)

@@ -15,9 +15,9 @@ from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, Saves, StandbyReady, TaskLaunch, TaskLook
+from iris_ray.actors.protocol.messages import HostPlace, Progress, Saves, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.hangs.limit import RhythmMeter
+from iris_ray.hangs.calls import TaskLook
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -25,7 +25,9 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.rhythm import RhythmMeter
 from iris_ray.model.workers import TPU
+from iris_ray.preflight.calls import Link
 from tests.support.ray_in_process import Handle
 
 if TYPE_CHECKING:
@@ -338,6 +340,9 @@ class Host:
     async def look(self, pid: int) -> TaskLook:
         task = self._node.processes[pid].task
         return TaskLook("", 0.0, () if task is None else task.stack, 0.0)
+
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await getattr(self, method)(*args, **kwargs)
 
     async def preflight(self) -> str | None:
         self._node.tested += 1

@@ -159,5 +159,10 @@ class _Here:
     def __init__(self, behind: object) -> None:
         self._behind = behind
 
+    @property
+    def serve(self) -> SimpleNamespace:
+        """Take a service's call: the object has the method itself."""
+        return SimpleNamespace(remote=lambda _, method, args, kwargs: getattr(self._behind, method)(*args, **kwargs))
+
     def __getattr__(self, name: str) -> SimpleNamespace:
         return SimpleNamespace(remote=getattr(self._behind, name))

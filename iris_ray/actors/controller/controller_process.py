@@ -34,7 +34,6 @@ from iris_ray.capacity.demand import missing_slices, slices_in
 from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
 from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
-from iris_ray.history.controller import HistoryService
 from iris_ray.logs.controller import LogService
 from iris_ray.model.cluster_settings import (
     AUTOSCALER_DEMAND,
@@ -106,10 +105,10 @@ class ControllerProcess:
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
+        self._service_tasks = BackgroundTasks()
         self._scheduler = Scheduler()
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._progress = ProgressBoard()
-        self._history = HistoryService(self._state, self._progress, self._clock, directory)
         self._events = EventProcessor(
             self._state,
             self._planner,
@@ -117,8 +116,8 @@ class ControllerProcess:
             self._background,
             self._end,
             self._measure_wait,
-            self._history.note,
             lambda events: self._services.note(events),
+            self._service_tasks.cancel,
         )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
         self._logs = LogService()
@@ -195,11 +194,9 @@ class ControllerProcess:
         self._background.start(self._watch_demand(), "asking for missing slices")
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
-        self._history.note_start(self._journal.epoch, iris_ray.__version__)
-        self._background.start(self._history.run(lambda: self._events.deposed), "writing the history")
         self._events.begin(self._dispatcher)
         for work, what in self._services.works():
-            self._background.start(work, what)
+            self._service_tasks.start(work, what)
 
     async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a service; see `iris_ray.actors.protocol.services.addressed`."""
@@ -214,7 +211,6 @@ class ControllerProcess:
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
         self._provider.ask_at(settings.value(CLOUD_TPU))
-        self._history.follow_settings()
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
@@ -232,7 +228,7 @@ class ControllerProcess:
         while not self._events.deposed:
             await asyncio.sleep(COUNT_CHIPS_S)
             before, at = at, self._clock.now()
-            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
+            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state, at), at - before)
 
     def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
         try:

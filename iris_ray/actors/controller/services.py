@@ -36,6 +36,8 @@ def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return host_directory(environ)
 
 
+PlainValue = str | int | float | bool | None
+
 ADMIT_S = 10.0
 """A service may take this time to accept a job that uses it. After that the job is refused."""
 
@@ -53,7 +55,7 @@ class Published:
 
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     brings_slices: bool = False
-    about: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    about: Mapping[str, PlainValue] = field(default_factory=dict)
 
 
 class ServiceBoard:
@@ -83,7 +85,7 @@ class ServiceBoard:
         """Whether a service may bring slices that the cluster does not have."""
         return any(one.brings_slices for one in self._by_service.values())
 
-    def about(self) -> dict[str, dict[str, str | int | float | bool | None]]:
+    def about(self) -> dict[str, dict[str, PlainValue]]:
         """Return what each service says about itself, by its name."""
         return {name: dict(one.about) for name, one in self._by_service.items() if one.about}
 

@@ -42,7 +42,6 @@ from iris_ray.capacity.core import CapacityReport
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
 from iris_ray.goodput.sums import UserDay
 from iris_ray.handover.controller import take_over, what_is_there
-from iris_ray.history.reading import HistoryRows, Value
 from iris_ray.logs.controller import log_standing
 from iris_ray.logs.core import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.model.checks import unknown, unknown_number
@@ -114,11 +113,6 @@ class UserCalls(ControllerProcess):
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         await self.ping()
         return self._journal.fleet_times.since(since)
-
-    @checked
-    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
-        await self.ping()
-        return await self._history.ask(sql, parameters, most_rows)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -324,7 +318,8 @@ class UserCalls(ControllerProcess):
             "set_aside": self._set_aside(),
             "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
-            "history": self._history.about(),
+            "services": self._board.about(),
+            "service_health": self._services.health(),
         }
 
     def _status(self, job: Job) -> JobStatus:

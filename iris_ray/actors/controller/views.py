@@ -3,19 +3,17 @@
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
-from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
+from iris_ray.actors.controller.progress_board import ProgressBoard, with_latest
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
-    Heard,
+    HostCondition,
     JobEvent,
     JobFacts,
     JobGoodput,
@@ -31,7 +29,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.goodput.sums import ChipState
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
+from iris_ray.model.goodput import Totals, failures, measure, time_lost
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
@@ -112,6 +110,7 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
         holder=state.holders.get(worker.slice_name or ""),
+        condition=next(conditions_of(worker, state, now)),
         draining=worker.draining,
         suspected=suspicion,
         foreign=worker.foreign,
@@ -131,7 +130,25 @@ def unusable_status(host: UnusableHost) -> WorkerStatus:
         tasks=(),
         unavailable=host.why,
         holder=None,
+        condition=HostCondition.UNUSABLE,
     )
+
+
+def conditions_of(worker: Worker, state: ControllerState, now: float) -> Iterator[HostCondition]:
+    """Yield all conditions of a live host that hold, in the order of `HostCondition`; at least FREE."""
+    jobs = [state.jobs.get(job_id) for job_id in worker.tasks_of]
+    holds = {
+        HostCondition.SUSPECTED: worker.suspected and now < worker.suspected_until,
+        HostCondition.DRAINING: worker.draining,
+        HostCondition.SPARE: jobs and all(job is not None and job.spec.spare_for is not None for job in jobs),
+        HostCondition.BUSY: jobs,
+        HostCondition.QUARANTINED: TAINT_PREFIX + QUARANTINE in worker.taints,
+        HostCondition.CLOSED: worker.taints,
+        HostCondition.ELSEWHERE: worker.foreign,
+        HostCondition.WARM: worker.slice_name in state.holders,
+        HostCondition.FREE: True,
+    }
+    return (condition for condition, held in holds.items() if held)
 
 
 def limit_statuses(state: ControllerState) -> list[LimitStatus]:
@@ -183,35 +200,28 @@ def job_goodput(of: JobFacts, now: float, chip_hour: tuple[float, str] | None) -
     )
 
 
-def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
-    """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
-    if (marks := newer_marks(times, heard)) is None:
-        return times
-    known = copy(times)
-    known.attempts = [*times.attempts[:-1], replace(times.attempts[-1], marks=marks)]
-    return known
+CHIP_STATES = {
+    HostCondition.SPARE: ChipState.SPARE,
+    HostCondition.BUSY: ChipState.BUSY,
+    HostCondition.QUARANTINED: ChipState.QUARANTINED,
+    HostCondition.DRAINING: ChipState.UNAVAILABLE,
+    HostCondition.ELSEWHERE: ChipState.UNAVAILABLE,
+    HostCondition.CLOSED: ChipState.UNAVAILABLE,
+    HostCondition.WARM: ChipState.WARM,
+    HostCondition.FREE: ChipState.FREE,
+}
+"""The state of a host's chips by its condition; of several, the first one here counts."""
 
 
-def chips_by_state(state: ControllerState) -> dict[ChipState, float]:
+def chips_by_state(state: ControllerState, now: float) -> dict[ChipState, float]:
     """Return the number of the cluster's chips in each state."""
     found: dict[ChipState, float] = {}
     for worker in state.workers.values():
         if chips := worker.resources.get(TPU, 0.0):
-            now_in = _state_of(worker, state)
+            conditions = set(conditions_of(worker, state, now))
+            now_in = next(chip_state for condition, chip_state in CHIP_STATES.items() if condition in conditions)
             found[now_in] = found.get(now_in, 0.0) + chips
     return found
-
-
-def _state_of(worker: Worker, state: ControllerState) -> ChipState:
-    if worker.occupants:
-        job = state.jobs.get(next(iter(worker.occupants))[1].job_id)
-        return ChipState.SPARE if job is not None and job.spec.spare_for is not None else ChipState.BUSY
-    taints = [name for name in worker.attributes if name.startswith(TAINT_PREFIX)]
-    if TAINT_PREFIX + QUARANTINE in taints:
-        return ChipState.QUARANTINED
-    if worker.draining or worker.foreign or taints:
-        return ChipState.UNAVAILABLE
-    return ChipState.WARM if worker.slice_name in state.holders else ChipState.FREE
 
 
 def day_of(wall: float) -> str:

@@ -26,19 +26,19 @@ from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output import OutputPump
+from iris_ray.actors.host.services import Host, HostParts, host_parts
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import HostPlace, Link, Progress, TaskLook
+from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.checkpoint.host import FileService
 from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
-from iris_ray.preflight.host import measure_link, problem_of
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import ProcessTree
 
@@ -74,7 +74,7 @@ class TPUHostActor:
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
-        self._file_service: asyncio.Task[str] | None = None
+        self._files_address: asyncio.Task[str] | None = None
         self._gangs = GangPeers(lambda pid, notice: self._watches[pid].hear(notice))
 
     @cached_property
@@ -85,6 +85,24 @@ class TPUHostActor:
     @cached_property
     def _preparation(self) -> HostPreparation:
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
+
+    @cached_property
+    def _services(self) -> HostParts:
+        """Started at the first use: the first task or the first call of a service."""
+        host = Host(
+            self._place,
+            self._name,
+            self._exclusive,
+            host_directory,
+            self._devices,
+            lambda: self._ledger,
+            self._watches,
+            self._pool,
+        )
+        parts = host_parts(installed_services(), host)
+        for work, what in parts.works():
+            self._background.start(work, what)
+        return parts
 
     async def versions(self) -> dict[str, Any]:
         return versions_here()
@@ -123,17 +141,9 @@ class TPUHostActor:
         """Return the address of the file service; "" on a shared host, which has no job directories."""
         if not self._exclusive:
             return ""
-        if self._file_service is None:
-            self._file_service = self._background.start(self._serve_files(), "starting the file service")
-        return await asyncio.shield(self._file_service)
-
-    async def _serve_files(self) -> str:
-        try:
-            directories = LocalDirectories.of_host(host_directory())
-            return (await asyncio.to_thread(FileService, self._place.address, directories)).address
-        except (OSError, RuntimeError) as error:  # such as no thread left
-            logger.warning("%s serves no files to other hosts of its gang: %s", self._name, error)
-            return ""
+        if self._files_address is None:
+            self._files_address = self._background.start(self._services.files_address(), "asking for the file service")
+        return await asyncio.shield(self._files_address)
 
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
@@ -188,19 +198,8 @@ class TPUHostActor:
     async def progress(self, pid: int) -> Progress:
         return self._watches[pid].progress()
 
-    async def dump_stacks(self, pid: int) -> None:
-        self._watches[pid].dump_stacks()
-
-    async def look(self, pid: int) -> TaskLook:
-        return await self._watches[pid].look()
-
-    async def preflight(self) -> str | None:
-        return await asyncio.to_thread(lambda: problem_of(host_directory(), self._devices, self._ledger))
-
-    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
-        return await measure_link(Actor(peer, name))
-
-    async def take_bytes(self, data: bytes) -> None: ...
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await self._services.answer(service, method, args, kwargs)
 
     async def job_over(self, job_id: str) -> None:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.protocol.task_files import TaskFiles, remove_file, write_whole
-from iris_ray.docker.host import end_container
 from iris_ray.processes.identity import ProcessIdentity, ancestry, environ_of
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
@@ -78,8 +78,8 @@ class ProcessLedger:
             recorder: an actor that is gone, to end only its tasks; None ends the tasks of all actors.
 
         Returns:
-            The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and the containers, as
-            ``container <name> (<why>)``.
+            The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and what `end_owned`
+            could not end.
         """
         still_running: list[str] = []
         unread: list[str] = []
@@ -91,11 +91,11 @@ class ProcessLedger:
                 self.forget(tree)
                 continue
             left = end_processes(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s)
-            if left := left + end_container(self._files(tree.pid)):
+            if left := left + end_owned(self._files(tree.pid)):
                 still_running += left
             else:
                 self.forget(tree)
-        return still_running + unread + self._end_lost_containers()
+        return still_running + unread + self._end_lost()
 
     def owns(self, pid: int) -> bool:
         """Return whether a process provably belongs to a task of this host, with or without chips.
@@ -114,12 +114,12 @@ class ProcessLedger:
         except OSError:
             return False
 
-    def _end_lost_containers(self) -> list[str]:
-        """End containers whose task has no record: their engine did not answer when the task was ended."""
+    def _end_lost(self) -> list[str]:
+        """End what tasks without a record own: it could not be ended together with its task."""
         folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
         recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
-        lost = [files for files in TaskFiles.with_containers(self._host_directory) if files.pid not in recorded]
-        return [left for files in lost for left in end_container(files)]
+        lost = [files for files in TaskFiles.with_owned(self._host_directory) if files.pid not in recorded]
+        return [left for files in lost for left in end_owned(files)]
 
     def _files(self, pid: int) -> TaskFiles:
         return TaskFiles.of_process(self._host_directory, pid)

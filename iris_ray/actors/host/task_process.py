@@ -32,14 +32,13 @@ from iris_ray.actors.host.task_environment import (
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
+from iris_ray.actors.protocol.services import call_hooks, installed_services
 from iris_ray.actors.protocol.task_files import TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.inspection.jax_traces import answer_trace_requests
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import TOKEN_VARIABLE, mark_forks
-from iris_ray.sessions.surroundings import Surroundings
 
 
 class TaskProcess:
@@ -60,7 +59,8 @@ class TaskProcess:
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
         with contextlib.suppress(OSError):  # a host that has no directory says so when it is adopted
-            answer_trace_requests(TaskFiles.of_process(host_directory(), os.getpid()))  # now, for the same reason
+            files = TaskFiles.of_process(host_directory(), os.getpid())
+            call_hooks((service.in_standby for service in installed_services()), files)
 
     def versions(self) -> dict[str, Any]:
         return versions_here()
@@ -138,4 +138,4 @@ class TaskProcess:
         os.environ |= {name: kept_in_memory(text) for name, text in launch.secret_files.items()}
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
-        Surroundings.keep()
+        call_hooks((service.in_task for service in installed_services()), files)

@@ -23,23 +23,20 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, WatchedProcess, diagnose
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output import OutputPump
+from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.protocol.host_interface import TaskInterface
-from iris_ray.actors.protocol.messages import Progress, Saves, TaskLook
+from iris_ray.actors.protocol.messages import Progress, Saves
 from iris_ray.actors.protocol.task_files import (
-    LOOK_SIGNAL,
-    STACKS_SIGNAL,
     STATUS_CHARACTERS,
     TaskFiles,
     write_whole,
 )
-from iris_ray.docker.host import end_container
-from iris_ray.hangs.host import look_at
-from iris_ray.hangs.limit import Rhythm
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, is_news, keeps
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
+from iris_ray.model.rhythm import Rhythm
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import ProcessTree, end_processes
 
@@ -68,6 +65,7 @@ class TaskWatch:
         beside: returns the watches of the processes that may use the same chips.
 
     Attributes:
+        files: those of the process.
         gone: set when no process of the task is left, or none that can be ended.
     """
 
@@ -89,10 +87,10 @@ class TaskWatch:
         self._tree = tree
         self._ledger = ledger
         self._devices = devices
-        self._files = TaskFiles.of_process(host_directory(), tree.pid)
-        self._progress = TaskProgress(self._files)
+        self.files = TaskFiles.of_process(host_directory(), tree.pid)
+        self._progress = TaskProgress(self.files)
         self._background = BackgroundTasks()
-        self._notices = TaskNotices(process, self._files, self._has_started, self._background)
+        self._notices = TaskNotices(process, self.files, lambda: self.has_started, self._background)
         self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
@@ -111,12 +109,12 @@ class TaskWatch:
     @property
     def has_chips(self) -> bool:
         """Whether user code has begun, so that it may use the chips, and some process of the task is left."""
-        return self._has_started() and not self.gone.is_set()
+        return self.has_started and not self.gone.is_set()
 
     @property
     def runs(self) -> bool:
         """Whether user code runs, and no stop has begun."""
-        return not self.ended and self._ending is None and self._has_started()
+        return not self.ended and self._ending is None and self.has_started
 
     async def how_it_ended(self) -> TaskEnd:
         """Wait for the end of the process, and return how it ended."""
@@ -138,11 +136,11 @@ class TaskWatch:
 
         A full disk may have room later.
         """
-        known = self._files.read_membership()
+        known = self.files.read_membership()
         if self.ended or (known is not None and known.epoch >= membership.epoch):
             return True
         try:
-            write_whole(self._files.membership, membership.to_json().encode())
+            write_whole(self.files.membership, membership.to_json().encode())
         except OSError:
             return False
         return True
@@ -150,15 +148,10 @@ class TaskWatch:
     def progress(self) -> Progress:
         return self._progress.read()
 
-    def dump_stacks(self) -> None:
-        """Have the process print the stacks of its threads, if it has a handler for that signal already."""
-        if self._has_started():
-            self._process.signal(STACKS_SIGNAL)
-
-    async def look(self) -> TaskLook:
-        """Return the activity of the task while its gang makes no progress."""
-        ask = (lambda: self._process.signal(LOOK_SIGNAL)) if self._has_started() else None
-        return await asyncio.to_thread(look_at, self._tree.pid, self._files.stacks, ask)
+    def signal(self, number: int) -> None:
+        """Send the process a signal that iris_ray's handlers in it take, if it has them already."""
+        if self.has_started:
+            self._process.signal(number)
 
     async def end(self, reason: str | None, exit_grace: float = 0.0) -> str | None:
         """End every process of the task. Later calls wait for the same end; a call with a reason cuts its grace short.
@@ -187,7 +180,7 @@ class TaskWatch:
 
     def _search(self, just_ended: bool = False) -> list[ProcessIdentity]:
         """Return all processes of the task, including those that it has named."""
-        self._tree.adopt(self._files.read_members())
+        self._tree.adopt(self.files.read_members())
         return self._tree.search(just_ended)
 
     async def _end(self, reason: str | None, exit_grace: float) -> str | None:
@@ -200,12 +193,12 @@ class TaskWatch:
             found = await asyncio.to_thread(self._search)
         left = await asyncio.to_thread(end_processes, found, self._search, DYING_S)
         self.gone.set()
-        if left := left + await asyncio.to_thread(end_container, self._files):
+        if left := left + await asyncio.to_thread(end_owned, self.files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
         await asyncio.to_thread(self.output.close)
         held = None
-        if self._devices is not None and self._has_started():  # a task that has not started never had the chips
+        if self._devices is not None and self.has_started:  # a task that has not started never had the chips
             await asyncio.gather(*(other.gone.wait() for other in self._beside()))
             held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
         self.forget()
@@ -234,20 +227,22 @@ class TaskWatch:
                 "pid %d had returned and still ran threads or exit handlers; it %s and is killed", self._tree.pid, why
             )
 
-    def _has_started(self) -> bool:
+    @property
+    def has_started(self) -> bool:
+        """Whether user code has begun to run in the process."""
         return self._ledger.has_started(self._tree.pid)
 
     async def _record_descendants(self) -> None:
         """Keep the record of the task's process tree up to date while its process lives."""
         while not self.ended:
             self._oom_kills.look()
-            if self._has_started():
+            if self.has_started:
                 with contextlib.suppress(OSError):  # a full disk may have room later
                     await asyncio.to_thread(self._ledger.record_descendants, self._tree)
             await self._process.wait_at_most(DESCENDANTS_S)
 
     def _on_exit(self) -> None:
-        at, had_started, memory_was_short = Moment.now(), self._has_started(), self._oom_kills.found()
+        at, had_started, memory_was_short = Moment.now(), self.has_started, self._oom_kills.found()
         search = asyncio.to_thread(self._search, just_ended=True)
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from iris_ray.actors.calls.background import repeat
 from iris_ray.actors.calls.controller_client import ControllerClient
@@ -16,8 +17,9 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves, TaskLook
+from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves
 from iris_ray.hangs.blame import StallFinding, find_culprit
+from iris_ray.hangs.calls import HangCalls, TaskLook
 from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
@@ -276,22 +278,32 @@ class HangWatch:
 
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
         """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
-        attempt, names = self._place.order.attempt, self._place.names
-        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in names)
-        asks = (
-            self._slices.actor(name).ask_within(LOOK_WITHIN_S + 1.0, SliceActor.look, attempt, LOOK_WITHIN_S)
-            for name in names
-        )
-        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps, return_exceptions=True)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
+        names = self._place.names
+        dumps = (self._ask_of_each(name, HangCalls.dump_stacks, STACKS_S) for name in names)
+        asks = (self._ask_of_each(name, HangCalls.look, LOOK_WITHIN_S) for name in names)
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps)
+        replies = await asyncio.gather(*asks)
         await printed
         looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
         for slice_id, reply in enumerate(replies):
-            if not isinstance(reply, (Unreachable, BaseException)):
-                found = {self._place.key(slice_id, process): look for process, look in reply.items()}
-                looks |= {key: None if isinstance(look, Unreachable) else look for key, look in found.items()}
+            for process, (look, took_s) in reply.items():
+                is_look = isinstance(look, TaskLook)
+                found = replace(look, late_s=took_s - look.took_s) if is_look else None
+                looks[self._place.key(slice_id, process)] = found
         steps = {key: found.step for key, found in progress.items() if found.step is not None}
         return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
+
+    async def _ask_of_each(
+        self, name: str, question: Callable[..., object], within_s: float
+    ) -> dict[int, tuple[Any, float]]:
+        """Ask the hosts of a slice about each running process; return nothing if the SliceActor does not answer."""
+        call = SliceActor.ask_of_each, self._place.order.attempt, "hangs", question.__name__, within_s
+        try:
+            reply = await self._slices.actor(name).ask_within(within_s + 1.0, *call)
+        except Exception:
+            logger.exception("%s can't be asked what its tasks do", name)
+            return {}
+        return {} if isinstance(reply, Unreachable) else reply
 
 
 def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:

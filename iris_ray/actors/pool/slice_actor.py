@@ -20,7 +20,7 @@ from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_u
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch, TaskLook
+from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
 from iris_ray.errors import VersionMismatchError
@@ -436,25 +436,33 @@ class SliceActor:
         task = self._tasks.get(process) if self._running == attempt else None
         return None if task is None else await self._hosts[task.host].ask_once(HostInterface.progress, task.pid)
 
-    async def dump_stacks(self, attempt: AttemptId) -> None:
-        """Have every task of that attempt print its stacks."""
-        if self._running == attempt:
-            tasks = self._tasks.values()
-            asks = (self._hosts[task.host].ask_once(HostInterface.dump_stacks, task.pid) for task in tasks)
-            await asyncio.gather(*asks)
+    async def ask_of_each(
+        self, attempt: AttemptId, service: str, method: str, within_s: float
+    ) -> dict[int, tuple[Any, float]]:
+        """Ask a service on the hosts about each process of that attempt that has not returned.
 
-    async def look(self, attempt: AttemptId, within_s: float) -> dict[int, TaskLook | Unreachable]:
-        """Return the activity of each process of that attempt that has not returned, if its host answers in time."""
+        Args:
+            attempt: if it does not run here, the answer is empty.
+            service, method: the call; it takes the process's pid.
+            within_s: how long a host may take; seconds.
+
+        Returns:
+            The answer or `Unreachable` by process, and the seconds that it took.
+        """
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        looks = await asyncio.gather(*(self._look(task, within_s) for task in running.values()))
-        return dict(zip(running, looks, strict=True))
+        asks = (self._ask_of(task, service, method, within_s) for task in running.values())
+        return dict(zip(running, await asyncio.gather(*asks), strict=True))
 
-    async def _look(self, task: HostTask, within_s: float) -> TaskLook | Unreachable:
+    async def _ask_of(self, task: HostTask, service: str, method: str, within_s: float) -> tuple[Any, float]:
         began = time.monotonic()
-        look = await self._hosts[task.host].ask_within(within_s, HostInterface.look, task.pid)
-        return look if isinstance(look, Unreachable) else replace(look, late_s=time.monotonic() - began - look.took_s)
+        question = HostInterface.serve, service, method, (task.pid,), {}
+        try:
+            answer: Any = await self._hosts[task.host].ask_within(within_s, *question)
+        except Exception as error:  # the service's own
+            answer = Unreachable(f"{type(error).__name__}: {error}")
+        return answer, time.monotonic() - began
 
     @within(TEARDOWN_TIMEOUT_S)
     async def teardown(self) -> None:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:  # these import Ray, which would make each command slow
     from ray.actor import ActorHandle
 
     from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-    from iris_ray.history.reading import HistoryRows, Value
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,19 +102,6 @@ class ForPeople(Protocol):
 
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         """Return the chip-seconds of the cluster by day and state, since a day in UTC, such as 2026-11-23."""
-
-    async def ask_history(self, sql: str, parameters: "Mapping[str, Value]", most_rows: int) -> "HistoryRows":
-        """Return the rows of a statement that reads the history; see docs/history.md for its tables.
-
-        Args:
-            sql: one statement; ``:name`` stands for a parameter.
-            parameters: their values by name.
-            most_rows: no more rows are returned.
-
-        Raises:
-            InvalidQueryError: the statement writes, makes no sense, or takes too long.
-            HistoryUnavailableError: the cluster keeps no history, or it can't be read.
-        """
 
     @in_pages(by="task_index")
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -310,7 +296,10 @@ class ForPeople(Protocol):
         """
 
     async def about(self) -> dict[str, Any]:
-        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""
+        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside.
+
+        ``services`` holds what each service has published about itself, ``service_health`` a `ServiceHealth` of each.
+        """
 
 
 class ForPools(Protocol):

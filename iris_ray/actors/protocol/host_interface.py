@@ -7,7 +7,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import Link, Progress, StandbyReady, TaskLaunch, TaskLook
+from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
@@ -113,20 +113,8 @@ class HostInterface(Protocol):
     async def progress(self, pid: int) -> Progress:
         """Return the latest progress of a task."""
 
-    async def dump_stacks(self, pid: int) -> None:
-        """Have a task print its stacks."""
-
-    async def look(self, pid: int) -> TaskLook:
-        """Return the activity of a task's process. This takes seconds."""
-
-    async def preflight(self) -> str | None:
-        """Test this host's chips, memory and disk. Return why it must not take a task, or None."""
-
-    async def measure_link(self, peer: ActorHandle, name: str) -> Link:
-        """Measure the link from this host to another one, given by its actor and that actor's name."""
-
-    async def take_bytes(self, data: bytes) -> None:
-        """Take bytes and drop them: the caller measures the link."""
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a service, as the Controller's ``serve`` does."""
 
     async def job_over(self, job_id: str) -> None:
         """Remove a job's directory on this host."""

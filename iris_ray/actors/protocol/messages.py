@@ -9,7 +9,6 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
-from iris_ray.hangs.limit import Rhythm
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import JobSpec
@@ -17,6 +16,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import default_of
 from iris_ray.model.plain_values import Words
+from iris_ray.model.rhythm import Rhythm
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
@@ -242,33 +242,6 @@ class Progress:
     marks: Marks = field(default_factory=Marks)
     rhythm: Rhythm = field(default_factory=Rhythm)
     saves: Saves = field(default_factory=Saves)
-
-
-@dataclass(frozen=True, slots=True)
-class TaskLook:
-    """The activity of a task's process while its gang makes no progress.
-
-    Attributes:
-        state: the kernel's letter if the process, or one that it has started, does not run: T (stopped) or D (waits for
-            a disk or a device); else "".
-        cpu: how many cores it and its descendants use.
-        stack: the frames of its main thread, as py-spy shows them, the innermost first; empty if they are not known.
-        took_s: how long the look took on the host; seconds.
-        late_s: how much longer the answer took than the look; seconds.
-    """
-
-    state: str
-    cpu: float
-    stack: tuple[str, ...]
-    took_s: float
-    late_s: float = 0.0
-
-
-class Link(NamedTuple):
-    """How fast one host reaches another: seconds for a call and its answer, and bytes per second."""
-
-    latency_s: float
-    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

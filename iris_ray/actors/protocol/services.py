@@ -6,12 +6,14 @@ A service is a capability that the kernel does not need: one folder of ``iris_ra
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
+from iris_ray.errors import ServiceUnavailableError
 from iris_ray.services import SERVICES
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,12 @@ class Service:
     Attributes:
         name: the name in messages and calls, such as ``history``.
         controller, pool, host: the class of its part in the Controller, in a SlicePoolManager and in a TPUHostActor.
-        task: a function that is called in each task process before user code.
+        in_standby: a function that is called with its `TaskFiles` in each process that waits for a task.
+        in_task: a function that is called with its `TaskFiles` in each task process, just before user code.
+        in_jax: a function that ``iris_ray.jax.initialize`` calls with the task's `JobInfo`, before JAX joins its peers.
+        ends_owned: a function that ends what a task has started outside its process tree, such as a container, and
+            returns the names of what can't be ended. It takes the task's `TaskFiles`, and is called if the task has
+            left a file `TaskFiles.owned` of the service's name. It imports no Ray.
         admits: fields of `JobSpec`. If one is set, its part in the Controller may refuse the job.
         commands: by their words, such as ``job logs`` or ``history``.
         pages: a function that adds its routes to the dashboard.
@@ -51,7 +58,10 @@ class Service:
     controller: str | None = None
     pool: str | None = None
     host: str | None = None
-    task: str | None = None
+    in_standby: str | None = None
+    in_task: str | None = None
+    in_jax: str | None = None
+    ends_owned: str | None = None
     admits: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
     pages: str | None = None
@@ -75,6 +85,49 @@ def imported(place: str) -> Any:
     """Return the object at a place such as ``iris_ray.history.cli:history``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+def calls_module(service: str) -> Any:
+    """Return the module of a service's calls, ``iris_ray.<service>.calls``.
+
+    Raises:
+        ServiceUnavailableError: the service was taken out of iris_ray.
+    """
+    if not any(one.name == service for one in installed_services()):
+        raise ServiceUnavailableError(f"there is no service {service!r} here: it was taken out of iris_ray")
+    return import_module(f"iris_ray.{service}.calls")
+
+
+# -- hooks in tasks ----------------------------------------------------------------------------------------------------
+
+HOOK_S = 1.0
+"""A process of a task waits this long for a hook."""
+
+
+def call_hooks(places: Iterable[str | None], *args: Any, patience_s: float | None = HOOK_S) -> None:
+    """Call the functions at these places in a process of a task. Raise nothing: the task goes on without a service.
+
+    Args:
+        places: of services; None is left out.
+        args: of each function.
+        patience_s: the time that a function may take; seconds. None: as long as it needs, in this thread.
+    """
+    for place in filter(None, places):
+        if patience_s is None:
+            _call_hook(place, args)
+            continue
+        thread = threading.Thread(target=_call_hook, args=(place, args), name=place, daemon=True)
+        thread.start()
+        thread.join(patience_s)
+        if thread.is_alive():
+            logger.warning("%s does not return; the task goes on without it", place)
+
+
+def _call_hook(place: str, args: tuple[Any, ...]) -> None:
+    try:
+        imported(place)(*args)
+    except BaseException:
+        logger.exception("%s failed; the task goes on without it", place)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

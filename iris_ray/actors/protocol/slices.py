@@ -8,10 +8,10 @@ from enum import Enum
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import unknown
-from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.lifecycle import job_of
-from iris_ray.model.workers import Worker
-from iris_ray.state.groups import Group
+from iris_ray.model.workers import TPU_VM_COUNT
+from iris_ray.state.groups import slice_defect, slice_size
 
 _SHORTEST_ID = 6
 _NODE_ID = re.compile(rf"[0-9a-f]{{{_SHORTEST_ID},}}")
@@ -37,7 +37,8 @@ class SliceView:
         state: whether it can take the next job; INCOMPLETE and BUSY take precedence over CLOSED.
         hosts_expected: how many hosts it has when complete; 0 if its hosts disagree.
         jobs: the jobs with tasks on it.
-        reason: its defect, or why it takes no new jobs, if any.
+        defect: why it is not complete, or None.
+        reason: its defect, and why it takes no new jobs, if any.
         hosts: its live hosts, by host index.
     """
 
@@ -46,6 +47,7 @@ class SliceView:
     state: SliceState
     hosts_expected: int
     jobs: tuple[str, ...]
+    defect: str | None
     reason: str | None
     hosts: tuple[WorkerStatus, ...]
 
@@ -69,10 +71,13 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
-    group = Group(name, [_worker(host) for host in hosts], is_slice=hosts[0].slice_name is not None)
+    is_slice = hosts[0].slice_name is not None
+    counts = [host.attributes[TPU_VM_COUNT] for host in hosts if TPU_VM_COUNT in host.attributes]
+    size = slice_size(counts, len(hosts)) if is_slice else len(hosts)
+    defect = slice_defect([host.host_index for host in hosts], size) if is_slice else None
     jobs = tuple(dict.fromkeys(job_of(task_id) for host in hosts for task_id in host.tasks))
     closed = _reason(hosts)
-    if group.defect:
+    if defect:
         state = SliceState.INCOMPLETE
     elif jobs:
         state = SliceState.BUSY
@@ -82,14 +87,9 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
         state = SliceState.WARM
     else:
         state = SliceState.FREE
-    reason = "; ".join(filter(None, [group.defect, closed])) or None
+    reason = "; ".join(filter(None, [defect, closed])) or None
     device = next(filter(None, (host.device for host in hosts)), None)
-    return SliceView(name, device, state, group.size, jobs, reason, tuple(hosts))
-
-
-def _worker(host: WorkerStatus) -> Worker:
-    attributes = {name: AttributeValue(value) for name, value in host.attributes.items()}
-    return Worker(host.node_id, host.address, attributes, host.resources)
+    return SliceView(name, device, state, size, jobs, defect, reason, tuple(hosts))
 
 
 def _reason(hosts: Sequence[WorkerStatus]) -> str | None:

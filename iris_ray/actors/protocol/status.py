@@ -6,18 +6,16 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
-from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState, job_of
+from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
-from iris_ray.state.quarantine import QUARANTINE
 from iris_ray.state.runtime_limits import ends_at
 
 PAGE = 500
@@ -343,6 +341,22 @@ class TaskStatus:
         return self.node_id
 
 
+class HostCondition(Enum):
+    """The condition of a host in one word. If several hold, the first one counts."""
+
+    LOST = "lost"
+    SUSPECTED = "suspected"
+    DRAINING = "draining"
+    SPARE = "spare"
+    BUSY = "busy"
+    QUARANTINED = "quarantined"
+    CLOSED = "closed"
+    ELSEWHERE = "elsewhere"
+    UNUSABLE = "unusable"
+    WARM = "warm"
+    FREE = "free"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """The status of a host.
@@ -356,6 +370,7 @@ class WorkerStatus:
         tasks: ids of the tasks that hold resources of it.
         unavailable: why it takes no new tasks, or None.
         holder: the pool that holds its slice, busy or warm, or None.
+        condition: all this in one word.
         draining: why it is draining, as a part of ``unavailable``, or None.
         suspected: why it may be lost, likewise.
         foreign: which process outside iris_ray uses its chips, likewise.
@@ -372,6 +387,7 @@ class WorkerStatus:
     tasks: tuple[str, ...]
     unavailable: str | None
     holder: str | None
+    condition: HostCondition
     draining: str | None = None
     suspected: str | None = None
     foreign: str | None = None
@@ -466,41 +482,3 @@ class TeamsStatus:
     def tree(self) -> Teams:
         """Return the teams as operators have set them."""
         return Teams(Team(one.name, one.quotas, one.weight, one.users) for one in self.teams if one.name)
-
-
-class HostCondition(Enum):
-    """The condition of a host in one word. If several hold, the first one counts."""
-
-    LOST = "lost"
-    SUSPECTED = "suspected"
-    DRAINING = "draining"
-    SPARE = "spare"
-    BUSY = "busy"
-    QUARANTINED = "quarantined"
-    CLOSED = "closed"
-    ELSEWHERE = "elsewhere"
-    UNUSABLE = "unusable"
-    WARM = "warm"
-    FREE = "free"
-
-
-def condition_of(host: WorkerStatus, is_spare: Callable[[str], bool]) -> HostCondition:
-    """Return the condition of a live host.
-
-    Args:
-        host: the host.
-        is_spare: returns whether the job with this id only holds slices ready for another one.
-    """
-    taints = {name.removeprefix(TAINT_PREFIX) for name in host.attributes if name.startswith(TAINT_PREFIX)}
-    found = (
-        (HostCondition.SUSPECTED, host.suspected),
-        (HostCondition.DRAINING, host.draining),
-        (HostCondition.SPARE, host.tasks and all(is_spare(job_of(task)) for task in host.tasks)),
-        (HostCondition.BUSY, host.tasks),
-        (HostCondition.QUARANTINED, QUARANTINE in taints),
-        (HostCondition.CLOSED, taints),
-        (HostCondition.ELSEWHERE, host.foreign),
-        (HostCondition.UNUSABLE, host.unavailable),
-        (HostCondition.WARM, host.holder),
-    )
-    return next((condition for condition, holds in found if holds), HostCondition.FREE)

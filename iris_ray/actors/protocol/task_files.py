@@ -16,6 +16,7 @@ from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.processes.identity import ProcessIdentity
 
+OWNED = "owned-"
 STATUS_CHARACTERS = 200
 """A task's status may have so many characters."""
 
@@ -35,9 +36,10 @@ class TaskFiles:
         return TaskFiles(str(directory / "tasks" / str(pid)))
 
     @staticmethod
-    def with_containers(directory: Path) -> "list[TaskFiles]":
-        """Return the files of all task processes in a host's directory whose containers may still exist."""
-        return [TaskFiles(str(path.with_suffix(""))) for path in (directory / "tasks").glob("*.container")]
+    def with_owned(directory: Path) -> "list[TaskFiles]":
+        """Return the files of all task processes in a host's directory that may own something; see `owned`."""
+        found = {path.name.split(".")[0] for path in (directory / "tasks").glob(f"*.{OWNED}*")}
+        return [TaskFiles(str(directory / "tasks" / pid)) for pid in sorted(found)]
 
     @staticmethod
     def of_this_task() -> "TaskFiles | None":
@@ -55,10 +57,12 @@ class TaskFiles:
         """The mark that the task process writes when user code begins; it names the task."""
         return Path(f"{self.prefix}.started")
 
-    @property
-    def container(self) -> Path:
-        """The record of the container in which the task's program runs."""
-        return Path(f"{self.prefix}.container")
+    def owned(self, service: str) -> Path:
+        """The record of what the task has started outside its process tree, such as a container, by a service's name.
+
+        The service ends that together with the task's processes (see `Service.ends_owned`) and removes the record.
+        """
+        return Path(f"{self.prefix}.{OWNED}{service}")
 
     @property
     def output(self) -> Path:
@@ -172,7 +176,7 @@ class TaskFiles:
             return None
 
     def remove(self) -> None:
-        """Remove all files that exist, except the FIFO, and the container's record, which goes with the container."""
+        """Remove all files that exist, except the FIFO, and records of `owned`, which go with what they name."""
         said = self.heartbeat, self.rhythm, self.stacks, self.status, self.first_steps, self.marked, self.last_save
         for path in (self.started, self.notice, self.saved, self.members, self.membership, self.asks, *said):
             remove_file(path)

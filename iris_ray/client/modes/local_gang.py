@@ -20,6 +20,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.host.exit_status import ProcessExit, diagnose
+from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, kept_in_memory, task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.gang_run import failure_error
@@ -30,7 +31,6 @@ from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
-from iris_ray.docker.host import end_container
 from iris_ray.logs.stream import print_line
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
@@ -145,9 +145,9 @@ class LocalTask:
         return diagnose(ProcessExit(time.time(), self._run.files(self._index).started.exists(), False, code, None))
 
     def kill(self) -> None:
-        """End the task's process, and its container, if it has one."""
+        """End the task's process, and what it owns."""
         self.process.kill()
-        for left in end_container(self._run.files(self._index)):
+        for left in end_owned(self._run.files(self._index)):
             print(f"iris_ray: {left} still runs", file=sys.stderr)
 
     def finish_printing(self) -> None:

@@ -247,7 +247,7 @@ def test_container_that_cannot_be_ended_blocks_the_host(
     ledger, one = ProcessLedger(tmp_path), tree(process)
     ledger.record(one)
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
-    monkeypatch.setattr("iris_ray.actors.host.ledger.end_container", lambda files: end_container(files, 0.0))
+    monkeypatch.setattr("iris_ray.docker.host.end_container", lambda files: end_container(files, 0.0))
     engine.break_down()
     name = f"of-{process.pid}"
     assert ledger.end_leftovers() == [f"container {name} (Cannot connect to the daemon)"]
@@ -311,6 +311,6 @@ def test_containers_program_and_children_belong_to_their_task(
 def test_task_without_a_container_needs_no_engine(tmp_path: Path) -> None:
     files = TaskFiles.of_process(tmp_path, 77)
     assert end_container(files) == []
-    files.container.parent.mkdir()
-    files.container.write_text("{")
+    files.owned("docker").parent.mkdir()
+    files.owned("docker").write_text("{")
     assert end_container(files) == []

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from iris_ray.actors.protocol.messages import TaskLook
 from iris_ray.hangs.blame import find_culprit
+from iris_ray.hangs.calls import TaskLook
 from iris_ray.model.outcomes import TaskKey
 
 JAX = "_value (jax/_src/array.py:664)"

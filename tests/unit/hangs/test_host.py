@@ -1,15 +1,24 @@
 """What a host says of a task's process while its gang makes no progress."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 
-from iris_ray.hangs.host import frames_of, look_at
+from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.errors import InspectionFailedError
+from iris_ray.hangs import host
+from iris_ray.hangs.calls import TaskLook
+from iris_ray.hangs.host import HangsOnHost, frames_of, look_at
+from tests.support.processes import Make, watched
 from tests.support.waiting import wait_until
 
 DUMP = """Process 7: python train.py
@@ -64,3 +73,62 @@ def test_look_at_ended_process_shows_nothing() -> None:
     process.wait()
     look = look_at(process.pid)
     assert (look.state, look.cpu, look.stack) == ("", 0.0, ())
+
+
+HANGS = """
+import threading
+def hangs_here():
+    print("hangs", flush=True)
+    time.sleep(1000)
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+hangs_here()
+"""
+
+
+async def looked_at(watch: TaskWatch) -> TaskLook:
+    """Return what the service says of the task on its host."""
+
+    async def in_thread(function: Any, *args: Any) -> Any:
+        return await asyncio.to_thread(function, *args)
+
+    pid = int(watch.files.pid)
+    part = HangsOnHost(
+        cast(Any, SimpleNamespace(watches={pid: watch})), cast(Any, SimpleNamespace(in_thread=in_thread))
+    )
+    return await part.look(pid)
+
+
+@pytest.mark.parametrize("may_look", [True, False], ids=["by py-spy", "by itself"])
+def test_host_sees_where_task_hangs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_look: bool
+) -> None:
+    """py-spy may not look into a process in most containers."""
+
+    def is_refused(arguments: object, timeout_s: float) -> str:
+        raise InspectionFailedError("not permitted")
+
+    if not may_look:
+        monkeypatch.setattr(host, "py_spy", is_refused)
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> TaskLook:
+        child.start()
+        await asyncio.to_thread(child.says, "hangs")
+        return await looked_at(watch)
+
+    found = watched(child, tmp_path, look)
+    assert found.state == ""
+    assert found.stack[0].startswith("hangs_here (")
+
+
+def test_task_that_has_not_begun_is_not_asked(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would die of the signal."""
+    monkeypatch.setattr(host, "_main_thread", lambda pid: ())
+    child = make(HANGS)
+
+    async def look(watch: TaskWatch) -> tuple[str, ...]:
+        found = await looked_at(watch)
+        assert not watch.ended
+        return found.stack
+
+    assert watched(child, tmp_path, look) == ()

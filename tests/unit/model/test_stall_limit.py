@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_ray.hangs.limit import ENOUGH_STEPS, FACTOR, FIRST_STEPS, FLOOR_S, Rhythm, RhythmMeter, StallLimit
+from iris_ray.hangs.limit import FACTOR, FLOOR_S, StallLimit
+from iris_ray.model.rhythm import ENOUGH_STEPS, FIRST_STEPS, Rhythm, RhythmMeter
 
 LOOK_S = 5.0
 

@@ -19,9 +19,9 @@ from iris_ray.actors.host.task_watch import TaskProgress
 from iris_ray.actors.protocol.messages import Progress, Saves
 from iris_ray.actors.protocol.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
-from iris_ray.hangs.limit import ENOUGH_STEPS, FIRST_STEPS, Rhythm
 from iris_ray.model.goodput import Marks
 from iris_ray.model.plain_values import plain
+from iris_ray.model.rhythm import ENOUGH_STEPS, FIRST_STEPS, Rhythm
 from iris_ray.task import progress
 from iris_ray.task.preemption import known_notice
 

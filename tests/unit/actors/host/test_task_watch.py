@@ -22,10 +22,8 @@ from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace, Progress, TaskLook
-from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.errors import InspectionFailedError
-from iris_ray.hangs import host as stall_look
+from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
@@ -92,52 +90,6 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
         process.wait()
 
 
-HANGS = """
-import threading
-def hangs_here():
-    print("hangs", flush=True)
-    time.sleep(1000)
-threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-hangs_here()
-"""
-
-
-@pytest.mark.parametrize("may_look", [True, False], ids=["by py-spy", "by itself"])
-def test_host_sees_where_task_hangs(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_look: bool
-) -> None:
-    """py-spy may not look into a process in most containers."""
-
-    def is_refused(arguments: object, timeout_s: float) -> str:
-        raise InspectionFailedError("not permitted")
-
-    if not may_look:
-        monkeypatch.setattr(stall_look, "py_spy", is_refused)
-    child = make(HANGS)
-
-    async def look(watch: TaskWatch) -> TaskLook:
-        child.start()
-        await asyncio.to_thread(child.says, "hangs")
-        return await watch.look()
-
-    found = watched(child, tmp_path, look)
-    assert found.state == ""
-    assert found.stack[0].startswith("hangs_here (")
-
-
-def test_task_that_has_not_begun_is_not_asked(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would die of the signal."""
-    monkeypatch.setattr(stall_look, "_main_thread", lambda pid: ())
-    child = make(HANGS)
-
-    async def look(watch: TaskWatch) -> tuple[str, ...]:
-        found = await watch.look()
-        assert not watch.ended
-        return found.stack
-
-    assert watched(child, tmp_path, look) == ()
-
-
 def test_host_delivers_notice_to_task_that_saves(make: Make, tmp_path: Path) -> None:
     child = make(SAVE)
     assert watched(child, tmp_path, started(child, lambda watch: watch.notify(NOTICE))) is True
@@ -155,7 +107,7 @@ def test_host_delays_signal_until_task_has_begun(make: Make, tmp_path: Path) -> 
 
     async def tell_early(watch: TaskWatch) -> bool:
         told = asyncio.ensure_future(watch.notify(NOTICE))
-        watch.dump_stacks()
+        watch.signal(STACKS_SIGNAL)
         await asyncio.sleep(0.3)
         assert not told.done()
         assert not watch.ended
@@ -188,7 +140,7 @@ def test_host_asks_no_ended_task(make: Make, tmp_path: Path) -> None:
     async def ask_late(watch: TaskWatch) -> bool:
         while not watch.ended:
             await asyncio.sleep(0.01)
-        watch.dump_stacks()
+        watch.signal(STACKS_SIGNAL)
         return await watch.notify(NOTICE)
 
     assert watched(child, tmp_path, started(child, ask_late)) is False
@@ -314,7 +266,7 @@ def test_stacks_of_hanging_process_include_its_threads(make: Make, tmp_path: Pat
 
     async def dump(watch: TaskWatch) -> str:
         child.says("hangs")
-        watch.dump_stacks()
+        watch.signal(STACKS_SIGNAL)
         assert child.process.stderr is not None
         stacks = ""
         while where not in stacks:

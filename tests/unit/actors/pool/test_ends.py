@@ -13,10 +13,11 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.pool.reserved_slice import SHARED_IDLE_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.messages import Link, ProcessSpec
+from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
-from iris_ray.hangs.limit import ENOUGH_STEPS, FIRST_STEPS
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.rhythm import ENOUGH_STEPS, FIRST_STEPS
+from iris_ray.preflight.calls import Link
 from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import HEALTHY, Crash, Host, OutOfMemory, Task, returns_at_once

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.protocol.slices import SliceState, find_target, natural, slices_of
-from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
 from iris_ray.errors import InvalidRequestError
 
 
@@ -22,6 +22,7 @@ def host(slice_name: str, number: int, **changes: Any) -> WorkerStatus:
         "tasks": (),
         "unavailable": None,
         "holder": None,
+        "condition": HostCondition.FREE,
     }
     return WorkerStatus(**(values | changes))
 

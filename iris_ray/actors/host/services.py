@@ -1,0 +1,88 @@
+"""What services get in a TPUHostActor; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, ServicePart
+from iris_ray.actors.host.chips import Devices
+from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.protocol.messages import HostPlace
+from iris_ray.actors.protocol.pool_interface import PoolInterface
+from iris_ray.actors.protocol.services import Service
+from iris_ray.errors import ServiceUnavailableError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FILES_S = 2.0
+"""The first task of a host waits this long for the address of its file service."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A TPUHostActor as services see it, all of them alike.
+
+    Attributes:
+        place: the host.
+        name: the host's name, for people.
+        exclusive: whether this actor's tasks have the host to themselves.
+        directory: returns iris_ray's directory on the host.
+        devices: its chips; None if its tasks use none.
+        ledger: returns the host's record of task processes.
+        watches: the watch of each task process, by pid.
+        pool: the SlicePoolManager.
+    """
+
+    place: HostPlace
+    name: str
+    exclusive: bool
+    directory: Callable[[], Path]
+    devices: Devices | None
+    ledger: Callable[[], ProcessLedger]
+    watches: Mapping[int, TaskWatch]
+    pool: Actor[PoolInterface]
+
+
+class HostPart(ServicePart[Any]):
+    """The base of a service's part on a host.
+
+    Args:
+        host: the host.
+        running: this part's supervision.
+    """
+
+    def __init__(self, host: Host, running: RunningPart[Any]) -> None:
+        self.host = host
+        self._running = running
+
+    async def files_address(self) -> str:
+        """Return the ``host:port`` where this service serves files of jobs to other hosts; "": nowhere."""
+        return ""
+
+    async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that blocks, in a thread of this service."""
+        return await self._running.in_thread(function, *args, **kwargs)
+
+
+class HostParts(RunningParts[Any]):
+    """The services' parts on a host."""
+
+    async def files_address(self) -> str:
+        """Return where files of jobs are served; "" if no service serves any, or none says so within `FILES_S`."""
+        for running in self:
+            try:
+                if address := await running.call(lambda part: part.files_address(), FILES_S):
+                    return str(address)
+            except ServiceUnavailableError:
+                continue
+        return ""
+
+
+def host_parts(services: Iterable[Service], host: Host) -> HostParts:
+    """Return the services' parts on a host."""
+    places = [(service, service.host) for service in services if service.host is not None]
+    return HostParts(places, lambda kind, running: kind(host, running))
