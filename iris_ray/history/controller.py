@@ -20,7 +20,8 @@ import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.controller.progress_board import with_latest
-from iris_ray.actors.controller.services import Controller, ControllerPart, PlainValue, Published
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, PlainValue, Published
+from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
 from iris_ray.history.calls import HistoryCalls, HistoryRows, Value
@@ -29,7 +30,6 @@ from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import read_history
 from iris_ray.history.rows import EventRow, JobStory, Record, curve_point, is_kept, job_story, sample, stage
 from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET, OFF, ON
-from iris_ray.state.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class HistoryInController(ControllerPart):
 
     calls = (HistoryCalls,)
 
-    def __init__(self, controller: Controller, running: RunningPart[Event]) -> None:
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
         super().__init__(controller, running)
         self._state = controller.state
         self._progress = controller.progress
@@ -96,10 +96,10 @@ class HistoryInController(ControllerPart):
             what = f"Controller {epoch} of iris_ray {iris_ray.__version__} has begun"
             self._add(EventRow(self._clock.wall(self._clock.now()), "controller", epoch, None, what))
 
-    async def happened(self, events: list[Event]) -> None:
+    async def happened(self, events: list[Happening]) -> None:
         self._follow_settings()
         now = self._clock.now()
-        rows = self._event_rows.of(events, self._clock.wall(now), now)
+        rows = self._event_rows.of([e for e in events if not isinstance(e, AttemptOrder)], self._clock.wall(now), now)
         if self._file is not None:
             for row in rows:
                 self._add(row)

@@ -32,9 +32,15 @@ from iris_ray.capacity.board import CapacityBoard
 from iris_ray.capacity.cloud_tpu import ProviderWords
 from iris_ray.capacity.demand import missing_slices, slices_in
 from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
-from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    DeposedError,
+    ProviderError,
+    UnknownNameError,
+    UnknownRecordError,
+)
 from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
-from iris_ray.logs.controller import LogService
+from iris_ray.model.checks import unknown
 from iris_ray.model.cluster_settings import (
     AUTOSCALER_DEMAND,
     CLOUD_TPU,
@@ -120,10 +126,14 @@ class ControllerProcess:
             self._service_tasks.cancel,
         )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
-        self._logs = LogService()
         self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
-            self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
+            self._state,
+            self._journal,
+            self._pools,
+            lambda order: self._services.note([order]),
+            self._events.apply,
+            self._background,
         )
         self._nodes = NodeDiff(self._state, self._clock, self._journal.own_slices)
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
@@ -141,6 +151,7 @@ class ControllerProcess:
             self._board,
             self._journal.service_records,
             directory=directory,
+            job=self._job,
             apply=self._events.apply,
             recorded=self._events.recorded,
             require_pool=self._require_pool,
@@ -284,6 +295,14 @@ class ControllerProcess:
             if marks is not None
         ]
         self._events.apply([*marked, *events])
+
+    def _job(self, job_id: str) -> Job:
+        job = self._state.jobs.get(job_id)
+        if job is None and (lost := self._journal.contained.records.get(job_id)) is not None:
+            raise UnknownNameError(str(lost))
+        if job is None:
+            raise unknown("job", job_id, self._state.jobs)
+        return job
 
     def _require_pool(self, sender: PoolProcess, job_id: str) -> None:
         self._pools.require_latest(sender)

@@ -12,9 +12,10 @@ from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.host.directories import host_directory
-from iris_ray.actors.protocol.messages import PoolProcess
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.actors.protocol.services import Service
 from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.model.plain_values import plain
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
@@ -22,6 +23,9 @@ from iris_ray.state.events import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Happening = Event | AttemptOrder
+"""What parts in the Controller hear of: each event that was applied, and the order for each attempt that gets hosts."""
 
 
 def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -132,6 +136,7 @@ class Controller:
         records: holds the services' records.
         directory: returns the directory on the head for services' files; None: there is no place for any.
         apply: applies events; the future is done when the decisions that follow are recorded.
+        job: returns a job, or raises UnknownNameError.
         recorded: applies events, and waits until the decisions that follow are recorded.
         require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
         settings_changed: applies the cluster's settings after they were set.
@@ -149,6 +154,7 @@ class Controller:
     board: ServiceBoard
     records: ServiceRecords
     directory: Callable[[], Path | None]
+    job: Callable[[str], Job]
     apply: Callable[[Iterable[Event]], Awaitable[None]]
     recorded: Callable[[Iterable[Event]], Awaitable[None]]
     require_pool: Callable[[PoolProcess, str], None]
@@ -157,7 +163,7 @@ class Controller:
     measurements: Callable[[], tuple[list[float], float]]
 
 
-class ControllerPart(ServicePart[Event]):
+class ControllerPart(ServicePart[Happening]):
     """The base of a service's part in the Controller.
 
     Args:
@@ -165,7 +171,7 @@ class ControllerPart(ServicePart[Event]):
         running: this part's supervision.
     """
 
-    def __init__(self, controller: Controller, running: RunningPart[Event]) -> None:
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
         self.controller = controller
         self._running = running
 
@@ -192,7 +198,7 @@ class ControllerPart(ServicePart[Event]):
         self.controller.board.withdraw(self._running.service.name)
 
 
-class ControllerParts(RunningParts[Event]):
+class ControllerParts(RunningParts[Happening]):
     """The services' parts in the Controller."""
 
     async def admit(self, spec: JobSpec) -> None:

@@ -20,7 +20,6 @@ from iris_ray.actors.protocol.status import (
 )
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.goodput.sums import UserDay
-from iris_ray.logs.core import LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -112,34 +111,6 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: there is no such job, or it has no such task.
-        """
-
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        """Return a piece of a task's log.
-
-        Args:
-            job_id, task_index: the task.
-            at: the attempt, and where the piece begins.
-            max_bytes: the longest piece.
-
-        Raises:
-            UnknownNameError: there is no such job, task or attempt.
-        """
-
-    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Return pieces of the logs of several tasks of a job, by task index, without tasks that do not exist.
-
-        The first `MOST_LOGS` tasks are read; ask again for the others.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
-
-    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Return the places of the logs of several tasks of a job, by task index: the first `MOST_LOGS` that exist.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
         """
 
     @in_pages(by="place")
@@ -344,13 +315,6 @@ class ForPools(Protocol):
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """Return what the cloud provider says about the slices of these silent hosts, if the cluster asks it."""
-
-    async def note_last_lines(self, batch: list[LastLines], sender: "PoolProcess") -> None:
-        """Remember the last lines of a pool's tasks, in case their hosts vanish.
-
-        Raises:
-            NotPermittedError: they are tasks of another pool.
-        """
 
     async def note_progress(self, progress: "GangProgress", sender: "PoolProcess") -> None:
         """Remember the progress of an attempt.
