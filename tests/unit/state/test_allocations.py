@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangMovedEvent,
@@ -60,7 +60,7 @@ def test_capacity_of_live_attempt_cannot_be_freed(world: World) -> None:
 def test_capacity_of_older_attempt_is_freed_while_next_runs(world: World) -> None:
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
+    world.now += WAITS_FOR_OWN_S + 1.0
     world.schedule()
     assert job.gang.groups == ("b",)
     world.confirm(job, 1)

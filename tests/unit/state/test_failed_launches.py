@@ -10,7 +10,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state import ControllerState
@@ -82,7 +82,7 @@ def test_dispatch_failures_in_a_row_lengthen_the_pause(world: World) -> None:
 def test_dispatch_failure_of_older_attempt_changes_nothing(world: World) -> None:
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
+    world.now += WAITS_FOR_OWN_S + 1.0
     world.schedule()
     world.dispatch_fails(job, attempt=1)
     assert (job.state, job.gang.attempt, job.gang.dispatch_failures) == (JobState.RUNNING, 2, 0)

@@ -9,7 +9,7 @@ from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
@@ -241,7 +241,7 @@ def test_ended_job_is_unaffected(world: World) -> None:
 def test_ending_attempt_is_gone_while_next_is_charged(world: World) -> None:
     job = world.start(max_retries_failure=1, max_retries_preemption=1)
     world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
+    world.now += WAITS_FOR_OWN_S + 1.0
     world.schedule()
     world.report_all(job, S.RUNNING)
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
