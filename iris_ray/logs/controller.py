@@ -64,24 +64,24 @@ class LogService:
         for last in batch:
             self._memory.remember(last)
 
-    def locate(self, task_log: "TaskLog", workers: Mapping[str, Worker]) -> LogPlace:
+    def locate(self, found: "AttemptLog", workers: Mapping[str, Worker]) -> LogPlace:
         """Return the host of the attempt's log, if it is known."""
-        log = task_log.log
+        log = found.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
-        node_id = task_log.node_id or self._memory.node_of(log.log_id)
+        node_id = found.node_id or self._memory.node_of(log.log_id)
         worker = workers.get(node_id) if node_id else None
         return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
 
     async def fetch(
-        self, task_log: "TaskLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
-    ) -> TaskLog:
+        self, found: "AttemptLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
+    ) -> AttemptLog:
         """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
-        log = task_log.log
+        log = found.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
         key = log.log_id
-        node_id = task_log.node_id or self._memory.node_of(key) or await self._find(key, task_log.job, workers)
+        node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job, workers)
         limit = min(max(max_bytes, 1), MOST_BYTES)
         question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
         if node_id is None:
@@ -95,7 +95,7 @@ class LogService:
             return await self._without_host(log, at, question, piece.reason)
         return with_piece(log, at, piece)
 
-    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> TaskLog:
+    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> AttemptLog:
         if (archive := LOG_ARCHIVE.read()) is not None:
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):
@@ -107,7 +107,7 @@ class LogService:
                     return replace(with_piece(log, at, piece), note=f"{why}; this is from the archive {archive}")
         return self._from_memory(log, at.offset, why)
 
-    def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
+    def _from_memory(self, log: TaskLog, offset: int, why: str) -> AttemptLog:
         last = self._memory.last_lines(log.log_id)
         if last is None:
             return replace(log, offset=offset, end=offset, note=f"{why}, and nothing that it printed came here before")
@@ -169,10 +169,10 @@ class LogsInController(ControllerPart):
             if isinstance(event, AttemptOrder) and event.spare_for is None:
                 self._logs.placed(event)
 
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> AttemptLog:
         state = self.controller.state
-        task_log = find_task_log(state, self.controller.job(job_id), task_index, at.attempt)
-        return await self._logs.fetch(task_log, state.workers, at, max_bytes)
+        found = find_attempt_log(state, self.controller.job(job_id), task_index, at.attempt)
+        return await self._logs.fetch(found, state.workers, at, max_bytes)
 
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         there = self._existing(self.controller.job(job_id), wanted)
@@ -182,7 +182,7 @@ class LogsInController(ControllerPart):
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
         job, state = self.controller.job(job_id), self.controller.state
         return {
-            index: self._logs.locate(find_task_log(state, job, index, at.attempt), state.workers)
+            index: self._logs.locate(find_attempt_log(state, job, index, at.attempt), state.workers)
             for index, at in self._existing(job, wanted).items()
         }
 
@@ -199,7 +199,7 @@ class LogsInController(ControllerPart):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskLog:
+class AttemptLog:
     """A log without content yet, its attempt's host if the state knows it, and its job."""
 
     log: TaskLog
@@ -207,7 +207,7 @@ class TaskLog:
     job: Job
 
 
-def find_task_log(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> TaskLog:
+def find_attempt_log(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> AttemptLog:
     """Return the log of a task's attempt. Call this before reading it: a log read after the end is complete.
 
     Raises:
@@ -232,7 +232,7 @@ def find_task_log(state: ControllerState, job: Job, task_index: int, attempt: in
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return TaskLog(log, task.node_id if attempt == latest else None, job)
+    return AttemptLog(log, task.node_id if attempt == latest else None, job)
 
 
 # -- log memory --------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.services import Host, HostParts, host_parts

@@ -15,7 +15,7 @@ from iris_ray.scheduler import SchedulingResult
 from iris_ray.state import ControllerState, events
 from iris_ray.state.events import GangAssignedEvent, WorkerRegisteredEvent
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, assigned_gangs, assigned_tasks, host, tagged, task_states
+from tests.support.worlds import World, add_slices, assigned_gangs, assigned_tasks, host, tagged, task_states
 
 OP = ConstraintOp
 S = TaskState
@@ -55,8 +55,7 @@ def workers_that_satisfy(world: World, *constraints: Constraint) -> set[str]:
 
 
 def test_constraint_filters_workers_by_attribute(world: World) -> None:
-    world.add_slice("tpu-a", "v4-8")
-    world.add_slice("tpu-b", "v4-8")
+    add_slices(world, "tpu-a", "tpu-b", tpu_type="v4-8")
     assert workers_that_satisfy(world, Constraint("tpu-name", OP.EQ, "tpu-a")) == {"tpu-a-0"}
 
 
@@ -132,8 +131,7 @@ def test_coscheduled_job_waits_for_last_worker_and_starts(world: World) -> None:
 
 
 def test_coscheduled_job_is_not_spread_over_slices_that_are_too_small(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     job = world.submit(tpu_type="v4-32", constraints=())
     assert world.schedule() == {}
     assert task_states(job) == [S.PENDING] * 4
@@ -178,8 +176,7 @@ def test_coscheduled_task_on_lost_host_ends_siblings_as_such(world: World) -> No
 
 
 def test_coscheduled_task_failure_touches_no_other_job(world: World) -> None:
-    world.add_slice("tpu-a")
-    world.add_slice("tpu-b")
+    add_slices(world, "tpu-a", "tpu-b")
     job, other = world.start(), world.start("other")
     world.report(job, S.FAILED)
     assert (other.state, task_states(other)) == (JobState.RUNNING, [S.RUNNING, S.RUNNING])

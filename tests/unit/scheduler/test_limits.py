@@ -1,7 +1,5 @@
 """Limits by user: no plan exceeds one, a job over one waits and says so, and others are not kept from anything."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.lifecycle import AttemptId
@@ -19,13 +17,9 @@ LONG = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Four slices of eight chips each."""
-    world = World()
-    for name in "abcd":
-        world.add_slice(name)
-    yield world
-    world.check()
+    return World(*"abcd")
 
 
 def limit(world: World, user: str = "ann", band: PriorityBand = BAND, **limits: float) -> None:
@@ -268,4 +262,3 @@ def test_planner_looks_again_when_a_limit_changes(world: World) -> None:
     limit(world, chips=8)
     (placement,) = planner.plan(world.now, Instructions())
     assert placement.job.spec.job_id == "job"
-    world.state.check()

@@ -55,8 +55,7 @@ def test_reason_for_missing_type_says_cluster_lacks_it(world: World) -> None:
 
 
 def test_reason_when_too_few_slices_exist_counts_them(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("other")
     world.submit(slices=(3,))
     found = waiting(world)
@@ -65,8 +64,7 @@ def test_reason_when_too_few_slices_exist_counts_them(world: World) -> None:
 
 
 def test_reason_when_all_slices_are_in_use_counts_them(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("other", slices=(2,))
     world.submit()
     found = waiting(world)
@@ -295,8 +293,7 @@ def test_reason_says_how_many_hosts_closest_slice_lacks(world: World) -> None:
 
 
 def test_reason_names_the_slice_with_the_fewest_hosts_missing_first(world: World) -> None:
-    world.add_slice("a", "v4-64")
-    world.add_slice("b", "v4-64")
+    add_slices(world, "a", "b", tpu_type="v4-64")
     for number in (1, 4, 6):
         world.lose(f"a-{number}")
     world.lose("b-5")
@@ -381,8 +378,7 @@ def test_reason_counts_by_the_order_of_the_queue_not_by_age(world: World) -> Non
 
 
 def test_reason_tells_kept_room_and_its_job(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("running")
     world.submit("large", slices=(2,))
     world.now += LATE

@@ -78,9 +78,7 @@ def test_plan_gives_up_job_whose_constraint_no_host_evaluates(
 
 
 def test_plan_user_with_two_jobs_that_hold_nothing_can_end_both() -> None:
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
+    world = World("a", "b")
     jobs = [world.start(name, resources={}) for name in ("one", "two")]
     for job in jobs:
         world.report_all(job, S.SUCCEEDED)
@@ -111,9 +109,7 @@ def test_plan_keeps_rest_of_host_shared_with_job_ahead() -> None:
 
 
 def test_plan_flexible_count_ignores_slice_kept_for_another() -> None:
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
+    world = World(*"ab")
     over = world.start("over")
     world.report_all(over, S.SUCCEEDED)  # a is about to be free
     submit_gang(world, "starving", LONG, constraints=(Constraint("tpu-name", Op.EQ, "a"),))
@@ -136,9 +132,7 @@ def test_plan_group_with_enough_ending_hosts_counts_as_ending() -> None:
 
 
 def test_plan_keeps_slices_that_job_would_choose() -> None:
-    world = World()
-    for name in "abcd":
-        world.add_slice(name)
+    world = World(*"abcd")
     world.start("other", slices=(1,))
     world.state.fleet.hold("d", "me")
     over = world.state.jobs["other"]
@@ -161,9 +155,7 @@ def test_plan_keeps_whole_groups_of_sufficient_size_despite_free_others() -> Non
 
 def test_plan_job_waiting_for_more_slices_lets_equal_job_start() -> None:
     """The first one's pause has just ended, so it hopes. The second one has waited for too long to hope."""
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
+    world = World(*"ab")
     over = world.start("over")
     world.report_all(over, S.SUCCEEDED)  # a is about to be free
     submit_gang(world, "first", WAITS_FOR_MORE_S + 1, slices=(1, 2))
@@ -174,9 +166,7 @@ def test_plan_job_waiting_for_more_slices_lets_equal_job_start() -> None:
 
 @pytest.mark.parametrize("special", ["starves", "has lost its hosts"])
 def test_plan_keeps_room_for_one_of_many_equal_jobs_that_wait(special: str) -> None:
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
+    world = World(*"ab")
     world.start("running", slices=(1,))
     for name in ("before", "special", "behind"):
         submit_gang(world, name, LONG if (name, special) == ("special", "starves") else 1.0, slices=(2,))

@@ -1,6 +1,6 @@
 """Jobs with ``max_retries_preemption=0`` run once: no growth, no move, and no second attempt after an eviction."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,12 +17,9 @@ PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Two slices, "a" and "b"."""
-    world = World()
-    add_slices(world, "a", "b")
-    yield world
-    world.check()
+    return World("a", "b")
 
 
 def run(world: World, job_id: str, retries: int, band: PriorityBand = BATCH, slices: int = 1) -> Job:

@@ -1,7 +1,5 @@
 """Room for jobs that have waited too long: who gets it, what it is, who may pass, and when it is given up."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
@@ -13,27 +11,21 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     JobCancelledEvent,
-    JobRestoredEvent,
     JobSubmittedEvent,
     PromiseEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, assigned_tasks, cpu_host, gang_spec, host, promised
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, gang_spec, host, promised
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Two slices in use, and a gang for which both are kept."""
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
-    yield world
-    world.check()
+    return World(*"ab")
 
 
 def crowded(world: World) -> tuple[Job, Job, Job]:
@@ -256,8 +248,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
 
 
 def test_returning_gang_leaves_slice_kept_for_another_job(world: World) -> None:
-    world.add_slice("c")
-    world.add_slice("d")
+    add_slices(world, "c", "d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
     other = world.start("other", user="other")
     world.start("one-more", user="other")
@@ -311,10 +302,7 @@ def test_room_outlives_the_controller(world: World) -> None:
             for number in range(2):
                 if f"{name}-{number}" not in without:
                     new.do(host(name, number))
-        for job_id in ("large", "busy-a", "busy-b"):
-            record = world.state.record(job_id)
-            assert record is not None
-            new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+        new.restore(world, "large", "busy-a", "busy-b")
         assert promised(new.state.jobs["large"]) == kept
         new.state.check()
 

@@ -1,7 +1,5 @@
 """Quotas of teams: who goes first, who may borrow, and who gives back what was lent."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.jobs import Job
@@ -10,7 +8,7 @@ from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import TeamsSetEvent
-from tests.support.worlds import S, World, add_slices, promised
+from tests.support.worlds import S, World, promised
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TWO_TEAMS = """
@@ -22,12 +20,9 @@ TWO_TEAMS = """
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Four slices of eight chips each."""
-    world = World()
-    add_slices(world, *"abcd")
-    yield world
-    world.check()
+    return World(*"abcd")
 
 
 def set_teams(world: World, text: str) -> None:

@@ -75,9 +75,7 @@ def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyP
     from iris_ray.scheduler.planner import Planner
     from iris_ray.state.instructions import Instructions
 
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
+    world = World("a", "b")
     planner, as_it_was = Planner(world.state, look_again_s=0.5), Cycle._try
 
     def failing(cycle: Cycle, job: Job) -> object:
@@ -98,4 +96,3 @@ def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyP
     (placement,) = planner.plan(world.now, Instructions())
     assert placement.job.spec.job_id == "poison"
     assert planner.left_out == {}
-    world.state.check()

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import ray
 
+from iris_ray.actors.host import notices as task_notices
 from iris_ray.actors.host import task_watch
-from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
