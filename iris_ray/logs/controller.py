@@ -75,7 +75,7 @@ class LogService:
 
     async def fetch(
         self, found: "AttemptLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
-    ) -> AttemptLog:
+    ) -> TaskLog:
         """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
         log = found.log
         if log.attempt == 0:
@@ -95,7 +95,7 @@ class LogService:
             return await self._without_host(log, at, question, piece.reason)
         return with_piece(log, at, piece)
 
-    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> AttemptLog:
+    async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> TaskLog:
         if (archive := LOG_ARCHIVE.read()) is not None:
             try:
                 async with asyncio.timeout(READ_TIMEOUT_S):
@@ -107,7 +107,7 @@ class LogService:
                     return replace(with_piece(log, at, piece), note=f"{why}; this is from the archive {archive}")
         return self._from_memory(log, at.offset, why)
 
-    def _from_memory(self, log: TaskLog, offset: int, why: str) -> AttemptLog:
+    def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
         last = self._memory.last_lines(log.log_id)
         if last is None:
             return replace(log, offset=offset, end=offset, note=f"{why}, and nothing that it printed came here before")
@@ -169,7 +169,7 @@ class LogsInController(ControllerPart):
             if isinstance(event, AttemptOrder) and event.spare_for is None:
                 self._logs.placed(event)
 
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> AttemptLog:
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         state = self.controller.state
         found = find_attempt_log(state, self.controller.job(job_id), task_index, at.attempt)
         return await self._logs.fetch(found, state.workers, at, max_bytes)
@@ -208,7 +208,7 @@ class AttemptLog:
 
 
 def find_attempt_log(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> AttemptLog:
-    """Return the log of a task's attempt. Call this before reading it: a log read after the end is complete.
+    """Return the log of a task's attempt. Call this before its log is read: a log read after the end is complete.
 
     Raises:
         UnknownNameError: there is no such task or attempt.

@@ -106,7 +106,7 @@ class LogPlace:
     """The host on which a log can be read.
 
     Attributes:
-        log: the log without content, with the state of its attempt. A log read after the end is complete.
+        log: the log without content, with the standing of its attempt. A log read after the end is complete.
         host: node id and address of the attempt's host; None if the host is gone or not known.
     """
 
