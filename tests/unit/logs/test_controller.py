@@ -72,8 +72,8 @@ def world() -> Iterator[World]:
 async def read_all(logs: LogService, world: World) -> list[bytes]:
     """Read what each task has printed."""
     state, job = world.state, world.state.jobs["job"]
-    found = [find_attempt_log(state, job, index, None) for index in range(2)]
-    return [(await logs.fetch(found, state.workers, LogPosition(), 100)).data for found in found]
+    attempt_logs = [find_attempt_log(state, job, index, None) for index in range(2)]
+    return [(await logs.fetch(one, state.workers, LogPosition(), 100)).data for one in attempt_logs]
 
 
 @in_virtual_time
@@ -115,7 +115,7 @@ async def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, reader
     logs, job = LogService(), world.state.jobs["job"]
     readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
     logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
-    found = find_attempt_log(world.state, job, 0, None)
-    found = await logs.fetch(found, world.state.workers, LogPosition(), 100)
+    attempt_log = find_attempt_log(world.state, job, 0, None)
+    found = await logs.fetch(attempt_log, world.state.workers, LogPosition(), 100)
     assert found.data == b"loss 2.31\n"
     assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")
