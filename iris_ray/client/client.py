@@ -26,7 +26,7 @@ from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.history.reading import MOST_ROWS_EVER
 from iris_ray.logs.core import LogPosition, TaskLog
-from iris_ray.model.checks import require_int
+from iris_ray.model.checks import Whole, require
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
@@ -229,7 +229,7 @@ class IrisClient:
             InvalidRequestError: ``task_index`` is not a number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        require_int("task_index", task_index, 0)
+        require("task_index", task_index, Whole())
         return controller_of_a_job().ask(ControllerInterface.task_status, job_id_of(job), task_index)
 
     def fetch_task_logs(
@@ -258,7 +258,7 @@ class IrisClient:
         numbers |= {} if attempt is None else {"attempt": attempt}
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
-            require_int(what, number, 0)
+            require(what, number, Whole())
         at = LogPosition(attempt, offset, tail_lines)
         return controller_of_a_job().ask(ControllerInterface.fetch_task_logs, job_id_of(job), task_index, at, max_bytes)
 
@@ -283,7 +283,7 @@ class IrisClient:
             CommandNotFoundError: there is no such program there.
             SessionError: the host does not answer, or takes no more sessions.
         """
-        require_int("task_index", task_index, 0)
+        require("task_index", task_index, Whole())
         return run_beside(job_id_of(job), task_index, command, input)
 
     def explain(self, job: JobHandle | str) -> str:

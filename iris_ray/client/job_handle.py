@@ -17,7 +17,7 @@ from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
 from iris_ray.logs.client import host_logs
 from iris_ray.logs.stream import print_logs
-from iris_ray.model.checks import require_int
+from iris_ray.model.checks import Whole, require
 from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
@@ -87,7 +87,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             if timeout is not None:
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
-                require_int("stream_task_index", stream_task_index, 0)
+                require("stream_task_index", stream_task_index, Whole())
             self._print_logs(stream_task_index)
         self._wait_for_results(timeout, says_why=True)
         return self._settled_status()

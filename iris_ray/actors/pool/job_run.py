@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -58,7 +57,7 @@ class JobRun:
         self.job_id = request.spec.job_id
         self._controller = controller
         self.request = request
-        self._spec = replace(request.spec, owner=slices.owner)
+        self._spec = request.spec.owned_by(slices.owner)
         self._accepted = accepted
         self._incarnation = incarnation
         self._background = BackgroundTasks()
