@@ -10,15 +10,13 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
-from iris_ray.logs.client import host_logs
-from iris_ray.logs.stream import print_logs
 from iris_ray.model.checks import Whole, require
-from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
 """Seconds that the Controller may take to hear of a job's end after its results have come."""
@@ -93,7 +91,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return self._settled_status()
 
     def _print_logs(self, task_index: int | None) -> None:
-        print_logs_of(self.job_id, task_index)
+        module_of("logs", "client").print_logs_of(self.job_id, task_index)
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the results; like `results`."""
@@ -153,12 +151,6 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}>"
-
-
-def print_logs_of(job_id: str, task_index: int | None) -> None:
-    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
-    with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(job_id) as line:
-        print_logs(logs, job_id, task_index, line)
 
 
 def controller_of_a_job() -> ControllerConnection:

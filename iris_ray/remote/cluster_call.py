@@ -37,9 +37,9 @@ from iris_ray.errors import (
     ResultTooLargeError,
     VersionMismatchError,
 )
-from iris_ray.logs.stream import print_line
 from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
 from iris_ray.settings import TEAM, USER
+from iris_ray.terminal import print_line
 
 MOST_ANSWER_BYTES = 32 << 20
 """Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""

@@ -13,9 +13,10 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.client import IrisClient, launch
 from iris_ray.client.connection import require_workspace
-from iris_ray.client.job_handle import JobHandle, job_id_of, print_logs_of
+from iris_ray.client.job_handle import JobHandle, job_id_of
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.errors import InvalidRequestError, IrisError
+from iris_ray.logs.client import print_logs_of
 from iris_ray.remote.cluster_call import ClusterCall, send_call
 from iris_ray.remote.ray_jobs import RayJobs
 

@@ -1,11 +1,11 @@
 """The end of an attempt: ask its hosts for evidence, stop its tasks, and judge why it ended."""
 
 import asyncio
-import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
+from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import answers_unless_silent
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
@@ -33,7 +33,6 @@ ALONE_TIMEOUT_S = 1.0
 """If a SliceActor does not answer, each of its hosts has so long to answer the pool directly."""
 CONTROLLER_AWAY_S = 10.0
 """A verdict waits so long for a Controller that is being restarted, because the Controller knows the notices."""
-CONTROLLER_AGAIN_S = 0.5
 
 
 @dataclass(slots=True)
@@ -163,12 +162,10 @@ async def _asked(
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
     """Return what the Controller knows about hosts. Wait for a Controller that is being restarted."""
-    give_up_at = time.monotonic() + CONTROLLER_AWAY_S
-    while isinstance(word := await controller.ask_once(ControllerInterface.evidence, node_ids), Unreachable):
-        if time.monotonic() > give_up_at:
-            return {}
-        await asyncio.sleep(CONTROLLER_AGAIN_S)
-    return word
+    word = await ask_again(
+        lambda: controller.ask_once(ControllerInterface.evidence, node_ids), within_s=CONTROLLER_AWAY_S
+    )
+    return {} if isinstance(word, Unreachable) else word
 
 
 async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:

@@ -297,9 +297,11 @@ class HangWatch:
         self, name: str, question: Callable[..., object], within_s: float
     ) -> dict[int, tuple[Any, float]]:
         """Ask the hosts of a slice about each running process; return nothing if the SliceActor does not answer."""
-        call = SliceActor.ask_of_each, self._place.order.attempt, "hangs", question.__name__, within_s
+        attempt, method = self._place.order.attempt, question.__name__
         try:
-            reply = await self._slices.actor(name).ask_within(within_s + 1.0, *call)
+            reply = await self._slices.actor(name).ask_within(
+                within_s + 1.0, SliceActor.ask_of_each, attempt, "hangs", method, within_s
+            )
         except Exception:
             logger.exception("%s can't be asked what its tasks do", name)
             return {}
