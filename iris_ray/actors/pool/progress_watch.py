@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK_S = 1.0
 LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
 TASKS_A_SECOND = 16.0
-"""The pool asks so many tasks per second on average, so it asks a large gang less often."""
+"""The number of tasks asked per second, on average. A large gang is asked less often."""
 LAST_LOOK_S = 0.2
-"""The last look at a gang that has ended may delay its end so long."""
+"""The longest delay of a gang's end by the last look at its tasks."""
 TELL_AGAIN_S = 30.0
-"""Progress that has not changed is repeated after so long, for a Controller that was restarted."""
+"""The interval at which unchanged progress is repeated, for a restarted Controller."""
 
 
 class ProgressWatch:
@@ -133,7 +133,7 @@ class ProgressWatch:
 
 
 def pause_s(job_tasks: int) -> float:
-    """Return the pause between two looks, in seconds, for a job with so many tasks in all."""
+    """Return the pause between two looks at a job with this number of tasks; seconds."""
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
@@ -160,7 +160,7 @@ def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
 
 
 STACKS_S = 1.0
-"""When a gang hangs, its stacks have so long to reach the logs."""
+"""The time for the stacks of a hanging gang to reach the logs."""
 LOOK_WITHIN_S = 5.0
 """How long the hosts of a hanging gang have to report its processes before these are ended."""
 LOOK_AT_MOST_S = 5.0
@@ -171,7 +171,7 @@ class HangWatch:
 
     Args:
         context: the attempt.
-        notices: the notices that tasks were told; saving takes time, and is no hang.
+        notices: the notices that tasks were told; saving takes time, and is not a hang.
         limit: says after how many seconds without progress of any task the attempt hangs.
     """
 
@@ -282,7 +282,7 @@ def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 WINDOW_S = 60.0
-"""Speeds are averages over one to two windows of so many seconds."""
+"""The window of a speed: an average covers one to two windows; seconds."""
 FEWEST = 3
 """The median of fewer tasks says nothing."""
 SLOW = 0.8

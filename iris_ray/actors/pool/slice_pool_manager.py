@@ -1,6 +1,6 @@
 """The actor through which one calling process runs its jobs.
 
-It lives in the caller's Ray job. When the calling process ends, the pool and every actor that it started end, too.
+It lives in the caller's Ray job. The pool and every actor that it started end with the calling process.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ LONG_IDLE_S = 10.0
 IDLE_LOOK_S = 10.0
 """The interval at which the pool asks whether idle slices still answer, and whether other Ray work waits for them."""
 LEAVING_S = 1.0
-"""A new job waits so long for warm slices on which processes of the job before are still ending."""
+"""The time that a new job waits for warm slices on which processes of the job before are still ending."""
 LATEST_QUESTION_S = 60.0
-"""The pool answers `accepted` for so long after a job's end."""
+"""The time after a job's end in which the pool answers `accepted`."""
 REPEATED_WITHIN_S = 60.0
-"""After a pool's process is restarted, callers have so long to repeat the jobs of the process before."""
+"""The time that callers have to repeat their jobs after the pool's process was restarted."""
 DROPPED_KEPT = 100
-"""The pool remembers so many dropped spares, because their orders may still come."""
+"""The number of dropped spares that the pool remembers, because their orders may still come."""
 LAST_ANSWERS_S = 2.0
-"""A pool without a caller stays so long after its job, so that the results can be fetched."""
+"""The time that a pool without a caller lives after its job, so that the results can be fetched."""
 
 
 class SlicePoolManager:
