@@ -23,15 +23,16 @@ from iris_ray.actors.pool.attempt_end import (
     with_late_ends,
 )
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
-from iris_ray.actors.pool.launch import Launch, prepare_launch, with_stored_secrets
+from iris_ray.actors.pool.launch import Launch, LaunchFailed, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
-from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
+from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import AttemptBegan, AttemptOver, AttemptTold, PoolParts, RunningAttempt
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
-from iris_ray.hangs.limit import StallLimit
+from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -64,20 +65,21 @@ class Attempt:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         order: AttemptOrder,
-        stall_limit: StallLimit,
     ) -> None:
         self.place = AttemptPlace(order)
         self.phase = Phase.PREPARING
         self.over = asyncio.Event()
         self._slices = slices
         self._controller = controller
+        self._services = services
         self._request = request
         self._stop = StopRequest()
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
-        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, stall_limit)
-        self.progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
+        self._seen_by_services = RunningAttempt(self.place, slices, request, self._notices, self._stop)
+        self.progress = ProgressWatch(self._seen_by_services, services, controller)
         self.shutdown = AttemptShutdown(self.place, slices, request)
         self._background = BackgroundTasks()
 
@@ -110,7 +112,7 @@ class Attempt:
         """
         if notice is None or self._stop.asked or self.phase > Phase.RUNNING:
             return
-        self._hangs.progress_made()  # saving takes time, and is no hang
+        self._services.note([AttemptTold(self._seen_by_services)])
         if self.phase is Phase.RUNNING:
             self._notices.deliver(notice)
             return
@@ -125,9 +127,16 @@ class Attempt:
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
     async def prepare(self, suspected: Mapping[str, str]) -> Launch:
-        """Get every host ready to start its task at once. See `with_stored_secrets` and `prepare_launch`."""
-        request = await with_stored_secrets(self._request, self._controller)
-        return await prepare_launch(self.place, self._slices, request, self._stop, suspected)
+        """Get every host ready to start its task at once, as `prepare_launch` does.
+
+        Raises:
+            LaunchFailed: some host does not get ready, or a service can't provide what the job needs.
+        """
+        try:
+            request = await self._services.prepared(self._request)
+        except IrisError as error:
+            raise LaunchFailed(str(error), no_secret=True) from None
+        return await prepare_launch(self.place, self._slices, self._services, request, self._stop, suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.
@@ -173,13 +182,14 @@ class Attempt:
         for call in calls:
             call.add_done_callback(_heed_error)  # once we are cancelled, nobody awaits it
         running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)
-        self._hangs.progress_made()
+        self._services.note([AttemptBegan(self._seen_by_services)])
         progress = self._background.start(self.progress.watch(), f"asking how far {self.id} is")
         introducing = self._background.start(self._introduce_hosts(), f"letting the hosts of {self.id} know each other")
         try:
             return await self._until_end(calls)
         finally:
             self.phase = Phase.ENDED
+            self._services.note([AttemptOver(self._seen_by_services)])
             running.cancel()
             progress.cancel()
             introducing.cancel()
