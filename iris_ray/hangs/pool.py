@@ -1,7 +1,6 @@
 """The service of hangs in a pool: it ends an attempt in which no task makes progress, and names the task at fault."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,13 +18,12 @@ from iris_ray.actors.pool.services import (
     ProgressSeen,
     RunningAttempt,
 )
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.hangs.blame import StallFinding, find_culprit
 from iris_ray.hangs.calls import HangCalls, TaskLook
 from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
-
-logger = logging.getLogger(__name__)
 
 STACKS_S = 1.0
 """When a gang hangs, its stacks have so long to reach the logs."""
@@ -51,14 +49,14 @@ class HangsInPool(PoolPart):
                     self._watches[attempt].progress_made()  # saving takes time, and is no hang
                 case ProgressSeen(attempt, running, progress) if attempt in self._watches:
                     looking = self._watches[attempt].look(running, progress)
-                    self.pool.background.start(looking, f"asking whether {attempt.place.order.attempt} hangs")
+                    self.pool.background.start(looking, f"asking whether {attempt.context.id} hangs")
                 case AttemptOver(attempt):
                     self._watches.pop(attempt, None)
                 case JobOver(job_id):
                     self._limits.pop(job_id, None)
 
     def _limit_of(self, attempt: RunningAttempt) -> StallLimit:
-        request, gang = attempt.request, attempt.place.order.attempt.gang
+        request, gang = attempt.context.request, attempt.context.id.gang
         limits = self._limits.setdefault(request.spec.job_id, {})
         if gang not in limits:
             limits[gang] = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
@@ -75,7 +73,7 @@ class HangWatch:
 
     def __init__(self, attempt: RunningAttempt, limit: StallLimit) -> None:
         self._attempt = attempt
-        self._place = attempt.place
+        self._place = attempt.context.place
         self._limit = limit
         limit.attempt_begins()
         if limit.set_s is not None:
@@ -105,7 +103,7 @@ class HangWatch:
         self._now = _paused(progress), _furthest(progress)
         self._attempt.stall_limit = self.limit_in_words
         silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
-        if limit is None or not progress or silence <= limit or self._attempt.stop.asked:
+        if limit is None or not progress or silence <= limit or self._attempt.context.stop.asked:
             return
         if not self._is_ending:  # finding out who is at fault takes seconds
             self._is_ending = True
@@ -139,34 +137,28 @@ class HangWatch:
             result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
         else:
             result = TpuRunError(reason, kind=RunErrorKind.HANG)
-        self._attempt.stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
+        self._attempt.context.stop.blame_for_hang(
+            found.culprit or last, result, reason, held_up=found.culprit is not None
+        )
 
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
         """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
-        names = self._place.names
-        dumps = (self._ask_of_each(name, HangCalls.dump_stacks, STACKS_S) for name in names)
-        asks = (self._ask_of_each(name, HangCalls.look, LOOK_WITHIN_S) for name in names)
-        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps)
-        replies = await asyncio.gather(*asks)
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
+        answers = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
         await printed
         looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
-        for slice_id, reply in enumerate(replies):
-            for process, (look, took_s) in reply.items():
-                is_look = isinstance(look, TaskLook)
-                found = replace(look, late_s=took_s - look.took_s) if is_look else None
-                looks[self._place.key(slice_id, process)] = found
+        for key, (look, took_s) in answers.items():
+            looks[key] = replace(look, late_s=took_s - look.took_s) if isinstance(look, TaskLook) else None
         steps = {key: found.step for key, found in progress.items() if found.step is not None}
         return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
 
-    async def _ask_of_each(
-        self, name: str, question: Callable[..., object], within_s: float
-    ) -> dict[int, tuple[Any, float]]:
-        """Ask the hosts of a slice about each running process; return nothing if they can't be asked."""
-        try:
-            return await self._attempt.ask_of_each(name, "hangs", question.__name__, within_s)
-        except Exception:
-            logger.exception("%s can't be asked what its tasks do", name)
-            return {}
+    async def _ask_of_each(self, question: Callable[..., object], within_s: float) -> dict[TaskKey, tuple[Any, float]]:
+        """Ask the hosts about each running process; leave out slices that do not answer."""
+        context = self._attempt.context
+        call = context.ask_within(
+            within_s + 1.0, SliceActor.ask_of_each, context.id, "hangs", question.__name__, within_s
+        )
+        return context.by_task(await call)
 
 
 def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:

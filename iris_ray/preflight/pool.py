@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.services import PoolPart
 from iris_ray.actors.protocol.answers import Unfit, Unreachable
@@ -24,9 +24,9 @@ class PreflightInPool(PoolPart):
     """Tests the suspected hosts of each attempt."""
 
     async def unfit(
-        self, place: AttemptPlace, slices: ReservedSlices, suspected: Mapping[str, str], ready: asyncio.Event
+        self, context: AttemptContext, suspected: Mapping[str, str], ready: asyncio.Event
     ) -> dict[str, Unfit]:
-        preflight = Preflight(place, slices, suspected)
+        preflight = Preflight(context.place, context.slices, suspected)
         try:
             await ready.wait()
             return await preflight.failed()

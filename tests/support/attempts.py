@@ -8,6 +8,7 @@ from typing import Any
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.pool.services import Pool, pool_parts
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
@@ -151,3 +152,10 @@ def new_attempt(
         BACKGROUND.start(work, what)
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
     return Attempt(slices, controller, services, request, order)  # type: ignore[arg-type]
+
+
+def new_context(order: AttemptOrder, slices: Any, controller: Any) -> AttemptContext:
+    """An attempt of that order."""
+    return AttemptContext(
+        AttemptPlace(order), slices, controller, RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0)
+    )

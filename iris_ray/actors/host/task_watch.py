@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.actor import ActorHandle
 
@@ -25,7 +24,6 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.notices import TaskNotices
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.owned import end_owned
-from iris_ray.actors.host.process_tree import ProcessTree, end_task
 from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress, Saves
 from iris_ray.actors.protocol.task_files import (
@@ -39,6 +37,8 @@ from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
 from iris_ray.model.rhythm import Rhythm
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.tree import ProcessTree, end_processes
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class TaskWatch:
         self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
-        self._searched_at_exit: asyncio.Task[list[psutil.Process]] | None = None
+        self._searched_at_exit: asyncio.Task[list[ProcessIdentity]] | None = None
         self._ending: asyncio.Task[str | None] | None = None
         self._hurry = asyncio.Event()
         process.watch(self._on_exit)
@@ -179,7 +179,7 @@ class TaskWatch:
         """Remove the record of the ended process."""
         self._ledger.forget(self._tree)
 
-    def _search(self, just_ended: bool = False) -> list[psutil.Process]:
+    def _search(self, just_ended: bool = False) -> list[ProcessIdentity]:
         """Return all processes of the task, including those that it has named."""
         self._tree.adopt(self.files.read_members())
         return self._tree.search(just_ended)
@@ -192,7 +192,7 @@ class TaskWatch:
         found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
             found = await asyncio.to_thread(self._search)
-        left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
+        left = await asyncio.to_thread(end_processes, found, self._search, DYING_S)
         self.gone.set()
         if left := left + await asyncio.to_thread(end_owned, self.files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")

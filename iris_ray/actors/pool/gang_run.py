@@ -15,7 +15,15 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt, Phase
 from iris_ray.actors.pool.attempt_end import AttemptEnd
-from iris_ray.actors.pool.launch import LaunchFailed, silent_hosts
+from iris_ray.actors.pool.launch import (
+    ChipsInUse,
+    LaunchFailed,
+    MovedBeforeStart,
+    OtherVersions,
+    SecretNotReadable,
+    SetupImpossible,
+    silent_hosts,
+)
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
 from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
@@ -321,25 +329,22 @@ class GangRun:
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Return the gang to the queue, since no task ran, and the slices that were at fault to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
-        suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
-        released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
+        broken = failure.broken
+        suspects = {**broken.unfit, **await silent_hosts(attempt.place, self._slices, broken.silent)}
+        released = self._free(attempt, broken.names if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
         events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
-        events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
-        is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
-        self._setup_failed |= failure.by_request
-        self._other_version = failure.other_version
-        if failure.by_request and is_hopeless:
-            events.append(
-                TaskStateChangedEvent(
-                    attempt.id, attempt.place.order.first_task, TaskState.FAILED, reason, is_hopeless=True
-                )
-            )
-        elif failure.moves:
+        events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in broken.blamed.items()]
+        if isinstance(failure, SetupImpossible) and (failure.is_certain or self._setup_failed):
+            first = attempt.place.order.first_task
+            events.append(TaskStateChangedEvent(attempt.id, first, TaskState.FAILED, reason, is_hopeless=True))
+        elif isinstance(failure, MovedBeforeStart):
             events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
-            counts, blames = failure.counts, not failure.no_secret
-            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, counts, blames))
+            counts, blames = not isinstance(failure, ChipsInUse), not isinstance(failure, SecretNotReadable)
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, broken.names, counts, blames))
+        self._setup_failed |= isinstance(failure, SetupImpossible)  # one host alone is no evidence
+        self._other_version = isinstance(failure, OtherVersions)
         job = await self._report(attempt_over(attempt.id, events, released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         return job

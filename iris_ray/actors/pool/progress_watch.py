@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from iris_ray.actors.calls.background import repeat
-from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.services import PoolParts, ProgressSeen, RunningAttempt
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
@@ -36,16 +35,12 @@ class ProgressWatch:
     Args:
         attempt: the attempt.
         services: see each answer.
-        controller: is told the progress.
     """
 
-    def __init__(self, attempt: RunningAttempt, services: PoolParts, controller: ControllerClient) -> None:
-        self._attempt = attempt
-        self._place = attempt.place
-        self._slices = attempt.slices
-        self._services = services
-        self._controller = controller
-        self._job_pause_s = pause_s(attempt.request.spec.most_tasks)
+    def __init__(self, attempt: RunningAttempt, services: PoolParts) -> None:
+        self._attempt, self._place = attempt.context, attempt.context.place
+        self._seen_by_services, self._services = attempt, services
+        self._job_pause_s = pause_s(attempt.context.request.spec.most_tasks)
         self._told: tuple[object, ...] | None = None  # step, status, limit, whether it heeds notices
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
@@ -55,7 +50,7 @@ class ProgressWatch:
 
     @property
     def _pause_s(self) -> float:
-        return min(self._job_pause_s, self._attempt.most_pause_s)
+        return min(self._job_pause_s, self._seen_by_services.most_pause_s)
 
     @property
     def marks(self) -> Marks:
@@ -65,16 +60,16 @@ class ProgressWatch:
     async def watch(self) -> None:
         """Look at the tasks for ever."""
         await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
-        await repeat(self._look, f"asking how far {self._place.order.attempt} is", self._pause_s)
+        await repeat(self._look, f"asking how far {self._attempt.id} is", self._pause_s)
 
     async def _look(self) -> None:
         """Look at the tasks once, then pause."""
         self._has_looked = True
         running, progress = await self._ask()
-        self._services.note([ProgressSeen(self._attempt, running, progress)])
+        self._services.note([ProgressSeen(self._seen_by_services, running, progress)])
         self._note_marks(progress)
-        slow, limit = self._stragglers(progress), self._attempt.stall_limit
-        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, slow, limit))
+        slow, limit = self._stragglers(progress), self._seen_by_services.stall_limit
+        await self._tell(summed_up(self._attempt.id, progress, self._marks, slow, limit))
         await asyncio.sleep(self._pause_s)
 
     async def look_again(self, has_failed: bool) -> None:
@@ -85,7 +80,7 @@ class ProgressWatch:
         """
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
-            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
+            actor, attempt = self._attempt.slices.actor(self._place.name(key)), self._attempt.id
             asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, self._place.process(key)))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
@@ -113,15 +108,7 @@ class ProgressWatch:
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and the progress of those whose hosts answer."""
-        attempt = self._place.order.attempt
-        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
-        running = {
-            self._place.key(slice_id, process): found
-            for slice_id, reply in enumerate(replies)
-            if not isinstance(reply, (Unreachable, BaseException))
-            for process, found in reply.items()
-        }
+        running = self._attempt.by_task(await self._attempt.ask(SliceActor.progress, self._attempt.id))
         return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
 
     async def _tell(self, progress: GangProgress) -> None:
@@ -133,12 +120,12 @@ class ProgressWatch:
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
-            sender = self._controller.sender
-            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
+            sender = self._attempt.controller.sender
+            reply = await self._attempt.controller.ask_once(ControllerInterface.note_progress, progress, sender)
             if not isinstance(reply, Unreachable):
                 self._told, self._told_at = said, now
         except Exception:  # a job goes on without anybody seeing its progress
-            logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)
+            logger.exception("%s: how far it is did not reach the Controller", self._attempt.id)
 
 
 def pause_s(job_tasks: int) -> float:

@@ -5,16 +5,13 @@ import logging
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, ServicePart
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.attempt_place import AttemptContext
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
-from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.answers import Unfit, Unreachable
+from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import Progress, RunRequest
 from iris_ray.actors.protocol.services import Service, installed_services
 from iris_ray.errors import ServiceUnavailableError
@@ -36,31 +33,16 @@ class RunningAttempt:
     """An attempt whose tasks run, as services see it.
 
     Attributes:
-        place: its hosts.
-        slices: hold these hosts.
-        request: its job.
-        notices: the latest notice of the gang.
-        stop: asks it to end.
+        context: its hosts, its job, and how it is asked to end.
+        notices: know the latest notice of the gang.
         most_pause_s: the longest pause between two looks at its tasks; a service may shorten it; seconds.
         stall_limit: what people are told about a limit for silent gangs; a service may set it.
     """
 
-    place: AttemptPlace
-    slices: ReservedSlices
-    request: RunRequest
+    context: AttemptContext
     notices: NoticeDelivery
-    stop: StopRequest
     most_pause_s: float = float("inf")
     stall_limit: str | None = None
-
-    async def ask_of_each(self, name: str, service: str, method: str, within_s: float) -> dict[int, tuple[Any, float]]:
-        """Ask a service on the hosts of a slice about each running process, as `SliceActor.ask_of_each` does.
-
-        The answer is empty if the SliceActor does not answer.
-        """
-        attempt, actor = self.place.order.attempt, self.slices.actor(name)
-        reply = await actor.ask_within(within_s + 1.0, SliceActor.ask_of_each, attempt, service, method, within_s)
-        return {} if isinstance(reply, Unreachable) else reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +126,12 @@ class PoolPart(ServicePart[PoolEvent]):
         return request
 
     async def unfit(
-        self, place: AttemptPlace, slices: ReservedSlices, suspected: Mapping[str, str], ready: asyncio.Event
+        self, context: AttemptContext, suspected: Mapping[str, str], ready: asyncio.Event
     ) -> dict[str, Unfit]:
         """Test suspected hosts before an attempt starts there. Return the slices that it must not start on, by name.
 
         Args:
-            place: the hosts of the attempt.
-            slices: hold these hosts already.
+            context: the attempt, whose slices hold the hosts already.
             suspected: why hosts are suspected, by node id.
             ready: set when all hosts are ready to start a task. Then the answer is due within `UNFIT_S`.
         """
@@ -172,15 +153,15 @@ class PoolParts(RunningParts[PoolEvent]):
         return request
 
     async def unfit(
-        self, place: AttemptPlace, slices: ReservedSlices, suspected: Mapping[str, str], ready: asyncio.Event
+        self, context: AttemptContext, suspected: Mapping[str, str], ready: asyncio.Event
     ) -> dict[str, Unfit]:
         """Return the slices that services have found unfit. A service that fails finds nothing."""
         found: dict[str, Unfit] = {}
-        if not suspected.keys() & {host.node_id for hosts in place.order.slices for host in hosts}:
+        if not suspected.keys() & {host.node_id for hosts in context.place.order.slices for host in hosts}:
             return found
         for running in self:
             try:
-                answer = await running.call(lambda part: part.unfit(place, slices, suspected, ready), None)
+                answer = await running.call(lambda part: part.unfit(context, suspected, ready), None)
                 found |= {name: why for name, why in answer.items() if isinstance(why, Unfit)}
             except (ServiceUnavailableError, AttributeError) as error:
                 logger.warning("suspected hosts were not tested: %s", error)

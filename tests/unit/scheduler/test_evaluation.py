@@ -50,14 +50,6 @@ def test_partly_taken_slice_is_in_bucket_of_larger_ones(world: World) -> None:
     assert (found.status, found.bucket) == (Status.FREE, LARGER)
 
 
-def test_slice_kept_by_owner_ranks_after_equal_free_one(world: World) -> None:
-    requirement = world.submit("new", tpu_type="v4-32").requirement
-    kept, not_kept = (evaluate(slice_a(world), requirement, held, world.now).rank for held in (True, False))
-    assert kept is not None
-    assert not_kept is not None
-    assert not_kept < kept
-
-
 def nothing(_: World) -> None:
     """No change to the slice."""
 

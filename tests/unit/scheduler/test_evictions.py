@@ -25,7 +25,7 @@ from iris_ray.state.events import (
     TimePassedEvent,
 )
 from tests.support.costs import calls
-from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host, promised, task_states
+from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host, promised
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -81,30 +81,6 @@ def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) ->
     assert evicted(world) == {"running"}
 
 
-def test_eviction_takes_the_youngest_of_equal_gangs(world: World) -> None:
-    add_slices(world, *"abc")
-    world.now = 10_000.0
-    for job_id, ran_s in (("old", 5000.0), ("young", 200.0), ("too-young", 100.0)):
-        run(world, job_id, ran_s=ran_s)
-    world.submit(priority=PRODUCTION)
-    assert evicted(world) == {"young"}
-
-
-def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
-    add_slices(world, *"abc")
-    world.now = 10_000.0
-    run(world, "one")
-    run(world, "two")
-    world.submit("prod", slices=(2,), priority=PRODUCTION)
-    later = world.submit("later", priority=BATCH)
-    plan = world.plan()
-    assert [len(event.leave) for event in asked_to_leave(plan)] == [1]
-    assert not plan.assignments, "a free slice is kept for it"
-    assert "gets a, c; waits for the end of one" in str(plan.pending_reasons["prod"])
-    assert "taken from one" in str(plan.pending_reasons["prod"])
-    assert later.gang.pending
-
-
 def test_eviction_takes_gang_of_two_slices_before_two_gangs(world: World) -> None:
     add_slices(world, *"abcd")
     world.now = 10_000.0
@@ -113,15 +89,6 @@ def test_eviction_takes_gang_of_two_slices_before_two_gangs(world: World) -> Non
         run(world, job_id)
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     assert evicted(world) == {"pair"}
-
-
-def test_eviction_takes_gang_of_one_slice_before_larger(world: World) -> None:
-    add_slices(world, *"abc")
-    world.now = 10_000.0
-    run(world, "pair", slices=2)
-    run(world, "one")
-    world.submit("prod", priority=PRODUCTION)
-    assert evicted(world) == {"one"}
 
 
 def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> None:
@@ -135,17 +102,6 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     assert [event.node_ids for event in asked_to_leave(world.plan())] == [("b-0", "b-1"), ("c-0", "c-1")]
     assert evicted(world) == {"pair"}
     world.schedule()
-    assert not asked_to_leave(world.plan())
-
-
-def test_job_evicts_nobody_when_slice_becomes_free_soon(world: World) -> None:
-    add_slices(world, *"ab")
-    world.now = 10_000.0
-    ending = run(world, "ending")
-    run(world, "batch")
-    world.do(TimePassedEvent(world.now))
-    world.report_all(ending, S.SUCCEEDED)
-    world.submit("prod", priority=PRODUCTION)
     assert not asked_to_leave(world.plan())
 
 
@@ -239,16 +195,6 @@ def test_eviction_takes_the_gang_that_loses_least(world: World, old: str, leaves
     tells(world, job, **TOLD[old])
     world.submit(priority=PRODUCTION)
     assert evicted(world) == {leaves}
-
-
-def test_eviction_takes_gang_heeding_notices_before_one_just_saved(world: World) -> None:
-    add_slices(world, *"ab")
-    world.now = 10_000.0
-    heeds, saves = run(world, "heeds"), run(world, "saves")
-    tells(world, heeds, heeds=True)
-    tells(world, saves, saved_s=10.0)
-    world.submit(priority=PRODUCTION)
-    assert evicted(world) == {"heeds"}
 
 
 @pytest.mark.parametrize(("fast_s", "leaves"), [(60.0, "fast"), (150.0, "unknown")])
@@ -485,31 +431,12 @@ def test_job_that_will_never_find_victims_names_none(world: World, running_band:
 # -- shared hosts ------------------------------------------------------------------------------------------------------
 
 
-def test_eviction_takes_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
-    world.do(cpu_host("x"))
-    tasks(world, "small", 1.0, replicas=4)
-    tasks(world, "large", 4.0)
-    world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 4.0})
-    assert evicted(world) == {"large"}
-
-
 def test_eviction_takes_sufficient_small_task_before_longer_running_large_one(world: World) -> None:
     world.do(cpu_host("x"))
     tasks(world, "large", 7.0)
     tasks(world, "small", 1.0)
     world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 1.0})
     assert evicted(world) == {"small"}
-
-
-def test_task_with_chips_takes_the_whole_host(world: World) -> None:
-    world.add_slice("a")
-    world.now = 10_000.0
-    victim = run(world, "batch")
-    world.submit_tasks("prod", 1, priority=PRODUCTION)
-    assert evicted(world) == {"batch"}
-    world.schedule()
-    assert len(promised(world.state.jobs["prod"])) == 1
-    assert task_states(victim) == [S.RUNNING] * 2
 
 
 def plan_for(world: World, job: Job) -> SchedulingResult:

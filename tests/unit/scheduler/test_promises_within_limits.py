@@ -171,24 +171,6 @@ def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: PlannedWorl
     assert promised(waits)
 
 
-def test_promise_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(
-    world: PlannedWorld,
-) -> None:
-    idle = world.run("idle", user="ann", slices=(2,))
-    world.do(JobYieldsEvent("idle", True))
-    add_slices(world, "c")
-    world.run("busy", user="bob", **on("c"))
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    waits = world.submit("waits", user="ann", **on("b"))
-    world.turn()
-    world.leave(idle)
-    world.turn(1.0)
-    assert promised(waits) == ("b-0", "b-1")
-    world.confirm(idle, 1)
-    world.turn()
-    assert hosts_of(waits) == ("b-0", "b-1")
-
-
 def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_running(world: PlannedWorld) -> None:
     victim = world.run("batch", priority=BATCH, **on("b"))
     job = world.submit("job", priority=PRODUCTION, user="ann", slices=(2,), **MANY)

@@ -59,13 +59,6 @@ def test_evicted_single_run_ends_as_preempted(world: World, leaves: Callable[[Wo
     assert taker.gang.placed
 
 
-def test_evicted_single_run_that_has_not_begun_waits(world: World) -> None:
-    job = world.submit("once", slices=(2,))
-    world.schedule()
-    world.do(GangMovedEvent(job.current_attempt(job.gang), "its hosts leave", started=False))
-    assert job.state is JobState.PENDING
-
-
 @pytest.mark.parametrize("grow_after", ["auto", 0.0])
 def test_single_run_never_grows(world: World, grow_after: float | str) -> None:
     other = world.start("other")
@@ -106,13 +99,6 @@ def test_two_gangs_are_evicted_before_one_single_run(world: World) -> None:
     run(world, "once", retries=0, slices=2)
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     assert evicted(world) == {"one", "two"}
-
-
-def test_single_run_of_lower_band_is_evicted_before_higher_band(world: World) -> None:
-    run(world, "once", retries=0)
-    run(world, "often", retries=9, band=INTERACTIVE)
-    world.submit("prod", priority=PRODUCTION)
-    assert evicted(world) == {"once"}
 
 
 def test_many_single_runs_do_not_hide_the_others() -> None:

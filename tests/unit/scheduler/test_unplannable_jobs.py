@@ -63,13 +63,6 @@ def test_job_is_left_out_for_a_while_and_then_tried_again(jobs: list[Job]) -> No
     assert left_out.reasons(jobs, 100.0 + LEFT_OUT_S) == {}
 
 
-def test_job_that_ends_meanwhile_is_forgotten(jobs: list[Job]) -> None:
-    left_out = UnplannableJobs()
-    left_out.leave_out(jobs[3], ValueError("a defect"), now=100.0)
-    left_out.without(WaitingJobs(jobs[:3]), 101.0)
-    assert left_out.jobs == {}
-
-
 def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the scheduler has cached meanwhile is forgotten."""
     from iris_ray.scheduler.planner import Planner

@@ -104,6 +104,20 @@ def test_failures_and_preemptions_have_separate_budgets(world: World) -> None:
     assert job.state is JobState.FAILED
 
 
+@pytest.mark.parametrize("limit", [0, 2])
+def test_retried_coscheduled_failure_counts_once_towards_max_task_failures(world: World, limit: int) -> None:
+    world.add_slice("tpu-a", "v4-32")
+    job = world.submit(tpu_type="v4-32", max_retries_failure=9, max_task_failures=limit)
+    for _ in range(limit + 1):
+        assert job.state is JobState.PENDING
+        world.now = max(world.now, job.gang.not_before)
+        world.schedule()
+        for index in range(4):  # peers crash together
+            world.report(job, S.FAILED, index, attempt=job.gang.attempt)
+        world.confirm(job)
+    assert (job.state, job.failures, job.gang.attempt) == (JobState.FAILED, limit + 1, limit + 1)
+
+
 # -- attempts that are over as soon as they have begun ----------------------------------------------------------------
 
 
