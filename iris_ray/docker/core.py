@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import require_texts, require_variables, shown
+from iris_ray.model.checks import VARIABLES, require, shown, texts
 from iris_ray.model.job_info import JobInfo
 
 CONTAINER_LABEL = "iris-ray.container"
@@ -53,7 +53,7 @@ class ContainerSpec:
                 raise InvalidRequestError(
                     f"container_options holds {option!r}, which is iris_ray's to choose; leave it out"
                 )
-        require_variables(self.env)
+        require("env", self.env, VARIABLES)
         _require_names_of_variables(self.env)
 
 
@@ -64,7 +64,7 @@ def container_name(task: JobInfo) -> str:
 
 
 def _require_arguments(what: str, given: Sequence[str], example: str) -> None:
-    require_texts(what, given, example)
+    require(what, given, texts(example))
     if any("\0" in part for part in given):
         raise InvalidRequestError(f"{what} holds a NUL, which no argument can")
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -61,7 +60,7 @@ class JobRun:
         self.job_id = request.spec.job_id
         self._controller = controller
         self.request = request
-        self._spec = replace(request.spec, owner=slices.owner)
+        self._spec = request.spec.owned_by(slices.owner)
         self._accepted = accepted
         self._incarnation = incarnation
         numbers = range(self._spec.num_gangs)
