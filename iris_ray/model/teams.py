@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Any
 
 from iris_ray.errors import InvalidTeamsError, NotPermittedError, UnknownTPUTypeError
-from iris_ray.model.checks import is_amount, is_job_id, is_positive_seconds, is_user, shown, unknown
+from iris_ray.model.checks import Number, is_job_id, is_user, require, shown, unknown
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import TPU_GENERATIONS, get_tpu_config
 from iris_ray.model.workers import GPU
@@ -39,6 +39,13 @@ MOST_TEAMS = 10_000
 MOST_LEVELS = 8
 
 _BANDS = {band.name.lower(): band for band in PriorityBand}
+
+
+class _Chips(Number):
+    """A number of chips."""
+
+    __slots__ = ()
+    what = "a number of chips"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,7 @@ class Quota:
     def __post_init__(self) -> None:
         parts = {"lend": self.lend, **{band.name.lower(): chips for band, chips in self.by_band.items()}}
         for name, amount in {"chips": self.chips, "borrow": self.borrow, **parts}.items():
-            if not (amount is None and name in ("lend", "borrow")) and not is_amount(amount):
-                raise InvalidTeamsError(f"{name} is {shown(amount)}; give a number of chips, 0 or more")
+            require(name, amount, _Chips(or_none=name in ("lend", "borrow")), InvalidTeamsError)
         for name, amount in parts.items():
             if amount is not None and amount > self.chips:
                 raise InvalidTeamsError(f"{name} is {amount:g}, more than the quota of {self.chips:g} chips")
@@ -95,8 +101,7 @@ class Team:
                 f"a team is called {shown(self.name)}; give a path of at most {MOST_LEVELS} names, each of letters,"
                 " digits, '.', '_' and '-', such as research/vision"
             )
-        if not is_positive_seconds(self.weight):
-            raise InvalidTeamsError(f"team {self.name}: weight is {shown(self.weight)}; give a number above 0")
+        require(f"team {self.name}: weight", self.weight, Number(above=True), InvalidTeamsError)
         for user in self.users:
             if user != EVERYBODY and not is_user(user):
                 raise InvalidTeamsError(f"team {self.name}: users has {shown(user)}, which is no user's name")

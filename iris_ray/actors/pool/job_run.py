@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,6 +13,7 @@ from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
@@ -54,6 +54,7 @@ class JobRun:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         accepted: "asyncio.Future[bool]",
         incarnation: int,
@@ -61,11 +62,11 @@ class JobRun:
         self.job_id = request.spec.job_id
         self._controller = controller
         self.request = request
-        self._spec = replace(request.spec, owner=slices.owner)
+        self._spec = request.spec.owned_by(slices.owner)
         self._accepted = accepted
         self._incarnation = incarnation
         numbers = range(self._spec.num_gangs)
-        self.gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
+        self.gangs = [GangRun(slices, controller, services, request, number, self._changed) for number in numbers]
         by_slice = self._spec.failure_domain == EACH_SLICE
         self._telling = MembershipTelling(self.gangs) if by_slice else None
 
