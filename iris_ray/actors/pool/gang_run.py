@@ -25,6 +25,7 @@ from iris_ray.actors.pool.launch import (
     silent_hosts,
 )
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
 from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.protocol.payloads import Pickled, PickledError
@@ -40,7 +41,6 @@ from iris_ray.errors import (
     TaskSetupError,
     VersionMismatchError,
 )
-from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
@@ -88,6 +88,7 @@ class GangRun:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         number: int,
         changed: Callable[[], None],
@@ -101,9 +102,9 @@ class GangRun:
         self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
+        self._services = services
         self._request = request
         self.attempt: Attempt | None = None
-        self._stall_limit = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
@@ -216,7 +217,7 @@ class GangRun:
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
-        attempt = self.attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
+        attempt = self.attempt = Attempt(self._slices, self._controller, self._services, self._request, order)
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:

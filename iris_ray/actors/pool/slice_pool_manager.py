@@ -21,9 +21,8 @@ from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.services import Pool, pool_parts
+from iris_ray.actors.pool.services import JobOver, Pool, pool_parts
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
-from iris_ray.actors.protocol.services import installed_services
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.handover.file import environment_line, run_line
 from iris_ray.model.lifecycle import AttemptId
@@ -73,7 +72,7 @@ class SlicePoolManager:
         self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
-        self._services = pool_parts(installed_services(), Pool(self._controller, self._background))
+        self._services = pool_parts(Pool(self._controller, self._background))
         for work, what in self._services.works():
             self._background.start(work, what)
         self._epoch = 0
@@ -95,7 +94,7 @@ class SlicePoolManager:
     async def run(self, request: RunRequest) -> list[Any]:
         self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
-        run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
+        run = JobRun(self._slices, self._controller, self._services, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
         self._gangs |= {(run.job_id, number): gang for number, gang in enumerate(run.gangs)}
         self._had.add(run.job_id)
@@ -269,6 +268,7 @@ class SlicePoolManager:
     async def _settle(self, run: JobRun) -> None:
         await run.settled()
         await self._slices.job_over(run.job_id)
+        self._services.note([JobOver(run.job_id)])
         await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
         del self._unsettled[run.job_id]
         for number, gang in enumerate(run.gangs):

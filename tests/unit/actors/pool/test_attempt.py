@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.pool import notice_delivery, progress_watch
+from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import Launch
@@ -29,7 +29,7 @@ LIMIT_S = 0.4
 def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test need not take seconds."""
     monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(progress_watch, "STACKS_S", 0.0)
+    monkeypatch.setattr("iris_ray.hangs.pool.STACKS_S", 0.0)
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:
