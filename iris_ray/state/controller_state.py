@@ -394,7 +394,7 @@ class ControllerState:
 
     @property
     def unrecorded(self) -> dict[str, set[int]]:
-        """The jobs changed or were forgotten since this was last cleared: id → changed chunks of its record."""
+        """The jobs changed or forgotten since this was last cleared: id → changed chunks of the record."""
         return self._table.unrecorded
 
     def show_anew(self, job_id: str) -> None:

@@ -29,9 +29,9 @@ from iris_ray.model.verdict import Verdict, judge_gang
 # -- evidence: asked before any slice is given back --------------------------------------------------------------------
 
 ALONE_TIMEOUT_S = 1.0
-"""If a SliceActor does not answer, each of its hosts has so long to answer the pool directly."""
+"""The time that each host of a silent SliceActor has to answer the pool directly."""
 CONTROLLER_AWAY_S = 10.0
-"""A verdict waits so long for a Controller that is being restarted, because the Controller knows the notices."""
+"""The time that a verdict waits for a restarting Controller, which knows the notices."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Evidence:
 
 
 async def gather_evidence(context: AttemptContext, silent: Mapping[str, str]) -> Evidence:
-    """Ask every host of an attempt whether it answers, and the Controller what it knows about each host.
+    """Ping every host of an attempt, and ask the Controller for its evidence about them.
 
     Args:
         context: the attempt.

@@ -13,6 +13,7 @@ from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
@@ -53,6 +54,7 @@ class JobRun:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         accepted: "asyncio.Future[bool]",
         incarnation: int,
@@ -64,7 +66,7 @@ class JobRun:
         self._accepted = accepted
         self._incarnation = incarnation
         numbers = range(self._spec.num_gangs)
-        self.gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
+        self.gangs = [GangRun(slices, controller, services, request, number, self._changed) for number in numbers]
         by_slice = self._spec.failure_domain == EACH_SLICE
         self._telling = MembershipTelling(self.gangs) if by_slice else None
 
