@@ -13,7 +13,7 @@ from typing import NamedTuple
 from iris_ray.processes.subtree import read_of_process, stat_fields
 
 BEGINNING_S = 0.1
-"""A process may be between two programs for so long after its start."""
+"""The time after its start in which a process may be about to start its program; its environment is empty then."""
 POLL_S = 0.02
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -136,7 +136,7 @@ def environ_of(process: ProcessIdentity) -> list[bytes]:
 
 
 def wait_until_ended(processes: Iterable[ProcessIdentity], timeout_s: float) -> None:
-    """Wait until no thread of the processes runs, for so many seconds at most. Zombies count as ended."""
+    """Wait until no thread of the processes runs, or until the timeout. Zombies count as ended."""
     left, pause_s, deadline = list(processes), 0.001, time.monotonic() + timeout_s
     while (left := [process for process in left if process.runs()]) and time.monotonic() < deadline:
         time.sleep(pause_s)

@@ -60,7 +60,7 @@ def is_agent(pid: int) -> bool:
 
 
 def settle() -> None:
-    """Leave nothing of the supervisor to the command, which has just been forked."""
+    """Give up the supervisor's stdin and signals in the child that becomes the command."""
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     signal.set_wakeup_fd(-1)
 
