@@ -45,7 +45,7 @@ from iris_ray.processes.tree import ProcessTree
 logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 64
-"""The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
+"""The number of ended processes of a place that the actor remembers, for callers that ask how they ended. Up to eight
 standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
 
 

@@ -64,9 +64,9 @@ logger = logging.getLogger(__name__)
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """A waiting job logs after the first time why it waits, and repeats it at the second interval."""
 RESULTS_FIRST_S = 0.01
-"""The pool ends a gang's processes so long after its success: on few cores, ending them would delay the results."""
+"""The pause between a gang's success and the end of its processes, which would delay the results on few cores."""
 EXIT_WORD_S = 2.0
-"""A job that has succeeded logs after so long that its processes have not ended yet."""
+"""The time after which a job that has succeeded logs that its processes have not ended yet."""
 
 
 class GangRun:
@@ -118,9 +118,9 @@ class GangRun:
         while True:
             order = await self._next_order()
             if order is None:
-                standing = await self._report([])
-                if standing.state.finished:
-                    return self._final_error(None, standing)
+                view = await self._report([])
+                if view.state.finished:
+                    return self._final_error(None, view)
                 continue
             if order.attempt.number <= self._refused:
                 continue
@@ -249,8 +249,8 @@ class GangRun:
         await asyncio.wait({self._background.start(look, f"asking how far {attempt.id} was")})
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
-            standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
-            if not standing.state.finished:  # it had taken the attempt back for a lost host, and would run it again
+            job = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
+            if not job.state.finished:  # it had taken the attempt back for a lost host, and would run it again
                 await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)

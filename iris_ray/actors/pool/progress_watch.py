@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK_S = 1.0
 LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
 TASKS_A_SECOND = 16.0
-"""The pool asks so many tasks per second on average, so it asks a large gang less often."""
+"""The number of tasks asked per second, on average. A large gang is asked less often."""
 LAST_LOOK_S = 0.2
-"""The last look at a gang that has ended may delay its end so long."""
+"""The longest delay of a gang's end by the last look at its tasks."""
 TELL_AGAIN_S = 30.0
-"""Progress that has not changed is repeated after so long, for a Controller that was restarted."""
+"""The interval at which unchanged progress is repeated, for a restarted Controller."""
 
 
 class ProgressWatch:
@@ -129,7 +129,7 @@ class ProgressWatch:
 
 
 def pause_s(job_tasks: int) -> float:
-    """Return the pause between two looks, in seconds, for a job with so many tasks in all."""
+    """Return the pause between two looks at a job with this number of tasks; seconds."""
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
@@ -162,7 +162,7 @@ def _furthest(progress: Mapping[TaskKey, Progress]) -> int | None:
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 WINDOW_S = 60.0
-"""Speeds are averages over one to two windows of so many seconds."""
+"""The window of a speed: an average covers one to two windows; seconds."""
 FEWEST = 3
 """The median of fewer tasks says nothing."""
 SLOW = 0.8

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -99,10 +99,12 @@ class Pool:
 
     Attributes:
         controller: asks the Controller, its services too.
+        only_request: returns the request of the only job of a pool without a caller; None for other pools.
         background: runs coroutines that may outlive a call.
     """
 
     controller: ControllerClient
+    only_request: Callable[[], RunRequest | None] = lambda: None
     background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
 
