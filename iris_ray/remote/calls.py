@@ -1,7 +1,7 @@
-"""Calls a function on the head of a cluster whose dashboard alone can be reached: both ends of such a call.
+"""Calls of functions on the head of a cluster whose dashboard alone can be reached: both ends of such a call.
 
-A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in what
-the job prints, as lines that begin with a random word.
+A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in the
+output of the job, as lines that begin with a random word.
 """
 
 import base64
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import iris_ray
 from iris_ray.actors.protocol.version import require_fit, versions_here
 from iris_ray.client.connection import AUTO, connect, current_user, new_job_id
 from iris_ray.errors import (
+    IrisError,
     JobCancelledError,
     NoClusterError,
     RayJobError,
@@ -37,7 +38,6 @@ from iris_ray.errors import (
     ResultTooLargeError,
     VersionMismatchError,
 )
-from iris_ray.logs.stream import print_line
 from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
 from iris_ray.settings import TEAM, USER
 
@@ -45,37 +45,74 @@ MOST_ANSWER_BYTES = 32 << 20
 """Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 PATIENCE_S = 60.0
-"""Seconds for which a dashboard may be silent once a call has been sent: a tunnel breaks, a laptop sleeps."""
+"""Seconds for which a dashboard may be silent after a call was sent: a tunnel breaks, a laptop sleeps."""
 _VERSIONS, _CALL = "versions.json", "call.pickle"
 _BEGUN = "begun"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterCall:
+class HeadCall:
     """A call that was sent.
 
     Attributes:
         jobs: the jobs of the cluster.
-        run_id: of the job that makes the call.
-        word: begins the lines of its answers.
+        run_id: the id of the job that makes the call.
+        word: the first word of each line of an answer.
     """
 
     jobs: RayJobs
     run_id: str
     word: str
 
+    @staticmethod
+    def send(
+        jobs: RayJobs,
+        name: str,
+        function: Callable[[], Any],
+        packages: Sequence[Path] = (),
+        run_id: str | None = None,
+        says: bool = True,
+        **sent: Any,
+    ) -> "HeadCall":
+        """Send a call to the head of a cluster, with this user's name and team.
+
+        Args:
+            jobs: the jobs of the cluster.
+            name: the name of the job, without its random part.
+            function: a function of iris_ray, bound to its arguments, that returns an answer or yields several.
+            packages, says: as for `RayJobs.submit`.
+            run_id: the id of the job; a number is added if it is taken. None: a new id from the name.
+            sent: further fields of `RayJobConfig`, such as the working directory. None is sent unless one is given.
+
+        Raises:
+            NoClusterError, TokenRefusedError, RayJobError, InvalidRequestError: as for `RayJobs.submit`.
+        """
+        word = f"iris-ray-{secrets.token_hex(16)}"
+        team = TEAM.read()
+        own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
+            package = Path(folder) / word.replace("-", "_")
+            package.mkdir()
+            (package / "__init__.py").touch()
+            (package / _VERSIONS).write_text(json.dumps(versions_here()))
+            (package / _CALL).write_bytes(cloudpickle.dumps(function))
+            command = ["env", *own, "python", "-m", __name__, package.name]
+            config = RayJobConfig(command, **{"working_dir": None, **sent})
+            run_id = run_id or new_job_id(name).rpartition("/")[2]
+            return HeadCall(jobs, jobs.submit(config, run_id, [package, *packages], says), word)
+
     def answer(self, number: int = 0, patience_s: float = PATIENCE_S) -> Any:
         """Wait for an answer, and return it.
 
         Args:
             number: which of the answers, if the function yields several.
-            patience_s: for so many seconds on end the dashboard may be silent.
+            patience_s: the time in seconds for which the dashboard may be silent without a break.
 
         Raises:
-            VersionMismatchError: the iris_ray, the Ray or the Python there does not go with that here.
-            ResultNotPicklableError, ResultTooLargeError: the answer can't come here.
+            VersionMismatchError: the head's iris_ray, Ray or Python is incompatible with this process's.
+            ResultNotPicklableError, ResultTooLargeError: the answer can't be sent.
             JobCancelledError, RayJobError: the job was stopped, or has ended without the answer.
-            Exception: the function's own.
+            Exception: the function's own error.
         """
         pause_s, answered_at = SHORTEST_PAUSE_S, time.monotonic()
         while True:
@@ -88,52 +125,56 @@ class ClusterCall:
                 time.sleep(LONGEST_PAUSE_S)
                 continue
             answered_at = time.monotonic()
-            answers = [line for line in self._ours(output) if line != _BEGUN]
+            ours = (line.partition(" ")[2] for line in output.splitlines() if line.startswith(f"{self.word} "))
+            answers = [line for line in ours if line != _BEGUN]
             if len(answers) > number:
-                return _opened(answers[number])
+                return _unpack(answers[number])
             if status.finished:
                 raise self._lost(status, output)
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
 
-    def print_output(self) -> None:
-        """Print what the function prints, until its end. An interruption, such as Ctrl-C, ends the call.
+    def follow(self, show: Callable[[str], object]) -> None:
+        """Give each line that the function prints to ``show``, until its end. An interruption ends the call.
 
-        After a broken connection, the output goes on where it stopped.
+        After a broken connection, the output continues where it stopped.
         """
-        # A thread, as a notebook has an event loop in this one.
-        with concurrent.futures.ThreadPoolExecutor(1, "iris-ray-output") as pool:
+        with concurrent.futures.ThreadPoolExecutor(1, "iris-ray-output") as pool:  # a notebook's thread has a loop
             try:
-                pool.submit(self._follow).result()
+                pool.submit(self._follow, show).result()
             except BaseException:
-                with contextlib.suppress(NoClusterError, RayJobError):
-                    self.jobs.stop(self.run_id)
+                self.stop()
                 raise
 
-    def _follow(self) -> None:
-        lines, seen, failed = _Lines(self.word), 0, 0
+    def stop(self) -> None:
+        """End the process on the head. If the dashboard does not answer, nothing happens."""
+        with contextlib.suppress(IrisError):
+            self.jobs.stop(self.run_id)
+
+    def _follow(self, show: Callable[[str], object]) -> None:
+        seen, failed, rest, has_begun = 0, 0, "", False
         while True:
             came = 0
 
-            def show(piece: str) -> None:
-                nonlocal came, seen
-                lines.feed(piece[max(0, seen - came) :])
+            def take(piece: str) -> None:
+                nonlocal came, seen, rest, has_begun
+                *lines, rest = (rest + piece[max(0, seen - came) :]).split("\n")
                 came += len(piece)
                 seen = max(seen, came)
+                for line in lines:
+                    if line.startswith(f"{self.word} "):
+                        has_begun = True
+                    elif has_begun:  # earlier lines are Ray's
+                        show(line)
 
             try:
-                if self.jobs.follow(self.run_id, show).finished:
+                if self.jobs.follow(self.run_id, take).finished:
                     return
             except (NoClusterError, RayJobError):
                 failed = 0 if came else failed + 1
                 if failed * LONGEST_PAUSE_S > PATIENCE_S:
                     raise
             time.sleep(LONGEST_PAUSE_S)
-
-    def _ours(self, output: str) -> Iterator[str]:
-        for line in output.splitlines():
-            if line.startswith(f"{self.word} "):
-                yield line.partition(" ")[2]
 
     def _lost(self, status: RayJobStatus, output: str) -> Exception:
         if status.state == "stopped":
@@ -149,65 +190,38 @@ class ClusterCall:
         )
 
 
-class _Lines:
-    """Prints the lines that a function prints, without those of Ray before and those of its answers."""
-
-    def __init__(self, word: str) -> None:
-        self._word, self._begun, self._rest = word, False, ""
-
-    def feed(self, text: str) -> None:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line.startswith(f"{self._word} "):
-                self._begun = True
-            elif self._begun:
-                print_line(line)
-
-
-def send_call(
-    jobs: RayJobs, name: str, function: Callable[..., Any], *arguments: Any, workspace: Path | str | None = None
-) -> ClusterCall:
-    """Send a call to the head of a cluster, where this user's name and team are as here.
-
-    Args:
-        jobs: the jobs of the cluster.
-        name: what it is called there.
-        function: a function of iris_ray that returns an answer, or yields several.
-        arguments: of the function.
-        workspace: a directory that travels as the working directory, or None.
-
-    Raises:
-        NoClusterError, TokenRefusedError, RayJobError: as for `RayJobs.submit`.
-    """
-    word = f"iris-ray-{secrets.token_hex(16)}"
-    team = TEAM.read()
-    own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
-    with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
-        package = Path(folder) / word.replace("-", "_")
-        package.mkdir()
-        (package / "__init__.py").touch()
-        (package / _VERSIONS).write_text(json.dumps(versions_here()))
-        (package / _CALL).write_bytes(cloudpickle.dumps((function, arguments)))
-        command = ["env", *own, "python", "-m", __name__, package.name]
-        run_id = new_job_id(name).rpartition("/")[2]
-        return ClusterCall(jobs, jobs.submit(RayJobConfig(command, workspace), run_id, [package]), word)
+def _unpack(packed: str) -> Any:
+    """Return an answer, or raise an error."""
+    failed, payload, text = pickle.loads(base64.b64decode(packed))
+    try:
+        answer = pickle.loads(payload)
+    except Exception as error:
+        if failed:  # its class is not known here
+            raise RemoteUserError(text) from None
+        raise ResultNotPicklableError(
+            f"the answer can't be read here ({type(error).__name__}: {error}); install here what it needs, or return"
+            " plain values"
+        ) from None
+    if failed:
+        raise answer
+    return answer
 
 
 # -- on the head -------------------------------------------------------------------------------------------------------
 
 
-def _make(package: str) -> None:
-    """Make the call that a package has, and print its answers."""
+def make_call(package: str) -> None:
+    """Make the call in a package, and print its answers."""
     module = importlib.import_module(package)
     directory = Path(str(module.__file__)).parent
     word = package.replace("_", "-")
     try:
         theirs = json.loads((directory / _VERSIONS).read_text())
         require_fit(versions_here(), theirs, "the cluster's head", "build the cluster's image anew")
-        function, arguments = pickle.loads((directory / _CALL).read_bytes())
+        function = pickle.loads((directory / _CALL).read_bytes())
         connect(os.environ.get("RAY_ADDRESS") or AUTO)
         _print(word, _BEGUN)
-        answer = function(*arguments)
+        answer = function()
         for one in answer if inspect.isgenerator(answer) else [answer]:
             _print(word, _packed(one))
     except Exception as error:
@@ -219,7 +233,7 @@ def _print(word: str, what: str) -> None:
 
 
 def _packed(answer: object, failed: bool = False) -> str:
-    """Return an answer or an error as text. An object that can't travel becomes an error that says so."""
+    """Return an answer or an error as text; for an answer that can't be sent, the error that says so."""
     text = "".join(traceback.format_exception(answer)) if isinstance(answer, BaseException) else ""
     try:
         payload = cloudpickle.dumps(answer)
@@ -239,22 +253,5 @@ def _packed(answer: object, failed: bool = False) -> str:
     return base64.b64encode(pickle.dumps((failed, payload, text))).decode()
 
 
-def _opened(packed: str) -> Any:
-    """Return an answer, or raise an error."""
-    failed, payload, text = pickle.loads(base64.b64decode(packed))
-    try:
-        answer = pickle.loads(payload)
-    except Exception as error:
-        if failed:  # of a class that is not known here
-            raise RemoteUserError(text) from None
-        raise ResultNotPicklableError(
-            f"the answer can't be read here ({type(error).__name__}: {error}); install here what it needs, or return"
-            " plain values"
-        ) from None
-    if failed:
-        raise answer
-    return answer
-
-
 if __name__ == "__main__":
-    _make(sys.argv[1])
+    make_call(sys.argv[1])
