@@ -283,3 +283,9 @@ def _redirect_handlers(stream: Any, other: Any) -> None:
 
 _all_lines = LiveLines()
 os.register_at_fork(after_in_child=_all_lines.forget)
+
+
+def print_line(text: str) -> None:
+    """Print a line of a task. Characters that stdout can't encode are replaced."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)

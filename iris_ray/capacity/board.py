@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.capacity.autoscaler import since_words
-from iris_ray.capacity.core import CapacityReport, Lot, chip_hour
+from iris_ray.capacity.core import CapacityReport, SliceBatch, chip_hour
 from iris_ray.errors import ProvisionerTakenError
 from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
 """How long the last report of a silent provisioner is shown."""
-MOST_OWNERS, MOST_LOTS = 100, 100
+MOST_OWNERS, MOST_BATCHES = 100, 100
 MISSED_S = 86_400.0
 """How long a provisioner that sends no reports counts as overdue."""
 
@@ -61,9 +61,9 @@ class CapacityBoard:
             del self._leases[next(iter(self._leases))]
 
     def take(self, report: CapacityReport) -> None:
-        """Replace the report of a provisioner; keep at most `MOST_LOTS` of its lots."""
+        """Replace the report of a provisioner; keep at most `MOST_BATCHES` of its batches."""
         self._reports.pop(report.owner, None)
-        self._reports[report.owner] = self._clock.now(), replace(report, lots=report.lots[:MOST_LOTS])
+        self._reports[report.owner] = self._clock.now(), replace(report, batches=report.batches[:MOST_BATCHES])
         if len(self._reports) > MOST_OWNERS:
             del self._reports[next(iter(self._reports))]
         if (lease := self._leases.get(report.owner)) is not None:
@@ -102,9 +102,9 @@ class CapacityBoard:
 
     def _words(self, report: CapacityReport, tpu_type: str) -> Iterator[str]:
         who = f"provisioner {report.owner}"
-        coming = [lot for lot in report.lots if lot.tpu_type == tpu_type and not lot.joined]
-        for lot in coming:
-            yield f"{who} has asked for {lot.slices} in {lot.source} ({self._terms(lot, report.currency)})"
+        coming = [batch for batch in report.batches if batch.tpu_type == tpu_type and not batch.joined]
+        for batch in coming:
+            yield f"{who} has asked for {batch.slices} in {batch.source} ({self._terms(batch, report.currency)})"
         waits = [why for about, why in report.waits if about == tpu_type]
         yield from (f"{who} asks for no more: {why}" for why in waits)
         if not coming and not waits:
@@ -113,11 +113,11 @@ class CapacityBoard:
             troubles = (trouble for trouble in report.troubles if trouble.tpu_type == tpu_type)
             yield from (f"{trouble.source} is not asked now: {trouble.last}" for trouble in troubles)
 
-    def _terms(self, lot: Lot, currency: str) -> str:
-        since = since_words(self.waited_s(lot)) if lot.since else ""
-        price = "" if lot.hourly is None else f", {lot.hourly:,.2f} {currency} an hour"
-        return f"{lot.market}{since}{price}"
+    def _terms(self, batch: SliceBatch, currency: str) -> str:
+        since = since_words(self.waited_s(batch)) if batch.since else ""
+        price = "" if batch.hourly is None else f", {batch.hourly:,.2f} {currency} an hour"
+        return f"{batch.market}{since}{price}"
 
-    def waited_s(self, lot: Lot) -> float:
+    def waited_s(self, batch: SliceBatch) -> float:
         """Return for how many seconds the oldest of the slices has been asked for."""
-        return max(0.0, self._clock.wall(self._clock.now()) - lot.since)
+        return max(0.0, self._clock.wall(self._clock.now()) - batch.since)

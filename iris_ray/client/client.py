@@ -5,13 +5,14 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import ray
 
 from iris_ray.actors.calls.controller_connection import RESTART_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import current_user, join, require_cluster
@@ -23,14 +24,14 @@ from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
 from iris_ray.client.transport import DirectTransport, Transport, remote_transport
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
-from iris_ray.history.reading import MOST_ROWS_EVER
-from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
-from iris_ray.sessions.client import run_beside
 from iris_ray.task.job_info import get_job_info
+
+if TYPE_CHECKING:
+    from iris_ray.logs.core import TaskLog
 
 
 class IrisClient:
@@ -251,7 +252,7 @@ class IrisClient:
         offset: int = 0,
         max_bytes: int = 1 << 20,
         tail_lines: int | None = None,
-    ) -> TaskLog:
+    ) -> "TaskLog":
         """Return a piece of what a task has printed, from its host; if the host is gone, the last lines that left it.
 
         Args:
@@ -270,10 +271,12 @@ class IrisClient:
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
             require_int(what, number, 0)
-        at = LogPosition(attempt, offset, tail_lines)
-        return self._transport.ask(
-            RESTART_S, ControllerInterface.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
+        calls, core = module_of("logs", "calls"), module_of("logs", "core")
+        at = core.LogPosition(attempt, offset, tail_lines)
+        log: TaskLog = self._transport.ask(
+            RESTART_S, calls.LogCalls.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
         )
+        return log
 
     def exec(
         self, job: JobHandle | str, command: Sequence[str], task_index: int = 0, input: bytes = b""
@@ -297,7 +300,11 @@ class IrisClient:
             SessionError: the host does not answer, or takes no more sessions.
         """
         require_int("task_index", task_index, 0)
-        return self._transport.call(run_beside, job_id_of(job), task_index, command, input)
+        run_beside = module_of("sessions", "client").run_beside
+        done: subprocess.CompletedProcess[bytes] = self._transport.call(
+            run_beside, job_id_of(job), task_index, command, input
+        )
+        return done
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""
@@ -325,15 +332,18 @@ class IrisClient:
             InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s, or has more rows than an
                 answer holds: 100,000, or 16 MB.
             HistoryUnavailableError: the cluster keeps no history, or it can't be read.
+            ServiceUnavailableError: the history was taken out of iris_ray, or is failing.
 
         Example:
             >>> client.history("SELECT job_id, state FROM jobs WHERE user = :user", user="ann")
             [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
         """
-        found = self._transport.ask(0.0, ControllerInterface.ask_history, sql, parameters, MOST_ROWS_EVER)
+        calls = module_of("history", "calls")
+        found = self._transport.ask(0.0, calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
         if found.cut:
             raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
-        return found.as_dicts()
+        rows: list[dict[str, str | int | float | None]] = found.as_dicts()
+        return rows
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

@@ -7,18 +7,16 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.calls.controller_connection import RESTART_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.transport import Transport
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
-from iris_ray.logs.client import host_logs
-from iris_ray.logs.stream import print_logs
 from iris_ray.model.checks import require_int
-from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
 """Seconds that the Controller may take to hear of a job's end after its results have come."""
@@ -89,7 +87,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
                 require_int("stream_task_index", stream_task_index, 0)
-            self._transport.show(print_logs_of, self.job_id, stream_task_index)
+            self._transport.show(module_of("logs", "client").print_logs_of, self.job_id, stream_task_index)
         self._wait_for_results(timeout, says_why=True)
         return self._settled_status()
 
@@ -154,12 +152,6 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}>"
-
-
-def print_logs_of(job_id: str, task_index: int | None) -> None:
-    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
-    with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(job_id) as line:
-        print_logs(logs, job_id, task_index, line)
 
 
 def job_id_of(job: JobHandle | str) -> str:

@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import ray
@@ -15,14 +13,15 @@ from iris_ray.actors.protocol.controller_interface import Question
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.pool_interface import PoolInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
 from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import ServiceUnavailableError
 
-REMOTE: Final = "iris_ray.remote"
-"""The package of the service that reaches a cluster through its dashboard. Only this name refers to it."""
+REMOTE: Final = "remote"
+"""The service that reaches a cluster through its dashboard. Nothing else in the kernel refers to it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,18 +111,16 @@ def remote_transport(address: str, workspace: Path | str | None) -> Transport:
     return transport
 
 
-def module_of_remote(name: str) -> ModuleType:
+def module_of_remote(module: str) -> Any:
     """Return a module of the service that reaches a cluster through its dashboard.
 
     Raises:
         ServiceUnavailableError: that service is not installed.
     """
     try:
-        return import_module(f"{REMOTE}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name not in (REMOTE, f"{REMOTE}.{name}"):
-            raise
+        return module_of(REMOTE, module)
+    except ServiceUnavailableError as error:
         raise ServiceUnavailableError(
-            f"the URL of a dashboard needs the service {REMOTE}, which is not installed here; give HOST:PORT of the"
-            " cluster's head, or run this on a node of the cluster"
+            f"{error}. The URL of a dashboard needs it; give HOST:PORT of the cluster's head, or run this on a node of"
+            " the cluster"
         ) from None

@@ -12,6 +12,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
+from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     Question,
     Wanted,
@@ -21,7 +22,7 @@ from iris_ray.history.questions import (
     step_for,
     users_question,
 )
-from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition, printable
 from iris_ray.model.goodput import Totals, productive_share
 from iris_ray.model.options import WHOLE_JOB
@@ -164,7 +165,7 @@ def _goodput(source: ControllerConnection) -> dict[str, Any]:
 
 
 def _ask_history(source: ControllerConnection, question: Question, most_rows: int = MOST_ROWS_EVER) -> HistoryRows:
-    return source.ask(ControllerInterface.ask_history, question.sql, dict(question.parameters), most_rows)
+    return source.ask(HistoryCalls.ask_history, question.sql, dict(question.parameters), most_rows)
 
 
 def _utilisation(source: ControllerConnection, hours: int, tpu_type: str | None, _: str | None) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def _past_job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
 
 
 def _logs(source: ControllerConnection, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:
-    log = source.ask(ControllerInterface.fetch_task_logs, job_id, task, at, PIECE_BYTES).without_half_character
+    log = source.ask(LogCalls.fetch_task_logs, job_id, task, at, PIECE_BYTES).without_half_character
     names = "attempt", "latest_attempt", "finished", "job_finished", "from_host", "note", "offset", "next_offset", "end"
     lines = (printable(line) for line in log.data.split(b"\n"))
     return {name: getattr(log, name) for name in names} | {"text": "\n".join(lines)}

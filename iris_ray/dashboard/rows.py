@@ -199,19 +199,19 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for report in reports:
         last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
-        for lot in report.lots:
-            rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
+        for batch in report.batches:
+            rows[f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"] = {
                 "provisioner": report.owner,
-                "type": lot.tpu_type,
-                "source": lot.source,
-                "market": lot.market,
-                "joined": lot.joined,
-                "slices": lot.slices,
-                "chips": lot.chips,
-                "since": lot.since or None,
-                "hourly": lot.hourly,
+                "type": batch.tpu_type,
+                "source": batch.source,
+                "market": batch.market,
+                "joined": batch.joined,
+                "slices": batch.slices,
+                "chips": batch.chips,
+                "since": batch.since or None,
+                "hourly": batch.hourly,
                 "currency": report.currency,
-                "note": "" if lot.joined else last.get((lot.tpu_type, lot.source), ""),
+                "note": "" if batch.joined else last.get((batch.tpu_type, batch.source), ""),
             }
         for tpu_type, why in report.waits:
             rows[f"{report.owner}/{tpu_type}/waits"] = {

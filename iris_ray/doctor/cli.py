@@ -23,6 +23,7 @@ from iris_ray.doctor.cluster import (
     check_history,
     check_hosts,
     check_quarantine,
+    check_services,
     check_set_aside,
 )
 from iris_ray.doctor.google import check_chips, check_credentials
@@ -124,6 +125,7 @@ def _examine_controller() -> Iterator[Finding]:
     yield from check_set_aside(about)
     yield from check_demand(about)
     yield from check_clock(about)
+    yield from check_services(about)
     yield from check_history(about)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
+from iris_ray.actors.calls.service_parts import LONG_STEP_S
 from iris_ray.actors.protocol.slices import SliceView, host_name, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.actors.protocol.version import in_words as versions_in_words
@@ -118,13 +119,29 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
 
 
+def check_services(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Name the services that are failing, or that have blocked the Controller.
+
+    Args:
+        about: what the Controller says about itself.
+    """
+    for one in about.get("service_health", ()):
+        if one.trouble is not None:
+            advice = "jobs go on without it; the Controller starts it again and again"
+            what = f"{one.service} is failing ({counted(one.failures, 'failure')}): {one.trouble}"
+            yield Finding(Level.WARNING, "service", what, advice)
+        if one.longest_step_s > LONG_STEP_S:
+            what = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
+            yield Finding(Level.INFO, "service", what)
+
+
 def check_history(about: Mapping[str, Any]) -> Iterator[Finding]:
     """Say if the history can't be written.
 
     Args:
         about: what the Controller says about itself.
     """
-    found = about.get("history", {})
+    found = about.get("services", {}).get("history", {})
     if trouble := found.get("trouble"):
         where = f"{found['path']}: {trouble}; {found['lost']} records are lost"
         advice = "jobs do not mind; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"

@@ -10,6 +10,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus
 from iris_ray.client.connection import current_user
 from iris_ray.errors import IrisError
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition
 from iris_ray.model.lifecycle import JobState, TaskState
 
@@ -117,7 +118,7 @@ class JobHandle:
 
     def _log(self, task_index: int, at: LogPosition) -> list[str]:
         controller = ControllerConnection(patience_s=RESTART_S)
-        log = controller.ask(ControllerInterface.fetch_task_logs, self._job_id, task_index, at, MOST_LOG_BYTES)
+        log = controller.ask(LogCalls.fetch_task_logs, self._job_id, task_index, at, MOST_LOG_BYTES)
         return log.text.splitlines()
 
     def _wait(self, timeout: float) -> JobStatus:

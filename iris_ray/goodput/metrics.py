@@ -451,15 +451,15 @@ class Measurements:
         failures: dict[Values, float] = {}
         undeleted: Counter[Values] = Counter()
         for report in board.reports():
-            for lot in report.lots:
-                kind = self._named("tpu_type", lot.tpu_type), self._named("source", lot.source)
-                market = self._named("market", lot.market)
-                chips[*kind, market, "held" if lot.joined else "asked"] += lot.chips
-                if not lot.joined and lot.since:
-                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(lot))
-                if lot.joined and lot.hourly is not None:
+            for batch in report.batches:
+                kind = self._named("tpu_type", batch.tpu_type), self._named("source", batch.source)
+                market = self._named("market", batch.market)
+                chips[*kind, market, "held" if batch.joined else "asked"] += batch.chips
+                if not batch.joined and batch.since:
+                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(batch))
+                if batch.joined and batch.hourly is not None:
                     priced = *kind, market, self._named("currency", report.currency)
-                    costs[priced] = costs.get(priced, 0.0) + lot.hourly
+                    costs[priced] = costs.get(priced, 0.0) + batch.hourly
             if report.undeleted:
                 undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
             for trouble in report.troubles:

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table
+from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     GROUPS,
     LATEST_IDS,
@@ -27,7 +27,7 @@ from iris_ray.history.questions import (
     step_for,
     users_question,
 )
-from iris_ray.history.reading import MOST_ROWS_EVER, HistoryRows, read_history
+from iris_ray.history.reading import read_history
 from iris_ray.model.checks import unknown
 from iris_ray.model.goodput import productive_share
 from iris_ray.model.lifecycle import JobState
@@ -76,7 +76,7 @@ def _opened(path: Path | None) -> Iterator[Ask]:
     with cluster():
         controller = ControllerConnection()
         yield lambda question, most: controller.ask(
-            ControllerInterface.ask_history, question.sql, dict(question.parameters), most
+            HistoryCalls.ask_history, question.sql, dict(question.parameters), most
         )
 
 

@@ -1,7 +1,7 @@
-"""Writes the history behind the event loop, and answers statements on it. No job and no dispatch waits for it.
+"""The history in the Controller: it writes rows in a thread, and answers statements. No job and no dispatch waits.
 
-Every `LOOK_S` it looks at the jobs that have changed, as the measurements do, and hands rows to a thread. What can't be
-written waits, in a queue of bounded length, and is then lost with a warning.
+Every `LOOK_S` it looks at the jobs that have changed, and hands rows to a thread. Rows that can't be written wait in a
+queue of bounded length. Beyond it they are lost, with a warning.
 """
 
 import asyncio
@@ -11,35 +11,25 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+import iris_ray
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.progress_board import ProgressBoard
-from iris_ray.actors.controller.views import with_latest
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.controller.progress_board import with_latest
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, PlainValue, Published
+from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
+from iris_ray.history.calls import HistoryCalls, HistoryRows, Value
+from iris_ray.history.event_rows import EventRows
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
-from iris_ray.history.reading import HistoryRows, Value, read_history
-from iris_ray.history.rows import (
-    NOTABLE,
-    EventRow,
-    JobStory,
-    Record,
-    curve_point,
-    event_row,
-    is_kept,
-    job_story,
-    sample,
-    stage,
-)
+from iris_ray.history.reading import read_history
+from iris_ray.history.rows import EventRow, JobStory, Record, curve_point, is_kept, job_story, sample, stage
 from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET, OFF, ON
-from iris_ray.state import ControllerState
-from iris_ray.state.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -63,24 +53,20 @@ FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
 
 
-class HistoryService:
-    """The history of one Controller.
+class HistoryInController(ControllerPart):
+    """The history of one Controller. See `HistoryCalls`."""
 
-    Args:
-        state, progress: are read.
-        clock: the Controller's.
-        directory: returns the default directory of the file; None: there is no history unless an operator names one.
-    """
+    calls = (HistoryCalls,)
 
-    def __init__(
-        self, state: ControllerState, progress: ProgressBoard, clock: Clock, directory: Callable[[], Path | None]
-    ) -> None:
-        self._state = state
-        self._progress = progress
-        self._clock = clock
-        self._directory = directory
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._state = controller.state
+        self._progress = controller.progress
+        self._clock = controller.clock
+        self._event_rows = EventRows(controller.state)
+        self._settings: int | None = None  # the version of the cluster's settings that it follows
         self._file: HistoryFile | None = None
-        self._chosen: tuple[object, ...] = ()
+        self._chosen: tuple[object, ...] | None = None
         self._is_open = False  # whether the jobs that were lost before this Controller are marked in the file
         self._begun = 0  # `HistoryFile.begun` at that time
         self._read: int | None = None  # the version of the jobs that the rows show
@@ -95,7 +81,6 @@ class HistoryService:
         self._looking = asyncio.Lock()
         self._background = BackgroundTasks()
         self._next: asyncio.Task[None] | None = None  # the next look, for which statements wait
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="history")
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copying the history")
         self._copy_to = OFF
@@ -104,60 +89,68 @@ class HistoryService:
         self._copy_due_at = -math.inf
         self._copy_trouble: str | None = None
 
-    def follow_settings(self) -> None:
+    async def started(self) -> None:
+        self._follow_settings()
+        epoch = str(self.controller.epoch())
+        if self.recorded_value() != epoch.encode():  # else an earlier part of this Controller has written the row
+            what = f"Controller {epoch} of iris_ray {iris_ray.__version__} has begun"
+            self._add(EventRow(self._clock.wall(self._clock.now()), "controller", epoch, None, what))
+
+    async def happened(self, events: list[Happening]) -> None:
+        self._follow_settings()
+        now = self._clock.now()
+        rows = self._event_rows.of([e for e in events if not isinstance(e, AttemptOrder)], self._clock.wall(now), now)
+        if self._file is not None:
+            for row in rows:
+                self._add(row)
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    def close(self) -> None:
+        super().close()
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._copier.shutdown(wait=False, cancel_futures=True)
+
+    def _follow_settings(self) -> None:
         """Write to the file that the cluster's settings name from now on."""
-        value = self._state.settings.value
+        settings = self._state.settings
+        if settings.version == self._settings:
+            return
+        self._settings, value = settings.version, settings.value
         if (copy_to := value(HISTORY_PARQUET)) != self._copy_to:
             self._copy_to, self._copied_at, self._copy_due_at, self._copy_trouble = copy_to, None, -math.inf, None
         chosen = where, days, megabytes = value(HISTORY), value(HISTORY_DAYS), value(HISTORY_MB)
-        if chosen == self._chosen:
-            return
-        self._chosen = chosen
-        try:
-            directory = self._directory() if where == ON else None if where == OFF else Path(where)
-        except OSError as error:
-            directory = None
-            self._say(f"there is no history: {error}")
-        self._file = None if directory is None else HistoryFile(directory / NAME, Bounds(days, megabytes))
-        self._is_open = False
-        self._write_all_anew()
+        if chosen != self._chosen:
+            self._chosen = chosen
+            try:
+                directory = self.controller.directory() if where == ON else None if where == OFF else Path(where)
+            except OSError as error:
+                directory = None
+                self._say(f"there is no history: {error}")
+            self._file = None if directory is None else HistoryFile(directory / NAME, Bounds(days, megabytes))
+            self._is_open = False
+            self._write_all_anew()
+        self._publish()
 
-    def about(self) -> dict[str, object]:
-        """Return where the file is, and what is wrong with it."""
-        path = None if self._file is None else str(self._file.path)
-        found: dict[str, object] = {"path": path, "trouble": self._trouble, "lost": self._lost}
+    def _publish(self) -> None:
+        """Tell `about` where the file and its copy are, and what is wrong with them."""
+        path = str(self._file.path) if self._file else None
+        found: dict[str, PlainValue] = {"path": path, "trouble": self._trouble, "lost": self._lost}
         if self._copy_to != OFF:
-            found["parquet"] = {"to": self._copy_to, "as_of": self._copied_at, "trouble": self._copy_trouble}
-        return found
+            found |= {"parquet_to": self._copy_to, "parquet_as_of": self._copied_at}
+            found["parquet_trouble"] = self._copy_trouble
+        self.publish(Published(about=found))
 
     # -- rows --------------------------------------------------------------------------------------------------------
-
-    def note(self, events: Iterable[Event]) -> None:
-        """Add rows for the events that people may search for. Call this before the events are applied."""
-        if self._file is None:
-            return
-        now = self._clock.now()
-        for event in events:
-            if type(event) in NOTABLE:
-                with suppress(Exception):  # it stops no job; an event that makes no sense is refused elsewhere
-                    if (row := event_row(event, self._state, self._clock.wall(now), now)) is not None:
-                        self._add(row)
-
-    def note_start(self, epoch: int, version: str) -> None:
-        """Add a row for the start of this Controller."""
-        now = self._clock.wall(self._clock.now())
-        self._add(EventRow(now, "controller", str(epoch), None, f"Controller {epoch} of iris_ray {version} has begun"))
-
-    async def run(self, is_over: Callable[[], object]) -> None:
-        """Look for changes every `LOOK_S` until a condition is true."""
-        while not is_over():
-            await asyncio.sleep(LOOK_S)
-            await self.look()
 
     async def look(self) -> None:
         """Write the changes since the last look."""
         async with self._looking:
             self._next = None
+            self._follow_settings()
             if (file := self._file) is None:  # a setting may name another one meanwhile
                 return
             try:
@@ -172,12 +165,13 @@ class HistoryService:
                 await self._write(file)
                 if self._trouble is None and now >= self._tidied_at + REFRESH_S:
                     self._tidied_at = now
-                    await self._in_thread(file.tidy)
+                    await self.in_thread(file.tidy)
             except Exception as error:
                 self._failed(error, 0)
             if self._copy_to != OFF and self._copying is None and now >= self._copy_due_at and file.path.exists():
                 self._copy_due_at = now + COPY_S
                 self._copying = self._background.start(self._copy(file.path, self._copy_to), "copying the history")
+            self._publish()
 
     async def _collect(self, now: float, refreshes: bool) -> None:
         """Make rows of the changed jobs, and pause every `TURN_S`."""
@@ -237,13 +231,13 @@ class HistoryService:
     async def _write(self, file: HistoryFile) -> None:
         """Write the waiting records; keep them if the error may pass."""
         if not self._is_open:
-            await self._in_thread(file.close_lost, list(self._state.jobs))
+            await self.in_thread(file.close_lost, list(self._state.jobs))
             self._is_open, self._begun = file is self._file, file.begun
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             self._weight -= sum(map(_weight, batch))
             try:
-                await self._in_thread(file.write, batch)
+                await self.in_thread(file.write, batch)
             except Exception as error:
                 if is_passing(error):
                     self._waiting.extendleft(reversed(batch))
@@ -253,6 +247,8 @@ class HistoryService:
                     return
                 self._failed(error, len(batch))
         self._trouble = None
+        if self.recorded_value() != (epoch := str(self.controller.epoch()).encode()):
+            self.record(epoch)
         if file.begun != self._begun:  # it was corrupt, or has been moved away
             self._begun = file.begun
             self._write_all_anew()
@@ -268,15 +264,13 @@ class HistoryService:
                 self._copied_at = began if trouble is None else self._copied_at
                 if trouble is not None:
                     logger.warning("the history is not copied to %s: %s; no job is affected", target, trouble)
+                self._publish()
         finally:
             self._copying = None
 
     def _write_all_anew(self) -> None:
         self._read = None
         self._stages.clear()
-
-    async def _in_thread(self, function: Callable[..., None], *args: object) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._writer, function, *args)
 
     def _failed(self, error: Exception, lost: int) -> None:
         self._lost += lost
@@ -290,8 +284,8 @@ class HistoryService:
             self._said_at = now
             logger.warning("%s: %d records wait, %d are lost; no job is affected", what, len(self._waiting), self._lost)
 
-    async def ask(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
-        """Return the rows of a statement that reads. Raise as `read_history`."""
+    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
+        self._follow_settings()
         if self._file is None:
             raise HistoryUnavailableError(
                 "this cluster keeps no history; an operator switches it on: iris-ray cluster settings set history=on"

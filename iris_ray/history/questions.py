@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from iris_ray.history.reading import Value
+from iris_ray.history.calls import Value
 
 GROUPS = ("user", "team", "type", "band", "name")
 """The columns of ``jobs`` by which reports and utilisation are summed up; ``name`` in reports only."""

@@ -5,19 +5,15 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from iris_ray.errors import HistoryUnavailableError, InvalidQueryError
-
-Value = str | int | float | None
-"""A value of a column. Bytes, which no table has, become hexadecimal text."""
+from iris_ray.history.calls import MOST_ROWS_EVER, HistoryRows, Value
 
 MOST_ROWS = 1000
 """The default limit for rows."""
-MOST_ROWS_EVER = 100_000
 MOST_BYTES = 16 << 20
 """The limit for the text of an answer."""
 MOST_BYTES_OF_A_VALUE = 128 << 10
@@ -46,25 +42,6 @@ _VERBS = {
 _ENDLESS = ("printf", "format")
 """Functions that can't be interrupted, and that a single call may keep busy for a minute."""
 TABLES = "jobs, attempts, time, losses, curves, events, fleet_samples, user_samples"
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryRows:
-    """The answer to a statement.
-
-    Attributes:
-        columns: their names.
-        rows: the values, in the order of the columns.
-        cut: whether there are more rows than were asked for, or than fit into an answer.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Value, ...], ...]
-    cut: bool = False
-
-    def as_dicts(self) -> list[dict[str, Value]]:
-        """Return each row as a dictionary."""
-        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 def read_history(

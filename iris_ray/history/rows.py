@@ -10,25 +10,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 
 from iris_ray.actors.protocol.status import JobFacts, job_in
-from iris_ray.history.reading import Value
+from iris_ray.history.calls import Value
 from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.workers import TPU_TOPOLOGY, Worker, accelerators, string_attribute
+from iris_ray.model.workers import TPU_TOPOLOGY, accelerators, string_attribute
 from iris_ray.state import ControllerState
-from iris_ray.state.events import (
-    Event,
-    LimitsSetEvent,
-    MaintenanceCalledOffEvent,
-    SettingSetEvent,
-    TaintedEvent,
-    TaintLiftedEvent,
-    WorkerBlamedEvent,
-    WorkerDrainedEvent,
-    WorkerFailedEvent,
-    WorkerRegisteredEvent,
-    WorkerSuspectedEvent,
-)
 from iris_ray.state.job_table import is_measured
 
 GANGS_KEPT = 1000
@@ -180,7 +167,7 @@ def job_story(of: JobFacts, times: JobTimes, now: float) -> JobStory:
         "band": job.spec.priority.name.lower(),
         "slices": ",".join(map(str, shared["slices"])),
         "state": job.state.value,
-        "error": _cut(job.error) if job.over is not JobState.SUCCEEDED else None,
+        "error": cut(job.error) if job.over is not JobState.SUCCEEDED else None,
     }
     own = OwnColumns(
         team=job.spec.team or None,
@@ -235,7 +222,7 @@ def _attempts(of: JobFacts, gang: Gang, times: JobTimes, now: float) -> Iterator
             task=ended.cause,
             host=None if ended.cause is None else _host(ended.groups, ended.cause - begin, hosts),
             exit_code=ended.exit_code,
-            error=_cut(ended.error) or None,
+            error=cut(ended.error) or None,
             lost_s=lost_s,
             lost_chip_s=lost_chip_s,
         )
@@ -275,66 +262,9 @@ def _host(groups: tuple[str, ...], number: int, hosts: int) -> str | None:
     return f"{name}/{number % size}" if hosts > 1 else name
 
 
-def _cut(text: str | None) -> str | None:
+def cut(text: str | None) -> str | None:
+    """Return a text of at most `TEXT_CHARACTERS`."""
     return text if text is None else text[:TEXT_CHARACTERS]
-
-
-# -- events ------------------------------------------------------------------------------------------------------------
-
-
-def event_row(event: Event, state: ControllerState, at: float, now: float) -> EventRow | None:
-    """Return the row of an event that people may want to find later; None if it is none, or changes nothing.
-
-    Events of jobs are in their attempts. Call this before the event is applied.
-
-    Args:
-        event: the event.
-        state: before the event.
-        at: the wall time.
-        now: seconds on the clock of the state.
-    """
-    match event:
-        case WorkerRegisteredEvent(node_id) if node_id not in state.workers:
-            return _of_host(at, "host joined", Worker(node_id, event.address, event.attributes, {}), "it has joined")
-        case WorkerFailedEvent(node_id, reason) if node_id in state.workers:
-            return _of_host(at, "host lost", state.workers[node_id], reason)
-        case WorkerDrainedEvent(node_id, reason) if (worker := state.workers.get(node_id)) is not None:
-            return _of_host(at, "notice", worker, reason) if worker.draining is None else None
-        case WorkerSuspectedEvent(node_id, reason) if (worker := state.workers.get(node_id)) is not None:
-            return _of_host(at, "host silent", worker, reason) if worker.suspected_until <= now else None
-        case WorkerBlamedEvent(node_id, job_id, reason, fault) if node_id in state.workers:
-            return _of_host(at, "host blamed", state.workers[node_id], f"{fault.value}: {reason}", job_id)
-        case MaintenanceCalledOffEvent(node_id) if (worker := state.workers.get(node_id)) is not None:
-            return _of_host(at, "notice called off", worker, "the maintenance is called off")
-        case TaintedEvent(target, taint, reason) if taint not in state.fleet.taints.get(target, {}):
-            worker = state.workers.get(target)
-            return EventRow(at, "tainted", _name(worker) if worker else target, None, _cut(f"{taint}: {reason}") or "")
-        case TaintLiftedEvent(target, taint):
-            worker = state.workers.get(target)
-            return EventRow(at, "taint lifted", _name(worker) if worker else target, None, taint)
-        case LimitsSetEvent(user, band, limits):
-            values = ", ".join(f"{name}={value}" for name, value in limits.items() if value is not None)
-            return EventRow(at, "limits set", user, None, f"{band.name.lower()}: {values or 'none'}")
-        case SettingSetEvent(name, to):
-            return EventRow(at, "setting", name, None, f"{to.text} (by {to.user})" if to else "its default again")
-    return None
-
-
-NOTABLE = frozenset({
-    WorkerRegisteredEvent, WorkerFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent, WorkerBlamedEvent,
-    MaintenanceCalledOffEvent, TaintedEvent, TaintLiftedEvent, LimitsSetEvent, SettingSetEvent,
-})  # fmt: skip
-"""The classes of events that may have a row. All other events cost only a look at their class."""
-
-
-def _of_host(at: float, kind: str, worker: Worker, what: str, job_id: str | None = None) -> EventRow:
-    return EventRow(at, kind, _name(worker), job_id, _cut(what) or "")
-
-
-def _name(worker: Worker) -> str:
-    if worker.slice_name is None:
-        return worker.address
-    return worker.slice_name if worker.host_index is None else f"{worker.slice_name}/{worker.host_index}"
 
 
 # -- samples -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "history",
+    controller="iris_ray.history.controller:HistoryInController",
     commands={
         "history": Command(
             "iris_ray.history.cli:history",

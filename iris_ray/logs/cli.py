@@ -14,6 +14,7 @@ from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition, TaskLog, printable
 from iris_ray.logs.stream import LogLine, stream_logs
 from iris_ray.model.checks import unknown_number
@@ -115,7 +116,7 @@ def _pieces(
     """Yield all output that exists now."""
 
     def piece_at(position: LogPosition) -> TaskLog:
-        log = controller.ask(ControllerInterface.fetch_task_logs, job, task, position, PIECE_BYTES)
+        log = controller.ask(LogCalls.fetch_task_logs, job, task, position, PIECE_BYTES)
         return log.without_half_character
 
     piece = piece_at(LogPosition(attempt, tail_lines=tail))

@@ -9,24 +9,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-
-from iris_ray.actors.calls.asking import Actor, answer
+from iris_ray.actors.calls.asking import answer
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening
 from iris_ray.actors.protocol.answers import Unreachable
-from iris_ray.actors.protocol.messages import AttemptOrder
-from iris_ray.logs.core import LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
+from iris_ray.logs.calls import LogCalls
+from iris_ray.logs.core import MOST_LOGS, LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
     IDLE_S,
     READ_TIMEOUT_S,
     LogQuestion,
     LogReader,
+    LogReaders,
     piece_in,
-    start_log_reader,
     with_piece,
 )
 from iris_ray.model.checks import unknown_number
@@ -45,19 +44,12 @@ SEARCHES_AT_ONCE = 2
 NOT_PLACED = "it has not been placed on a host yet"
 
 
-@dataclass(slots=True)
-class _LogReader:
-    actor: ActorHandle
-    busy: int = 0
-    used_at: float = 0.0
-
-
 class LogService:
     """Remembers each attempt's host and last lines, and reads the rest on the hosts."""
 
     def __init__(self) -> None:
         self._memory = LogMemory()
-        self._readers: dict[str, _LogReader] = {}
+        self._readers = LogReaders()
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._background = BackgroundTasks()
         self._sweeper: asyncio.Task[None] | None = None
@@ -72,24 +64,24 @@ class LogService:
         for last in batch:
             self._memory.remember(last)
 
-    def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
+    def locate(self, found: "AttemptLog", workers: Mapping[str, Worker]) -> LogPlace:
         """Return the host of the attempt's log, if it is known."""
-        log = standing.log
+        log = found.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
-        node_id = standing.node_id or self._memory.node_of(log.log_id)
+        node_id = found.node_id or self._memory.node_of(log.log_id)
         worker = workers.get(node_id) if node_id else None
         return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
 
     async def fetch(
-        self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
+        self, found: "AttemptLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
         """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
-        log = standing.log
+        log = found.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
         key = log.log_id
-        node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
+        node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job, workers)
         limit = min(max(max_bytes, 1), MOST_BYTES)
         question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
         if node_id is None:
@@ -144,43 +136,70 @@ class LogService:
         return None
 
     async def _read(self, node_id: str, address: str, question: LogQuestion) -> LogPiece | Unreachable | None:
-        reader = self._readers.get(node_id)
-        if reader is None:
-            reader = self._readers[node_id] = _LogReader(start_log_reader(node_id, address))
+        host = node_id, address
+        reader = self._readers.on(host)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
-        reader.busy += 1
         try:
-            call = Actor[LogReader](reader.actor).call(LogReader.read, [question])
-            pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
+            pieces = await answer(reader.call(LogReader.read, [question]), reader.name, READ_TIMEOUT_S)
         except OSError as error:  # the disk there is faulty
             pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")
-        finally:
-            reader.busy -= 1
-            reader.used_at = asyncio.get_running_loop().time()
-        if not isinstance(pieces, Unreachable):
-            found: LogPiece | None = pieces[0]
-            return found
-        if self._readers.get(node_id) is reader:
-            self._end(node_id)
-        return pieces
+        if isinstance(pieces, Unreachable):
+            self._readers.end(host, reader)
+            return pieces
+        return pieces[0]
 
     async def _end_idle_readers(self) -> bool:
         """End idle readers. Return whether no reader is left."""
         await asyncio.sleep(IDLE_S / 4)
-        now = asyncio.get_running_loop().time()
-        idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
-        for node_id in idle:
-            self._end(node_id)
-        return not self._readers
+        return self._readers.end_idle()
 
-    def _end(self, node_id: str) -> None:
-        ray.kill(self._readers[node_id].actor)
-        del self._readers[node_id]
+
+class LogsInController(ControllerPart):
+    """See `LogCalls`."""
+
+    calls = (LogCalls,)
+
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._logs = LogService()
+
+    async def happened(self, events: list[Happening]) -> None:
+        for event in events:
+            if isinstance(event, AttemptOrder) and event.spare_for is None:
+                self._logs.placed(event)
+
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        state = self.controller.state
+        found = find_attempt_log(state, self.controller.job(job_id), task_index, at.attempt)
+        return await self._logs.fetch(found, state.workers, at, max_bytes)
+
+    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        there = self._existing(self.controller.job(job_id), wanted)
+        calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
+        return dict(zip(there, await asyncio.gather(*calls), strict=True))
+
+    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        job, state = self.controller.job(job_id), self.controller.state
+        return {
+            index: self._logs.locate(find_attempt_log(state, job, index, at.attempt), state.workers)
+            for index, at in self._existing(job, wanted).items()
+        }
+
+    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
+        for job_id in {last.job_id for last in batch}:
+            self.controller.permissions.require_pools_own(sender.owner, job_id)
+        self._logs.note(batch)
+
+    @staticmethod
+    def _existing(job: Job, wanted: Mapping[int, LogPosition]) -> dict[int, LogPosition]:
+        """Return the first `MOST_LOGS` of the tasks that exist."""
+        there = ((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes)
+        return dict(islice(there, MOST_LOGS))
 
 
 @dataclass(frozen=True, slots=True)
-class LogStanding:
+class AttemptLog:
     """A log without content yet, its attempt's host if the state knows it, and its job."""
 
     log: TaskLog
@@ -188,8 +207,8 @@ class LogStanding:
     job: Job
 
 
-def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
-    """Return the standing of an attempt. Call this before its log is read: a log read after the end is complete.
+def find_attempt_log(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> AttemptLog:
+    """Return the log of a task's attempt. Call this before its log is read: a log read after the end is complete.
 
     Raises:
         UnknownNameError: there is no such task or attempt.
@@ -213,7 +232,7 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return LogStanding(log, task.node_id if attempt == latest else None, job)
+    return AttemptLog(log, task.node_id if attempt == latest else None, job)
 
 
 # -- log memory --------------------------------------------------------------------------------------------------------

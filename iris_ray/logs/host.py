@@ -1,15 +1,15 @@
 """Passes a task's output on: all of it to files on the host, some to the driver's terminal, last lines to the pool."""
 
-import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from iris_ray.actors.calls.ray_internals import label_output
+from iris_ray.actors.host.output import TellPool, terminal
 from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.actors.host.services import HostPart
 from iris_ray.logs.archive import LogCopier
+from iris_ray.logs.calls import LogCallsOfPool
 from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory, prune
 from iris_ray.logs.throttle import LineThrottle
@@ -19,6 +19,13 @@ FLUSH_S = 0.5
 """After so many seconds without output, an unfinished line or a count of repeats is shown."""
 
 
+class LogsOnHost(HostPart):
+    """Deletes old logs when a host's actor starts."""
+
+    async def started(self) -> None:
+        await self.in_thread(prune, logs_directory(self.host.directory()), time.time())
+
+
 class TaskOutput:
     """The output of one attempt of a task, from its first byte to its last.
 
@@ -26,18 +33,18 @@ class TaskOutput:
         task: the task.
         directory: its host's directory.
         node_id: its host's id in Ray.
-        report: takes the last lines, every few seconds while there are new ones.
+        tell_pool: calls the pool; the last lines of the task go there every few seconds while there are new ones.
     """
 
-    def __init__(self, task: StartedTask, directory: Path, node_id: str, report: Callable[[LastLines], None]) -> None:
+    def __init__(self, task: StartedTask, directory: Path, node_id: str, tell_pool: TellPool) -> None:
         self._logs = logs_directory(directory)
         log, archive = AttemptLog(self._logs, task.job_id, task.task_index, task.attempt), LOG_ARCHIVE.read()
         self._writer = LogWriter(log)
         self._copier = None if archive is None else LogCopier(log, archive)
         self._throttle = LineThrottle.for_task_of(task.num_tasks, f"iris-ray logs {task.job_id} {task.task_index}")
-        self._last_lines = LastLinesReport(task, node_id, report)
+        self._last_lines = LastLinesReport(task, node_id, lambda last: tell_pool(LogCallsOfPool.take_last_lines, last))
         self._label = task.label
-        _terminal.begin(self._label)
+        terminal.begin(self._label)
 
     def take(self, data: bytes, is_stopped: bool) -> None:
         """Take output of the task.
@@ -83,34 +90,7 @@ class TaskOutput:
 
     def _show(self, lines: list[str]) -> None:
         if lines:
-            _terminal.show(self._label, lines)
-
-
-class _Terminal:
-    """The driver's terminal, to which Ray sends the output of this process. Tasks without chips share it on their host.
-
-    It suppresses `OSError`: the disk with Ray's logs may be full, while the host's directory is on another disk.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._label: str | None = None  # of the task that prints now
-
-    def begin(self, label: str) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._mark(label)
-
-    def show(self, label: str, lines: list[str]) -> None:
-        """Print lines of a task under its label."""
-        with self._lock, contextlib.suppress(OSError):
-            if label != self._label:
-                self._mark(label)
-            print("\n".join(lines), flush=True)
-
-    def _mark(self, label: str) -> None:
-        self._label = None
-        label_output(label, stderr=False)
-        self._label = label
+            terminal.show(self._label, lines)
 
 
 LAST_BYTES = 4096
@@ -172,6 +152,3 @@ class LastLinesReport:
         task, self._reported_end = self._task, self._end
         self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, bytes(self._last)))
         self._due_at = time.monotonic() + REPORT_S
-
-
-_terminal = _Terminal()

@@ -6,6 +6,10 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "logs",
+    controller="iris_ray.logs.controller:LogsInController",
+    pool="iris_ray.logs.pool:LogsInPool",
+    host="iris_ray.logs.host:LogsOnHost",
+    output="iris_ray.logs.host:TaskOutput",
     commands={
         "job logs": Command("iris_ray.logs.cli:logs", "What a task has printed, even after its end.", "Every day"),
     },

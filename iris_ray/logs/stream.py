@@ -10,7 +10,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.job_progress import job_in_words
 from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog, printable
 from iris_ray.logs.throttle import LineThrottle
-from iris_ray.terminal import LiveLine
+from iris_ray.terminal import LiveLine, print_line
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
@@ -122,12 +122,6 @@ def print_logs(controller: LogSource, job_id: str, task_index: int | None, live:
             print(f"{whose}: {text}", file=sys.stderr, flush=True)
         else:
             print_line(text if task_index is not None else f"task-{line.task_index}| {text}")
-
-
-def print_line(text: str) -> None:
-    """Print a line of a task. Characters that stdout can't encode are replaced."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 @dataclass(slots=True)

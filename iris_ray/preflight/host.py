@@ -6,6 +6,7 @@ import secrets
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 from ray.actor import ActorHandle
@@ -89,7 +90,7 @@ class PreflightOnHost(HostPart):
     async def take_bytes(self, data: bytes) -> None: ...
 
 
-async def measure_link(peer: Actor[HostInterface]) -> Link:
+async def measure_link(peer: Actor[Any]) -> Link:
     """Return how fast calls and bytes get from here to another host. A call that fails raises."""
     times = []
     for _ in range(PINGS):
@@ -101,5 +102,5 @@ async def measure_link(peer: Actor[HostInterface]) -> Link:
     return Link(median(times), PIECES * PIECE_BYTES / (time.monotonic() - began))
 
 
-async def _received(peer: Actor[HostInterface], data: bytes) -> None:
+async def _received(peer: Actor[Any], data: bytes) -> None:
     await peer.call(PreflightCalls.take_bytes, data)

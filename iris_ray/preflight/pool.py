@@ -7,7 +7,6 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.protocol.answers import Unfit, Unreachable
-from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.preflight.calls import Link, PreflightCalls
 
@@ -84,8 +83,9 @@ class Preflight:
             return f"its links to {len(bad)} other hosts are bad: {bad[0]}"
         return found
 
-    def _actor(self, host: HostPlace) -> Actor[HostInterface]:
-        return self._slices.host_actors(host.slice_name)[host.host_index]
+    def _actor(self, host: HostPlace) -> Actor[PreflightCalls]:
+        actor = self._slices.host_actors(host.slice_name)[host.host_index]
+        return Actor(actor.handle, actor.name)
 
 
 def _problem_of_link(link: Link | Unreachable | BaseException) -> str | None:

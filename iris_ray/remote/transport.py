@@ -17,9 +17,9 @@ from iris_ray.client.connection import current_user, require_workspace
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.transport import DirectTransport, Transport
 from iris_ray.errors import InvalidRequestError, IrisError
-from iris_ray.logs.stream import print_line
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.ray_jobs import RayJobs
+from iris_ray.terminal import print_line
 
 LONG_PATIENCE_S = 3600.0
 """Seconds for which the dashboard may be silent while this process waits for results: a laptop sleeps for a while."""

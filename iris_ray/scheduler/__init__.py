@@ -1,7 +1,8 @@
-"""Who runs where, who goes first, and why a job waits. Reads the state and proposes a plan; `planner.py` commits it.
+"""Scheduling: placement, the order of the queue, and pending reasons. Reads the state and proposes plans.
 
 May import: `model`, `state`, `errors`. No Ray, no clock, no I/O.
-Start with `scheduler.py`; `fair_queue.py` says who goes first in the queue, `pending_reason.py` why a job waits.
+Start with `scheduler.py`. `fair_queue.py` orders the queue, `pending_reason.py` explains why a job waits, and
+`planner.py` commits plans to the state.
 """
 
 from iris_ray.scheduler.cycle import SchedulingResult

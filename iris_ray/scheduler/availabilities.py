@@ -1,4 +1,4 @@
-"""What is available to each job while a plan is made."""
+"""The groups that are available to each job during a plan."""
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
@@ -11,14 +11,7 @@ from iris_ray.state.quarantine import avoided_by
 
 
 class Availabilities:
-    """Makes each `Availability` when it is first asked for.
-
-    Args:
-        fleet: the workers that the plan is made for.
-        cache: the evaluations of their groups.
-        plan: the hosts that the plan has given away.
-        now: seconds on the clock of the events.
-    """
+    """Makes each `Availability` when it is first needed."""
 
     def __init__(self, fleet: Fleet, cache: CandidateCache, plan: Plan, now: float) -> None:
         self._fleet = fleet
@@ -26,16 +19,16 @@ class Availabilities:
         self._plan = plan
         self._now = now
         self._available: dict[Requirement, Availability] = {}
-        self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
+        self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without avoided hosts
         self._remaining: dict[tuple[Requirement, Preferences], RemainingCapacity] = {}  # by shape and preferences
 
     def __contains__(self, requirement: Requirement) -> bool:
         return requirement in self._available
 
     def to(self, job: Job) -> Availability:
-        """Return what is available to a job. The hosts that it avoids count only if the others are too few.
+        """Return the groups available to a job. Hosts that it avoids are included only if the others are too few.
 
-        In that case the job avoids at least the host that failed last, so it tries all of them in turn.
+        The host that failed last is included last of all, so that the job tries the others first.
         """
         available = self._to_all(job.requirement)
         if not job.avoided and job.spec.user not in self._fleet.avoided:
@@ -48,7 +41,7 @@ class Availabilities:
         return available
 
     def forget_failures(self) -> None:
-        """Forget which gangs found too few groups: hosts have become free for others."""
+        """Discard the record of gangs that found too few groups, because hosts have become free."""
         for available in (*self._available.values(), *self._elsewhere.values()):
             available.failed_placements.clear()
 

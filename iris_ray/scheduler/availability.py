@@ -1,6 +1,6 @@
-"""Which groups are free for one requirement while a plan is made (`Availability`), and which of them a gang gets.
+"""The groups that are free for a requirement during a plan (`Availability`), and the choice of groups for a gang.
 
-A gang gets all the groups that it needs, or none: `choose` picks the groups, `assign` takes them from the plan.
+A gang gets all the groups that it needs, or none: `choose` selects the groups, and `assign` takes them from the plan.
 """
 
 import heapq
@@ -22,20 +22,20 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
 OF_LAST_ATTEMPT = -2
-"""The highest rank of a slice that a gang's last attempt had, see `preferred`."""
+"""The highest rank of a slice of a gang's last attempt; see `preferred`."""
 
 
 class Availability:
-    """The groups that a plan has left for one requirement.
+    """The groups that remain for a requirement during a plan.
 
-    A plan takes nothing back. So a gang that finds too few groups finds no more later in the plan.
+    A plan never takes hosts back, so a gang that finds too few groups would not find more later in the plan.
 
     Attributes:
-        requirement: what jobs ask of workers.
-        failed_placements: ``num_groups`` → how many groups were free when such a gang found too few. All later such
-            gangs find too few as well, so a long queue of identical jobs is cheap.
-        unplaced: how many jobs with this requirement found too few groups.
-        first_unplaced: the id of the first of them in the queue, or None.
+        requirement: the requirement.
+        failed_placements: ``num_groups`` → number of free groups when a gang with these counts found too few. Later
+            ones fail as well, which makes a long queue of identical jobs cheap.
+        unplaced: number of jobs with this requirement that found too few groups.
+        first_unplaced: id of the first of these jobs in the queue, or None.
     """
 
     def __init__(self, requirement: Requirement, remaining: RemainingCapacity, now: float) -> None:
@@ -46,15 +46,15 @@ class Availability:
         self._needs = requirement.resources
         self._remaining = remaining
         self._now = now
-        self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → how many; no plan changes it
-        self._whole: Availability | None = None  # what this one is without some workers
+        self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → count, which plans don't change
+        self._whole: Availability | None = None  # the availability from which this one excludes workers
         self._avoided: Collection[str] = ()  # node ids
-        self._impaired: Set[str] = frozenset()  # names of their groups
+        self._impaired: Set[str] = frozenset()  # names of the groups of avoided workers
         self.catch_up: Final = remaining.catch_up
-        """Account for what the plan has given away since the last call."""
+        """Account for the hosts that the plan has taken since the last call."""
 
     def without(self, avoided: Iterable[Worker]) -> "Availability":
-        """Return what is available to a job that avoids some workers."""
+        """Return the availability for a job that avoids some workers."""
         others = Availability(self.requirement, self._remaining, self._now)
         others._whole = self
         others._suitable = self._suitable
@@ -64,33 +64,31 @@ class Availability:
 
     @property
     def to_all(self) -> "Availability":
-        """What is available to jobs that avoid nothing."""
+        """The availability for jobs that avoid no workers."""
         return self._whole or self
 
     @property
     def impaired(self) -> tuple[str, ...]:
-        """Names of the groups with workers that are avoided, sorted."""
+        """Names of the groups with avoided workers, sorted."""
         return tuple(sorted(self._impaired)) if self._impaired else ()
 
     @property
     def candidates(self) -> Candidates:
-        """All groups, whatever the size of the tasks."""
+        """All groups, evaluated independently of task sizes."""
         return self._remaining.candidates
 
     def count_unplaced(self, job: Job, count: int = 1) -> None:
-        """Count that so many jobs, of which this is the first, find too few groups."""
+        """Count jobs that found too few groups; ``job`` is the first of them."""
         self.unplaced += count
         if self.first_unplaced is None:
             self.first_unplaced = job.spec.job_id
 
-    # -- how many --------------------------------------------------------------------------------------------------
+    # -- counts ----------------------------------------------------------------------------------------------------
 
     def suitable(self, bucket: int, later: bool = False) -> int:
-        """Return how many groups would be free if no task used them.
+        """Return the number of groups in a bucket that would be free without tasks on them.
 
-        Args:
-            bucket: where to look.
-            later: whether to count groups, too, that are unfit only because of something that passes by itself.
+        ``later`` includes groups that are unfit only for temporary reasons.
         """
         count = self._suitable.get((bucket, later))
         if count is None:
@@ -100,39 +98,33 @@ class Availability:
         return count - sum(suits(name, self._needs, later) and not self.suits(name, later) for name in here)
 
     def free(self, bucket: int) -> int:
-        """Return how many groups are free."""
+        """Return the number of free groups in a bucket."""
         self.candidates.complete()
         groups = self._groups(bucket)
         unequal = [name for name in self._unequal(groups) if fits(groups.rooms[name], self._needs)]
         return groups.count(self._needs) - sum(self._rank(name) is None for name in unequal)
 
     def free_in_all(self) -> int:
-        """Return how many groups are free, of whatever size."""
+        """Return the number of free groups in all buckets."""
         return sum(map(self.free, self._remaining.all_groups()))
 
     def free_soon(self, bucket: int) -> int:
-        """Return how many groups are about to be free."""
+        """Return the number of groups in a bucket that are about to be free."""
         return sum(map(self.is_free_soon, self.candidates.ending.get(bucket, ())))
 
     def is_any_kept(self, buckets: Iterable[int]) -> bool:
-        """Return whether some suitable group is kept for a job."""
+        """Return whether any suitable group is reserved for a job."""
         kept = self._remaining.kept
         return any(self.suits(name) for bucket in buckets for name in kept.get(bucket, ()))
 
-    # -- which -----------------------------------------------------------------------------------------------------
+    # -- choices ---------------------------------------------------------------------------------------------------
 
     def best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[str]:
-        """Return the names of the best free groups.
-
-        Args:
-            bucket: where to look.
-            count: how many names to return at most.
-            own: slices that are preferred, see `preferred`.
-        """
+        """Return the names of the best free groups in a bucket, at most ``count``. ``own``: see `preferred`."""
         return [rank[-1] for rank in self._ranks(bucket, count, own)]
 
     def best_alike(self, bucket: int, count: int) -> list[str]:
-        """Return the names of those of the best free groups, at most ``count``, that only their names rank."""
+        """Return the names of the best free groups, at most ``count``, that are equally good except for their names."""
         ranks = self._ranks(bucket, count, {})
         return [rank[-1] for rank in takewhile(lambda rank: rank[:-1] == ranks[0][:-1], ranks)]
 
@@ -147,7 +139,7 @@ class Availability:
         return found
 
     def _best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[Rank]:
-        """Return the ranks of the best of the free groups that were evaluated so far."""
+        """Return the ranks of the best free groups among those evaluated so far."""
         preferred, ranks = self._best_of(own, bucket, count), islice(self._free(bucket), count)
         if not preferred:
             return list(ranks)
@@ -157,12 +149,12 @@ class Availability:
         return list(found.values())[:count]
 
     def members(self, name: str) -> tuple[Worker, ...]:
-        """Return the workers of a free group that the gang would take."""
+        """Return the workers that a gang would take of a free group."""
         tasks, usable = self.tasks(name), self._remaining.usable(name)
         return usable if len(usable) == tasks else tuple(islice(self.with_room(name), tasks))
 
     def with_room(self, name: str) -> Iterator[Worker]:
-        """Iterate over the workers of a group with idle hosts that have room for a task."""
+        """Iterate over the workers of a group that have room for a task."""
         there = (worker for worker, room in self._remaining.idle(name) if fits(room, self._needs))
         return there if name not in self._impaired else (w for w in there if w.node_id not in self._avoided)
 
@@ -175,12 +167,12 @@ class Availability:
         return self._remaining.group(name)
 
     def closest_to_free(self, buckets: Collection[int]) -> Iterator[str]:
-        """Iterate over the names of suitable groups that are in use or given away, the closest to being free first."""
+        """Iterate over the names of suitable groups that are in use or taken, the closest to being free first."""
         evaluations = self.candidates.evaluations
         unfit = [rank[-1] for bucket in buckets for rank in self._not_free(bucket)]
         distances = [self._distance(name) for name in unfit if self.suits(name)]
         heapq.heapify(distances)
-        for bound in self._remaining.closest():  # the distance is no less
+        for bound in self._remaining.closest():  # a lower bound for the distance
             while distances and distances[0] <= bound:
                 yield heapq.heappop(distances)[-1]
             found = evaluations[name := bound[-1]]
@@ -192,7 +184,7 @@ class Availability:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def tasks(self, name: str) -> int:
-        """Return how many workers a gang takes of a group."""
+        """Return the number of workers that a gang takes of a group."""
         return self.candidates.tasks(self.candidates.evaluation(name))
 
     def is_free(self, name: str) -> bool:
@@ -214,7 +206,7 @@ class Availability:
         return name in self.candidates.grouping
 
     def suits(self, name: str, later: bool = False) -> bool:
-        """Return whether a group would be free if no task used it; ``later``: and what passes by itself were over."""
+        """Return whether a group would be free without tasks on it; ``later`` disregards temporary problems."""
         if not self.candidates.suitable.suits(name, self._needs, later):
             return False
         if name not in self._impaired:
@@ -224,11 +216,11 @@ class Availability:
         return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
 
     def suits_soon(self, name: str) -> bool:
-        """Return whether a group would be free if no task used it, once suspicions of its hosts have passed."""
+        """Return whether a group would be free without tasks on it once suspicions of its hosts have ended."""
         return self.suits(name) or (self.suits(name, later=True) and not self.group(name).foreign_use)
 
     def may_become_free(self, name: str) -> bool:
-        """Return whether a group gets free once its tasks end: no attempt has been over for long, unconfirmed."""
+        """Return whether a group becomes free once its tasks end: no end of an attempt is unconfirmed for long."""
         found, has_room = self.candidates.evaluations[name], self.requirement.fits_beside
         hosts = found.eligible or found.later
         if not any(worker.ending for worker in hosts):
@@ -237,7 +229,7 @@ class Availability:
         return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
 
     def is_free_after(self, name: str, leaving: Collection[AttemptId]) -> bool:
-        """Return whether a group is free once these attempts and those that have just ended are gone."""
+        """Return whether a group is free once these attempts and those that have just ended have left."""
         found, fits = self.candidates.evaluations[name], 0
         for worker in found.eligible or found.later:
             if worker.node_id not in self._avoided:
@@ -251,12 +243,12 @@ class Availability:
         return fits >= self.tasks(name)
 
     def stuck(self, bucket: int) -> int:
-        """Return how many suitable groups can't become free for now, see `may_become_free`."""
+        """Return the number of suitable groups that can't become free for now; see `may_become_free`."""
         ending = self.candidates.ending.get(bucket, ())
         return sum(self.suits(name) and not self.may_become_free(name) for name in ending)
 
     def evaluation(self, name: str) -> Evaluation:
-        """Return the evaluation of a group before the plan, with the reason in words."""
+        """Return the evaluation of a group before the plan, with the obstacle as text."""
         in_words = self.candidates.in_words
         needs, found = in_words.get(name, (None, None))
         if found is None or needs != self._needs:
@@ -267,11 +259,7 @@ class Availability:
     # -- for explanations ------------------------------------------------------------------------------------------
 
     def given_away(self, look_at: int) -> Iterator[str]:
-        """Iterate over groups that were free before the plan, and are no longer.
-
-        Args:
-            look_at: how many of the groups that the plan has changed to look at.
-        """
+        """Iterate over groups that the plan has used up, among the first ``look_at`` groups that it changed."""
         for name, rank in islice(self._remaining.changed.items(), look_at):
             if fits(self.candidates.room(name)[0], self._needs) and (
                 rank is None or not fits(self._groups(self._bucket(name)).rooms[name], self._needs)
@@ -279,7 +267,7 @@ class Availability:
                 yield name
 
     def closest(self, count: int) -> list[str]:
-        """Return the names of the groups of all buckets that are not free but closest to it, at most ``count``."""
+        """Return the names of the groups in all buckets that are closest to being free, at most ``count``."""
         short = [
             found for groups in self._remaining.all_groups().values() for found in groups.closest(self._needs, count)
         ]
@@ -288,11 +276,11 @@ class Availability:
 
     @property
     def not_free(self) -> int:
-        """How many groups are not free, but may become free."""
+        """The number of groups that are not free but may become free."""
         ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self._remaining.all_groups().items())
         return self._remaining.not_free + ranked
 
-    # -- its parts ---------------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------------
 
     def _groups(self, bucket: int) -> RankedGroups:
         return self._remaining.groups(bucket)
@@ -301,7 +289,7 @@ class Availability:
         return self.candidates.evaluation(name).bucket
 
     def _unequal(self, groups: RankedGroups) -> Set[str]:
-        """Return the names of the groups whose usable members must be counted one by one."""
+        """Return the names of the groups whose usable members must be counted individually."""
         return groups.mixed | (self._impaired & groups.rooms.keys()) if self._impaired else groups.mixed
 
     def _free(self, bucket: int) -> Iterator[Rank]:
@@ -321,7 +309,7 @@ class Availability:
                 yield rank
 
     def _rank(self, name: str) -> Rank | None:
-        """Return the rank of a group if it is free: if enough of its hosts have room for a task."""
+        """Return the rank of a group if it is free: enough of its hosts have room for a task."""
         rank = self._remaining.rank(name)
         if rank is None:
             return None
@@ -334,7 +322,7 @@ class Availability:
         return (*rank[:3], left, name) if self.requirement.group_by else rank
 
     def _best_of(self, own: Mapping[str, int], bucket: int, count: int) -> list[Rank]:
-        """Return the ranks of the best free slices that are preferred, ahead of those of all other slices."""
+        """Return the ranks of the best free preferred slices, which precede those of all other slices."""
         if not own or self.requirement.group_by != TPU_NAME:
             return []
         self.candidates.evaluate([name for name in own if name not in self.candidates.known])
@@ -352,14 +340,14 @@ class Availability:
 
 
 def num_groups(job: Job) -> tuple[int, ...]:
-    """Return the numbers of groups that a gang of the job can use, ascending."""
+    """Return the group counts that a gang of the job can use, ascending."""
     return job.spec.groups_per_gang
 
 
 def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
-    """Return the buckets in which to look for groups, the preferred one first.
+    """Return the buckets in which to search for groups, the preferred one first.
 
-    A gang gets parts of larger slices only if there are too few slices of the right size, those in use included.
+    A gang gets parts of larger slices only if too few slices of the right size exist, including those in use.
     """
     requirement, bucket = available.requirement, _equal_bucket(job, available)
     if requirement.whole_groups or requirement.group_by is None:
@@ -369,18 +357,10 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
 
 
 def preferred(job: Job, fleet: Fleet, gang: Gang | None = None) -> dict[str, int]:
-    """Return which slices a gang prefers to others: those where its owner keeps actors.
+    """Return a negative rank for each slice that a gang prefers, by name: those on which its owner keeps actors.
 
-    Those of the gang's last attempt come first, by number: their hosts keep what is of use to their tasks, and a gang
-    that shrinks moves as few of them as possible.
-
-    Args:
-        job: the gang's job.
-        fleet: knows which owner holds which slice.
-        gang: the gang; None: any gang of the job.
-
-    Returns:
-        By the slice's name, a number below 0 for its rank; at most `OF_LAST_ATTEMPT` for slices of the last attempt.
+    Slices of the gang's last attempt come first, in order, with ranks up to `OF_LAST_ATTEMPT`: their hosts keep files
+    for their tasks, and a gang that shrinks then moves as few tasks as possible. ``gang``: None for any of the job.
     """
     if not (held := fleet.held_by(job.spec.owner)):
         return {}
@@ -395,24 +375,24 @@ def choose(
     available: Availability,
     own: Mapping[str, int],
     wanted: tuple[int, ...],
-    hopes_for_more: bool,
-    awaits_its_own: bool,
+    waits_for_more: bool,
+    waits_for_own_slices: bool,
 ) -> tuple[list[str], int]:
-    """Return the names of the groups that a gang takes: as many as it can use now, or none if it should wait.
+    """Choose groups for a gang: as many as it can use now, or none if it should wait.
 
-    A gang waits if it can use more groups, and enough of them are about to be free. It also waits for slices of its
-    last attempt that are about to be free, rather than take others: their hosts have the checkpoints in memory.
+    A gang waits if it can use more groups and enough of them are about to be free. It also waits for slices of its last
+    attempt that are about to be free, rather than take others, because their hosts have its checkpoints in memory.
 
     Args:
         job: the gang's job.
-        available: the groups that the job's requirement finds.
-        own: slices that are preferred, see `preferred`.
-        wanted: the numbers of groups that the gang can use, ascending.
-        hopes_for_more: whether the gang waits for groups that are about to be free.
-        awaits_its_own: whether the gang waits for slices of its last attempt that are about to be free.
+        available: the groups available to the job.
+        own: preferred slices; see `preferred`.
+        wanted: the group counts that the gang can use, ascending.
+        waits_for_more: whether the gang waits for groups that are about to be free.
+        waits_for_own_slices: whether the gang waits for slices of its last attempt that are about to be free.
 
     Returns:
-        The names, the best first, and how many groups are free, but no more than the gang can use.
+        The names, best first, and the number of free groups, capped at the number that the gang can use.
     """
     buckets: tuple[int, ...] = (_equal_bucket(job, available),)
     names = best_free(wanted[-1], available, buckets, own)
@@ -423,11 +403,11 @@ def choose(
     fitting = [count for count in wanted if count <= free]
     if not fitting:
         return [], free
-    soon = sum(map(available.free_soon, buckets)) if hopes_for_more and free < wanted[-1] else 0
+    soon = sum(map(available.free_soon, buckets)) if waits_for_more and free < wanted[-1] else 0
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     names = names[: fitting[-1]]
-    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and awaits_its_own else ()
+    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and waits_for_own_slices else ()
     if last and not last.issuperset(names):
         soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
         if any(map(available.is_free_soon, last.intersection(soon_free))):
@@ -448,7 +428,7 @@ def best_free(
 def assign(
     job: Job, gang: Gang, available: Availability, names: list[str], plan: Plan
 ) -> tuple[JobAssignedEvent, Mapping[str, float]]:
-    """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
+    """Take groups from the plan. Return the event that assigns them to the gang, and the resources that it takes."""
     spec, requirement = job.spec, job.requirement
     if spec.coscheduling is None:
         (worker,) = available.members(names[0])
@@ -480,9 +460,9 @@ def hosts_of(assignment: JobAssignedEvent) -> tuple[str, ...]:
 
 
 def _equal_bucket(job: Job, available: Availability) -> int:
-    """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups.
+    """Return the bucket of equal groups to use: among the sizes with enough groups, the one with the most free groups.
 
-    All gangs of a job get groups of one size. The first gang decides, and those of the same plan decide alike.
+    All gangs of a job get groups of one size, which the first gang determines.
     """
     requirement, least = available.requirement, num_groups(job)[0]
     if not requirement.whole_groups:

@@ -1,8 +1,8 @@
-"""What the scheduler remembers between plans: how groups evaluate for each shape of requirements.
+"""The evaluations of groups for each shape of requirements, which the scheduler keeps between plans.
 
-A plan changes none of it, and `CandidateCache.check` compares it with fresh evaluations. So it decides what a plan
-costs, and not what a plan says. `EvaluationLimits` says which jobs a plan looks at, so that jobs with odd requirements
-hold up nobody else.
+Plans don't change them, and `CandidateCache.check` compares them with fresh evaluations. The cache therefore affects
+only the cost of a plan. `EvaluationLimits` selects the jobs that a plan considers, so that jobs with unusual
+requirements don't delay others.
 """
 
 from collections import Counter, OrderedDict
@@ -13,36 +13,36 @@ from iris_ray.scheduler.candidates import Candidates, Preferences, Ranking, cost
 from iris_ray.state.fleet import Fleet
 
 EVALUATIONS_KEPT = 2_000_000
-"""How many evaluations of groups are kept, of the shapes that were read last. It bounds the Controller's memory."""
+"""The largest number of evaluations that are kept, of the latest shapes read. It bounds the Controller's memory."""
 EVALUATIONS_PER_GANG = 100
-"""To evaluate so many groups is about the work of placing a gang. A plan that may place so many gangs ends once it has
-made so many evaluations for shapes that no earlier job had, and the next plan goes on."""
+"""The number of evaluations that cost about as much as placing a gang. A plan limited to a number of gangs ends once
+its evaluations of new shapes have used up that limit, and the next plan continues."""
 USERS_PART = 4
-"""One user's waiting jobs get the n-th part of the evaluations that are kept. Else one user with many odd requirements
-would keep the jobs of all others from being looked at."""
+"""A user's waiting jobs get at most this fraction (one n-th) of the evaluations that are kept, so that a user with many
+unusual requirements can't keep the jobs of others from being considered."""
 EVALUATIONS_IN_TURN = 20_000
-"""If not all evaluations can be kept, a plan makes about so many for shapes that take turns, and at least one shape's.
-So the turns cost about a plan of 200 gangs."""
+"""The approximate number of evaluations in a plan, at least one shape's, for shapes that take turns because not all
+evaluations can be kept. It costs about as much as a plan of 200 gangs."""
 
 _Kind = tuple[Requirement, Preferences]
-"""A shape and preferences: the jobs that see the same groups in the same order."""
+"""A shape and preferences, which determine the groups and their order."""
 
 
 class CandidateCache:
-    """The candidates of each shape of requirements and their orders, for one fleet at a time.
+    """The candidates of each shape of requirements and their rankings, for one fleet at a time.
 
     Attributes:
-        evaluated: how many evaluations of groups were made for new shapes so far, or as much other work done.
+        evaluated: the work done so far for new shapes, in evaluations of groups.
     """
 
     def __init__(self) -> None:
         self.evaluated = 0
         self._fleet: Fleet | None = None
         self._candidates: dict[Requirement, Candidates] = {}
-        self._rankings: OrderedDict[_Kind, Ranking] = OrderedDict()  # the last is the one that was read last
+        self._rankings: OrderedDict[_Kind, Ranking] = OrderedDict()  # the most recently read last
 
     def ranking(self, fleet: Fleet, shape: Requirement, preferences: Preferences, now: float) -> Ranking:
-        """Return the free groups of a shape in the order of some preferences, up to date with the fleet."""
+        """Return the up-to-date ranking of a shape's free groups by some preferences."""
         kind, candidates = (shape, preferences), self._up_to_date(fleet, shape, now)
         ranking = self._rankings.get(kind)
         if ranking is not None:
@@ -55,10 +55,9 @@ class CandidateCache:
         return ranking
 
     def trim(self) -> None:
-        """Drop the candidates whose groups are not kept up to date.
+        """Drop candidates whose grouping is no longer maintained.
 
-        Then drop those orders that were not read for longest, beyond `EVALUATIONS_KEPT`, and the candidates that no
-        order has.
+        Then drop the least recently read rankings beyond `EVALUATIONS_KEPT`, and candidates without any ranking.
         """
         fleet = self._fleet
         for kind, ranking in list(self._rankings.items()):
@@ -70,7 +69,7 @@ class CandidateCache:
             kept -= self._drop(next(iter(self._rankings)))
 
     def check(self, now: float) -> None:
-        """Raise AssertionError if any candidates or orders differ from freshly made ones. For tests."""
+        """Raise AssertionError if candidates or rankings differ from fresh ones. For tests."""
         for shape, preferences in list(self._rankings):
             assert self._fleet is not None
             have, candidates = self.ranking(self._fleet, shape, preferences, now), Candidates(shape, self._fleet)
@@ -98,7 +97,7 @@ class CandidateCache:
         return found
 
     def _drop(self, kind: _Kind) -> int:
-        """Drop an order, and the candidates if it was the last of their orders. Return what this saves."""
+        """Drop a ranking, and its candidates if it was their last ranking. Return the number of evaluations saved."""
         saved = self._rankings.pop(kind).cost
         if all(shape != kind[0] for shape, _ in self._rankings):
             saved += len(self._candidates.pop(kind[0]).known)
@@ -109,27 +108,27 @@ class CandidateCache:
 
 
 class EvaluationLimits:
-    """Which jobs a plan looks at: those of the first kinds in the queue whose evaluations fit into the cache.
+    """Selects the jobs that a plan considers: the first kinds in the queue whose evaluations fit into the cache.
 
-    If there are more kinds, each plan looks at a few of the others, in turn. The turn goes from user to user. So a job
-    is looked at within some plans, how many users ever wait, and whatever they ask for.
+    If there are more kinds, each plan also considers a few of the others, taking turns between users. Every job is
+    therefore considered within some plans, regardless of the number of waiting users and their requirements.
     """
 
     def __init__(self) -> None:
-        self._refused: dict[str, dict[_Kind, None]] = {}  # by user; the first is the next to have a turn
-        self._due: set[_Kind] = set()  # whose turn it is
+        self._refused: dict[str, dict[_Kind, None]] = {}  # by user; the first is next in turn
+        self._due: set[_Kind] = set()  # kinds whose turn it is
 
     def begin_plan(self, fleet: Fleet) -> None:
-        """Start to count the evaluations of a plan."""
+        """Reset the counts for a new plan."""
         self._fleet = fleet
         self._read: set[_Kind] = set()
-        self._shapes: set[Requirement] = set()  # of the kinds that are read
+        self._shapes: set[Requirement] = set()  # of the kinds in `_read`
         self._refused_now: set[_Kind] = set()
         self._by_user: Counter[str] = Counter()
         self._evaluations = sum(map(self._cost, self._due))
 
     def admit(self, job: Job) -> bool:
-        """Return whether the plan looks at a job, and count the evaluations of its kind if the kind is new."""
+        """Return whether the plan considers a job, and count the evaluations of a new kind."""
         shape, user = job.requirement.shape, job.spec.user
         kind = shape, job.requirement.preferences
         if kind in self._read:
@@ -148,7 +147,7 @@ class EvaluationLimits:
         return True
 
     def end_plan(self, complete: bool) -> None:
-        """Choose whose turn it is next, once a plan has gone through the whole queue."""
+        """Choose the kinds whose turn is next, after a plan that went through the whole queue."""
         if not complete:
             return
         still = {user: {k: None for k in kinds if k in self._refused_now} for user, kinds in self._refused.items()}
@@ -164,7 +163,7 @@ class EvaluationLimits:
                 self._refused[user] = kinds
 
     def _cost(self, kind: _Kind) -> int:
-        """Return about how many evaluations a kind needs."""
+        """Return the approximate number of evaluations that a kind needs."""
         shape, preferences = kind
         groups = len(self._fleet.grouping(shape.group_by))
         return (0 if shape in self._shapes else groups) + (cost_of_ranks(groups) if preferences else 0)

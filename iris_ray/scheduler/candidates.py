@@ -1,8 +1,8 @@
-"""How groups evaluate for one shape of requirements (`Candidates`), and the order of the free ones (`Ranking`).
+"""The evaluations of groups for a shape of requirements (`Candidates`), and the ranking of free groups (`Ranking`).
 
-Requirements of one shape differ in amounts and preferences only, and share one evaluation of the fleet. Groups are
-evaluated when a plan first needs them, those that may be the best first. When a plan next reads a shape, the groups
-that have changed since the last plan are evaluated again, and no others.
+Requirements of one shape differ only in amounts and preferences, and share one evaluation of the fleet. Groups are
+evaluated when a plan first needs them, potentially best ones first. The next plan evaluates only groups that have
+changed since.
 """
 
 import heapq
@@ -21,21 +21,21 @@ from iris_ray.state.groups import Group
 from iris_ray.state.instructions import ChangeLog
 
 RANKS_PER_EVALUATION = 4
-"""To rank so many groups by preferences, and to keep the ranks, costs as much as one evaluation."""
+"""The number of groups whose ranking by preferences costs as much as one evaluation."""
 AT_ONCE = 16
-"""At least so many groups are evaluated together."""
+"""The minimum number of groups that are evaluated in a batch."""
 
 Distance = tuple[int, float, str]
-"""Sorts groups that are not free, the closest to it first: hosts missing, what they lack, name."""
+"""Sort key of groups that are not free, the closest to being free first: missing hosts, total shortfall, name."""
 
 Amounts = tuple[tuple[str, float], ...]
-"""What one task needs of its worker; see `Requirement.resources`."""
+"""The resources that one task needs; see `Requirement.resources`."""
 
 Preferences = tuple[Constraint, ...]
 
 
 class _Ahead:
-    """The groups that are not evaluated yet, in the order of the best rank that each may turn out to have."""
+    """The groups that are not evaluated yet, ordered by the best rank that each may have."""
 
     def __init__(self, shape: Requirement, fleet: Fleet) -> None:
         alike: defaultdict[tuple[float, bool, int], list[str]] = defaultdict(list)
@@ -58,12 +58,12 @@ class _Ahead:
 
     @property
     def best(self) -> Rank:
-        """The rank that no group comes before."""
+        """A lower bound for the ranks of all groups."""
         (accelerators, is_held, hosts_left), names = self._alike[-1]
         return 0, accelerators, int(is_held), hosts_left, names[0]
 
     def pop(self) -> str:
-        """Remove the first group, and return its name."""
+        """Remove the first group and return its name."""
         names = self._alike[-1][1]
         name = heapq.heappop(names)
         if not names:
@@ -76,16 +76,12 @@ class _Ahead:
 
 
 class Ranking:
-    """The free groups of one shape in the order of some preferences, kept up to date from plan to plan.
-
-    Args:
-        candidates: the groups.
-        preferences: come first in the order: the groups that fail fewest of them.
+    """The free groups of a shape, ranked first by the number of unmet preferences, and kept up to date between plans.
 
     Attributes:
-        free: bucket → groups that are free but for amounts.
-        ranks: the same groups' ranks, by name.
-        version: of the candidates' changes that it is up to date with.
+        free: bucket → groups that are free, disregarding amounts.
+        ranks: the ranks of these groups, by name.
+        version: the version of the candidates' changes that is accounted for.
     """
 
     def __init__(self, candidates: "Candidates", preferences: Preferences) -> None:
@@ -97,11 +93,11 @@ class Ranking:
 
     @property
     def cost(self) -> int:
-        """About so many evaluations cost as much as this order by preferences."""
+        """The approximate cost of ranking by preferences, in evaluations."""
         return cost_of_ranks(len(self.ranks)) if self._preferences else 0
 
     def catch_up(self) -> Iterable[str]:
-        """Account for the groups that were evaluated since the last call, and return their names."""
+        """Account for the groups evaluated since the last call, and return their names."""
         changes = self.candidates.changes
         changed = changes.since(self.version) if self.version >= 0 else None
         self.version = changes.version
@@ -118,7 +114,7 @@ class Ranking:
         return names
 
     def contents(self) -> tuple[object, ...]:
-        """Return everything that two equal rankings have in common, for comparisons in tests."""
+        """Return the content of the ranking, for comparisons in tests."""
         self.candidates.complete()
         self.catch_up()
         return {bucket: groups.contents() for bucket, groups in self.free.items() if len(groups)}, self.ranks
@@ -144,21 +140,20 @@ class Ranking:
 
 
 class Candidates:
-    """All groups as requirements of one shape see them. What they say of a size of tasks is up to `Availability`.
+    """All groups, evaluated for requirements of one shape; `Availability` adds the sizes of tasks.
 
     A bucket holds the groups of which a gang takes the same number of hosts; see `Evaluation.bucket`.
 
     Args:
-        shape: the requirements without amounts and preferences.
-        fleet: has the groups.
-        count: is told how many groups were evaluated, or as much other work done.
+        shape: a requirement without amounts and preferences.
+        fleet: the fleet with the groups.
+        count: called with the number of evaluations made.
 
     Attributes:
-        shape: the same.
-        known: by group name; of the groups that were evaluated so far.
-        changes: names of groups that were evaluated, the latest last.
-        in_words: name → the evaluation for the amounts that were asked for last, of a few groups that reasons name.
-        fleet_version: the version of the fleet that the evaluations are up to date with.
+        known: the evaluations made so far, by group name.
+        changes: a log of the names of evaluated groups.
+        in_words: name → latest amounts and their evaluation with obstacles, for the groups named in reasons.
+        fleet_version: the version of the fleet that the evaluations reflect.
     """
 
     def __init__(self, shape: Requirement, fleet: Fleet, count: Callable[[int], None] = lambda _: None) -> None:
@@ -176,10 +171,10 @@ class Candidates:
         self._now, self._changes_kept = 0.0, 1000
         self._holders = fleet.holders
         self._ahead: _Ahead | None = _Ahead(shape, fleet)
-        self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
+        self._rechecks: list[tuple[float, str]] = []  # a heap: when to evaluate a group again, and its name
 
     def update(self, changed: Iterable[Worker], now: float) -> None:
-        """Evaluate the groups of changed workers again, and those that time has changed."""
+        """Evaluate the groups of changed workers again, and those whose evaluation has expired."""
         self._now, self._changes_kept = now, 4 * len(self.grouping) + 1000
         names = dict.fromkeys(map(self.grouping.name_of, changed))
         while self._rechecks and self._rechecks[0][0] <= now:
@@ -199,7 +194,7 @@ class Candidates:
         return found
 
     def evaluate(self, names: Iterable[str]) -> None:
-        """Evaluate the groups of these names that are not known yet."""
+        """Evaluate the groups of these names that are not evaluated yet."""
         before = len(self.known)
         for name in names:
             if name not in self.known and (group := self.grouping.get(name)) is not None:
@@ -209,9 +204,8 @@ class Candidates:
     def evaluate_better(self, missing: int, worst: Rank | None) -> bool:
         """Evaluate groups that may be better than those that a search has found. Return whether there were any.
 
-        Args:
-            missing: how many more groups the search needs.
-            worst: the rank of the last group that it has found, if it has found enough.
+        ``missing`` is the number of groups that the search still needs; ``worst`` is the rank of the last group found,
+        if the search has enough.
         """
         ahead, names = self._ahead, list[str]()
         if ahead is None or (worst is not None and worst <= ahead.best):
@@ -223,7 +217,7 @@ class Candidates:
         return True
 
     def room(self, name: str) -> tuple[Room, bool]:
-        """Return how much room a free group has, and whether it is mixed; see `RankedGroups`."""
+        """Return the room of a free group, and whether it is mixed; see `RankedGroups`."""
         found, group = self.known[name], self.grouping.get(name)
         assert group is not None
         if found.usable is None and len(group.workers) == self.tasks(found):
@@ -231,7 +225,7 @@ class Candidates:
         return room_of([worker.free for worker in found.usable or group.workers], self.tasks(found))
 
     def tasks(self, found: Evaluation) -> int:
-        """Return how many hosts a gang takes of a group."""
+        """Return the number of hosts that a gang takes of a group."""
         return found.bucket or self.shape.replicas
 
     # -- all groups ------------------------------------------------------------------------------------------------
@@ -244,13 +238,13 @@ class Candidates:
 
     @property
     def suitable(self) -> SuitableGroups:
-        """Counts groups that are free or in use."""
+        """The counts of groups that are free or in use."""
         self.complete()
         return self._suitable
 
     @property
     def ending(self) -> dict[int, set[str]]:
-        """Bucket → names of groups with workers that an ended attempt is about to leave."""
+        """Bucket → names of groups with workers that ended attempts still hold."""
         self.complete()
         if self._ending is None:
             self._ending = defaultdict(set)
@@ -260,28 +254,28 @@ class Candidates:
 
     @property
     def excluded(self) -> Counter[int | str]:
-        """How many workers each constraint (by position) or taint (by name) excludes."""
+        """The number of workers that each constraint (by position) or taint (by name) excludes."""
         self.complete()
         return self._excluded
 
     @property
     def closest(self) -> list[Distance]:
-        """The groups that are not free whatever the amounts, and may be once; the closest to it first."""
+        """The groups that are not free for any amounts but may become free, the closest to being free first."""
         self.complete()
         if self._closest is None:
             self._closest = sorted(_distance(name, found) for name, found in self.known.items() if found.obstacle)
         return self._closest
 
     def contents(self) -> tuple[object, ...]:
-        """Return everything that two equal candidates have in common, for comparisons in tests."""
+        """Return the content of all evaluations, for comparisons in tests."""
         self.complete()
         ending = {bucket: names for bucket, names in self.ending.items() if names}
         return self.known, self.closest, ending, +self._excluded, +self._suitable.buckets
 
-    # -- its parts -------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def complete(self) -> None:
-        """Evaluate all groups that are not known yet."""
+        """Evaluate all groups that are not evaluated yet."""
         if self._ahead is not None:
             names, self._ahead = self._ahead.names(), None
             self.evaluate(names)
@@ -290,7 +284,7 @@ class Candidates:
         before, group = self.known.get(name), self.grouping.get(name)
         if before is not None:
             if before.rejected is not None and before.rejected is group and before.recheck_at is None:
-                return  # only what tasks use of it has changed
+                return  # only its occupants have changed
             self._remove(name, before)
         if group is not None:
             self._note(evaluate(group, self.shape, self._is_held(group), self._now, in_words=False), group)
@@ -303,7 +297,7 @@ class Candidates:
         return any(worker.slice_name in self._holders for worker in group.workers)
 
     def _note(self, found: Evaluation, group: Group) -> None:
-        """Remember an evaluation, and count what it says."""
+        """Store an evaluation, and update the counts."""
         self.known[group.name] = found
         self.changes.note(group.name, self._changes_kept)
         if found.later:
@@ -348,5 +342,5 @@ def _is_ending(workers: Sequence[Worker]) -> bool:
 
 
 def cost_of_ranks(groups: int) -> int:
-    """Return about how many evaluations cost as much as the order of so many groups by preferences."""
+    """Return the approximate cost of ranking groups by preferences, in evaluations."""
     return groups // RANKS_PER_EVALUATION + 10

@@ -1,4 +1,4 @@
-"""Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
+"""Makes one plan: goes through the queue and gives each gang hosts or a pending reason."""
 
 import math
 from collections import Counter
@@ -16,10 +16,10 @@ from iris_ray.scheduler.explanation import (
     Explainer,
     ImpossibleConstraints,
     Unplaced,
+    awaited_events,
     limited,
-    not_looked_at,
+    not_considered,
     paused,
-    what_they_wait_for,
 )
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
@@ -29,7 +29,15 @@ from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
-from iris_ray.scheduler.together import Together, TooFew, only, place_on, place_together, take, without_what_ends
+from iris_ray.scheduler.together import (
+    GroupPlacement,
+    PlacementFailure,
+    only,
+    place_on,
+    place_together,
+    take,
+    without_what_ends,
+)
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -46,21 +54,21 @@ from iris_ray.state.waiting_jobs import Run, WaitingJobs
 
 @dataclass(slots=True)
 class SchedulingResult:
-    """What a plan proposes to do now.
+    """A plan: the events that it proposes, and why the other jobs wait.
 
     Attributes:
-        assignments: what to start: events for the state.
-        pending_reasons: job id → why the job waits, for every other pending job that the plan has looked at.
-        timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
-        unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
-        limited: the kinds of plain jobs that have reached a limit, and can't be within it before something changes that
-            counts towards it; each with the accounts that decide it. See `LimitedKinds`.
-        starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
-        promises: which hosts are promised to which jobs from now on, and who leaves for it: events for the state.
-        gave_up_promise: whether a job has lost its promise, since it runs or can't run for a while. This plan promises
-            nothing to other jobs instead. The next plan does, and must look at all jobs.
-        complete: whether the plan went through the whole queue. Otherwise it has placed as much as it was asked to.
-            Once that is committed, the next plan goes on.
+        assignments: events that start gangs.
+        pending_reasons: job id → reason, for every other pending job that the plan considered.
+        timed_out: events that end jobs that did not run within their ``scheduling_timeout``.
+        unschedulable: events that end jobs with a constraint that no worker can evaluate.
+        limited: the kinds of plain jobs that have reached a limit and stay beyond it until the usage that counts
+            towards it changes, each with the accounts that determine it. See `LimitedKinds`.
+        starving: ids of jobs that have waited longer than the backfill bound and for which groups are reserved.
+        promises: events that reserve hosts for jobs and name the victims.
+        gave_up_promise: whether a job lost its promise because it runs or can't run for a while. The next plan may
+            then promise hosts to other jobs, and must consider all jobs.
+        complete: whether the plan went through the whole queue. Otherwise it stopped at its limit of gangs, and the
+            next plan continues once this one is committed.
     """
 
     assignments: list[AssignedEvent] = field(default_factory=list)
@@ -75,24 +83,23 @@ class SchedulingResult:
 
 
 TASKS_PER_GANG = 10
-"""To place a gang of so many tasks is about twice the work of placing a single task."""
+"""The number of tasks in a gang that takes about twice the work of placing a single task."""
 
 
 class Cycle:
-    """One pass over the queue, or its beginning. `scheduler.py` describes its steps.
+    """One pass over the queue, or over its beginning. `scheduler.py` describes the steps.
 
     Args:
-        fleet: the workers that the plan is made for.
-        cache: the evaluations of their groups.
-        deadlines: tells which time limits have passed.
-        most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
-            at the queue's end.
-        running: what runs.
-        rules: when gangs of lower bands may be evicted; None: never.
-        limits: of the users; None: no user has a limit.
-        fairness: for which kinds of jobs earlier plans have searched in vain for attempts that could leave.
-        evaluations: which jobs the plan looks at; None: the first in the queue.
-        teams: the teams, and what they hold; None: there are none.
+        fleet, cache: the workers, and the evaluations of their groups.
+        deadlines: the time, and the time limits that have passed.
+        most: the number of gangs, or the equivalent in other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`), after
+            which the plan ends; None for no limit.
+        running: the running attempts.
+        rules: the conditions for evicting gangs of lower bands; None: no evictions.
+        limits: the users' limits; None: no limits.
+        fairness: the kinds of jobs for which earlier plans found no victims.
+        evaluations: selects the jobs that the plan considers; None: the first in the queue.
+        teams: the teams and their usage; None: no teams.
     """
 
     def __init__(
@@ -122,11 +129,11 @@ class Cycle:
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available = Availabilities(fleet, cache, self._plan, deadlines.now)
         self._available_to = self._available.to
-        self._in_vain: dict[Kind, Unplaced] = {}  # kinds of jobs of this place that found too few groups
-        self._over: dict[Kind, PendingReason] = {}  # kinds of jobs of this place that have reached a limit
-        self._placed: Counter[str] = Counter()  # job id → how many of its gangs
+        self._in_vain: dict[Kind, Unplaced] = {}  # kinds of jobs at this place in the queue that found too few groups
+        self._over: dict[Kind, PendingReason] = {}  # kinds of jobs at this place that have reached a limit
+        self._placed: Counter[str] = Counter()  # job id → number of its gangs
         self._spreads: dict[str, Spreading] = {}  # by job id
-        self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
+        self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its untried gangs
         self._result = SchedulingResult()
         self._running = running or Running()
         self._rules = rules
@@ -135,25 +142,34 @@ class Cycle:
     def run(
         self, pending: WaitingJobs, usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
     ) -> SchedulingResult:
-        """Return the plan. Call it once."""
+        """Make the plan. Call this only once."""
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
         about_promises = fleet, deadlines, plan, allowances, self._evictor, self._fits_on
         promises = self._promises = PlannedPromises(pending.others.values(), *about_promises)
 
-        def standing(job: Job) -> int:
-            return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
+        def source(job: Job) -> int:
+            return promises.tier_of(job)[0] if job.promise is not None else allowances.quota_source(job)
 
-        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._pass_over, self._fare_alike
+        about_queue = (
+            usage,
+            past,
+            fleet.totals,
+            deadlines,
+            self._teams,
+            source,
+            self._pass_over,
+            self._share_reason,
+        )
         queue = self._queue = FairQueue(pending, *about_queue)
-        place = None
+        tier = None
         for job in queue:
-            if queue.place != place:
-                place = queue.place
+            if queue.tier != tier:
+                tier = queue.tier
                 self._in_vain.clear()
                 self._over.clear()
-                self._promises.begin(place, self._available_to)
+                self._promises.begin(tier, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
@@ -168,17 +184,17 @@ class Cycle:
         self._result.gave_up_promise = self._promises.given_up
         return self._result
 
-    def _fare_alike(self, run: Run) -> bool:
-        """Return whether plain jobs of a kind fare like one before them, and note why they wait."""
+    def _share_reason(self, run: Run) -> bool:
+        """Return whether plain jobs of a kind wait for the same reason as an earlier one, and record that reason."""
         first, reasons = run[0], self._result.pending_reasons
         if (limited_like := self._over.get(first.kind)) is not None:
-            reasons.note_alike(run, limited_like)
+            reasons.note_shared(run, limited_like)
             return True
         before = self._in_vain.get(first.kind)
         if before is None or self._is_special(first, first.gangs[next(iter(first.pending))]):
-            return False  # if the oldest does not starve, the others don't
+            return False  # if the oldest does not starve, the others don't either
         to_all = before.available.to_all
-        reasons.note_alike(run, before.reason, to_all.unplaced, to_all.first_unplaced)
+        reasons.note_shared(run, before.reason, to_all.unplaced, to_all.first_unplaced)
         to_all.count_unplaced(first, len(run))
         return True
 
@@ -188,9 +204,9 @@ class Cycle:
         return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
-        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None.
+        """Place one gang of the job and return its resources. If none can be placed, record why and return None.
 
-        If the turn stays with the job, more of its tasks may be placed.
+        If no other user is in turn, more of the job's tasks may be placed.
         """
         job_id = job.spec.job_id
         if job.members:
@@ -201,7 +217,7 @@ class Cycle:
                 self._result.timed_out.append(late)
                 return None
             if job.requirement not in self._available and not self._limits.admit(job):
-                self._result.pending_reasons.note(job, not_looked_at(job))
+                self._result.pending_reasons.note(job, not_considered(job))
                 return None
             untried = self._deadlines.in_turn(job)
         for position in untried:
@@ -215,7 +231,7 @@ class Cycle:
                 if self._queue.is_alone and not (job.promise or accelerators(granted)):
                     return self._place_beside(job, untried, granted)
             return granted
-        if len(job.pending) > self._placed[job_id]:  # those that are not in turn wait for the next plan
+        if len(job.pending) > self._placed[job_id]:  # gangs that are not in turn wait for the next plan
             self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
         return None
 
@@ -233,8 +249,8 @@ class Cycle:
             return None
         self._result.limited.pop(job.kind, None)
         has_groups = job.spec.coscheduling is not None
-        hopes = has_groups and self._deadlines.hopes_for_more(gang)
-        awaits = has_groups and self._deadlines.awaits_its_own(gang)
+        hopes = has_groups and self._deadlines.waits_for_more(gang)
+        awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
@@ -243,7 +259,7 @@ class Cycle:
             if found and job.spec.spreads:
                 found = [self._spread(job, lifted).host(found[0], available)]
             names = self._allowances.within(job, found, wanted, available)
-            waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
+            waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
             if names and not waits:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._allowances.granted(job, granted)
@@ -267,15 +283,15 @@ class Cycle:
     # -- groups of jobs --------------------------------------------------------------------------------------------
 
     def _try_group(self, leader: Job) -> Mapping[str, float] | None:
-        """Place all jobs of a group and return what they take. If they can't be placed, explain why; return None."""
+        """Place all jobs of a group and return their resources. If they can't be placed, record why and return None."""
         if late := [one for job in leader.members if (one := self._deadlines.timed_out(job)) is not None]:
-            self._result.timed_out += late[:1]  # the others end with it
+            self._result.timed_out += late[:1]  # which ends the others
             return None
         for job in leader.members:
             self._limits.admit(job)
         lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader)
         found = self._place_group(leader, own)
-        if isinstance(found, TooFew):
+        if isinstance(found, PlacementFailure):
             self._group_waits(leader, found, lifted)
             return None
         hosts, total = take(found, self._fleet, self._plan), Counter[str]()
@@ -288,19 +304,19 @@ class Cycle:
         self._let_go(leader, lifted, hosts)
         return total
 
-    def _place_group(self, leader: Job, own: Collection[str]) -> Together | TooFew:
-        """Return where a group goes. The hosts that are promised to it come first: it is known to fit there."""
+    def _place_group(self, leader: Job, own: Collection[str]) -> GroupPlacement | PlacementFailure:
+        """Return a placement for a group, preferably on the hosts promised to it, where it is known to fit."""
         members, now, allowances = leader.members, self._deadlines.now, self._allowances
         if own:
             workers = (self._fleet.workers[node_id] for node_id in own)
             there = only(workers)
-            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), Together):
+            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), GroupPlacement):
                 return found
         about = self._fleet, self._cache, self._plan, self._available
         return place_together(members, *about, now, allowances)
 
-    def _group_waits(self, leader: Job, failure: TooFew, lifted: Lifted) -> None:
-        """Explain why a group waits, and keep hosts for it if it has waited too long."""
+    def _group_waits(self, leader: Job, failure: PlacementFailure, lifted: Lifted) -> None:
+        """Record why a group waits, and reserve hosts for it if it starves."""
         name, about, reasons = leader.spec.group, leader.members, self._result.pending_reasons
         assert name is not None
         which = name.name_of(failure.job.spec.job_id)
@@ -321,7 +337,7 @@ class Cycle:
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
             self._result.starving.append(leader.spec.job_id)
         told, now = self._evictor.told(), self._deadlines.now
-        waits_for = what_they_wait_for(hosts, failure.job.requirement, told, now) if kept else ()
+        waits_for = awaited_events(hosts, failure.job.requirement, told, now) if kept else ()
         taken_from = self._evictor.taken_from(leader) if kept else ()
         for job in about:
             available = self._available_to(job)
@@ -330,10 +346,10 @@ class Cycle:
             reasons.note(job, replace(reason, together=(name.name, which)))
 
     def _hosts_for(self, leader: Job, own: tuple[str, ...]) -> Taking | None:
-        """Return the hosts on which a group fits once what runs there has ended; None if there are too few for it.
+        """Return the hosts on which a group fits once their occupants have ended; None if there are too few.
 
-        None also if hosts that suit its gangs are promised to others: of those that compete, one at a time has a
-        promise. Spares, and jobs that yield, leave at once. Nobody else is asked to leave.
+        Also returns None if suitable hosts are promised to other jobs: only one of the competing jobs has a promise at
+        a time. Spares and jobs that yield leave at once. No other attempts are asked to leave.
         """
         if own:
             return self._evictor.idle_on(leader, own)
@@ -357,7 +373,7 @@ class Cycle:
         return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
 
     def _would_fit_on(self, leader: Job, away: Collection[str]) -> tuple[str, ...] | None:
-        """Return hosts on which a group fits once what runs there has ended, idle ones first; ``away``: not these."""
+        """Return hosts, without those in ``away``, on which a group fits once their occupants have ended, or None."""
         jobs, idle, now = self._running.jobs, self._evictor.held_ready, self._deadlines.now
         hosts = [worker for node_id, worker in self._fleet.workers.items() if node_id not in away]
 
@@ -370,17 +386,17 @@ class Cycle:
         free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
         there = without_what_ends(self._fleet, hosts, now, staying)
         found = place_on(leader.members, there, now, prefer=free)
-        if isinstance(found, TooFew):
+        if isinstance(found, PlacementFailure):
             return None
         return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
 
     def _fits_on(self, leader: Job, node_ids: Collection[str]) -> bool:
-        """Return whether a group fits on hosts that are promised to it, once what runs there has ended."""
+        """Return whether a group fits on the hosts promised to it once their occupants have ended."""
         hosts = [self._fleet.workers[node_id] for node_id in node_ids]
         there = without_what_ends(self._fleet, hosts, self._deadlines.now)
-        return isinstance(place_on(leader.members, there, self._deadlines.now), Together)
+        return isinstance(place_on(leader.members, there, self._deadlines.now), GroupPlacement)
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _spread(self, job: Job, lifted: Lifted) -> Spreading:
         spreading = self._spreads.get(job.spec.job_id)
@@ -391,10 +407,10 @@ class Cycle:
         return spreading
 
     def _place_beside(self, job: Job, untried: Iterator[int], granted: Mapping[str, float]) -> Mapping[str, float]:
-        """Place more tasks on the host that the job's last task got, as long as there is room. Return what all take.
+        """Place more tasks on the host of the job's last task while there is room. Return the resources of all.
 
-        A job that spreads gives the host no more than its share. That host stays the best for them: what a plan takes
-        of a host changes its room, and not its rank.
+        A job that spreads its tasks stops at the host's share. The host stays the best choice, because taking resources
+        changes a host's room but not its rank.
         """
         last = self._result.assignments[-1]
         if not isinstance(last, TasksAssignedEvent):
@@ -426,7 +442,7 @@ class Cycle:
         return {resource: amount + more[resource] for resource, amount in granted.items()}
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
-        """Return how many chips a gang's last attempt still holds; 0 if the gang can use one number of groups only."""
+        """Return the chips that a gang's last attempt still holds; 0 if the gang has only one possible group count."""
         if job.spec.coscheduling is None or len(num_groups(job)) == 1:
             return 0.0
         grouping, job_id = self._fleet.grouping(job.spec.coscheduling.group_by), job.spec.job_id
@@ -435,10 +451,10 @@ class Cycle:
         return sum(map(accelerators, own))
 
     def _take(self, job: Job, available: Availability) -> tuple[tuple[str, ...], Protected | None]:
-        """Have others leave hosts to a job if the job then runs.
+        """Evict attempts for a job if the job can then run.
 
         Returns:
-            The names of the groups that are promised to the job, and what the job may take later.
+            The names of the groups that are promised to the job, and the hosts that it may take later.
         """
         lifted = self._promises.lift_own(job)
         available.catch_up()
@@ -451,7 +467,7 @@ class Cycle:
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str] = (), reason: str = "") -> None:
-        """End a job's promise. Its lifted hosts are free then, but for those that are promised to another job."""
+        """End a job's promise, which frees its lifted hosts, except those that are promised to another job."""
         self._promises.give_up(job, node_ids, reason)
         self._promises.put_back(lifted)
         if lifted:
@@ -462,11 +478,11 @@ class Cycle:
                 spreading.begin_anew()
 
     def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
-        """Note that a gang waits for a limit of its user. Nothing is promised to it: others may use the hosts."""
+        """Record that a gang waits for a limit. In general it loses its promise, so that others may use the hosts."""
         kept: tuple[str, ...] = ()
         if self._promises.has_firm(job):
             lasts = self._is_within_soon(job, reached)
-        else:  # the chips that are missing may be its own
+        else:  # the missing chips may be its own
             lasts = self._deadlines.is_returning(job) and job.spec.spare_for is None and reached.what != "running jobs"
         if lasts:
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
@@ -486,21 +502,21 @@ class Cycle:
             self._over[job.kind] = limited(job, replace(reached, kept=False), kept=()) if reached.kept else reason
 
     def _is_settled(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether jobs of a kind wait for a limit until something changes that counts towards it."""
+        """Return whether jobs of a kind stay beyond a limit until the usage that counts towards it changes."""
         may_change = reached.is_kept_back or self._evictor.may_make_room(job, reached)
         return job.is_plain and job.kind in self._over and not may_change
 
-    def _pass_over(self, job: Job, standing: int) -> None:
-        """Keep quota of its team for a job that waits too long, so that the team's lower bands don't take it first."""
-        has_quota = job.promise is not None or job.members  # for the hosts that are promised to it; none for groups
+    def _pass_over(self, job: Job, quota_source: int) -> None:
+        """Reserve its team's quota for a starving job, so that the team's lower bands don't take it first."""
+        has_quota = job.promise is not None or job.members  # for its promised hosts; groups get none
         if not has_quota and self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
-            self._allowances.keep_quota_for(job, standing)
+            self._allowances.keep_quota_for(job, quota_source)
 
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:
         return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
 
     def _is_within_soon(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether a job to which others leave hosts is within a limit once all have left that are to leave."""
+        """Return whether a job with victims is within a limit once all victims have left."""
         if reached.what == "running jobs":
             return False
         promised = {*self._promises.hosts_of(job), *self._plan.kept}
@@ -508,7 +524,7 @@ class Cycle:
         return chips > 0 and self._allowances.may_take_once_freed(job, reached, chips)
 
     def _has_hosts_for(self, job: Job) -> bool:
-        """Return whether the cluster has enough groups that suit a job, used or not."""
+        """Return whether the cluster has enough groups that suit a job, including those in use."""
         available = self._available_to(job)
         exist = sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available))
         return exist >= num_groups(job)[0]
@@ -528,23 +544,23 @@ class Cycle:
         taken_from, waits_for = (self._evictor.taken_from(job), self._waits_for(job, kept)) if kept else ((), ())
         reason = self._explainer.reason(job, available, free, kept, taken_from, protected, waits_for)
         self._result.pending_reasons.note(job, reason)
-        hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups, or for its own
+        hopes = free >= num_groups(job)[0]  # it could run, but waits for more groups or for its own
         if not (searches or kept or lifted or hopes or self._is_special(job, gang)):
             self._in_vain[job.kind] = Unplaced(job, available, reason)
 
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
         hosts = (worker for group in groups for worker in group.workers)
-        return what_they_wait_for(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
+        return awaited_events(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
-        """Return whether a gang may find groups though gangs of other jobs of its kind have found too few."""
-        if job.attempt or job.avoided or job.spec.spare_for is not None:  # its own hosts, or others, may count for it
+        """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""
+        if job.attempt or job.avoided or job.spec.spare_for is not None:  # the available hosts may differ for it
             return True
         return self._promises.any_kept or self._deadlines.is_starving(job, gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
-        """Leave out a gang that pauses. Only a firm promise lasts: other jobs may use all other hosts meanwhile."""
+        """Record that a gang pauses."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
             reasons.note(job, paused(job, pause_s, cause))

@@ -1,7 +1,7 @@
-"""Whether one group of workers is free, in use or unsuitable for one requirement, and why.
+"""Evaluates a group of workers for a requirement: free, in use or unsuitable, and why.
 
-`evaluate` takes a group through the steps in `_STEPS`. A step either rejects the group, which ends the evaluation, or
-adds to the findings and passes the group on. A group that passes all steps is free.
+`evaluate` runs the steps in `_STEPS`. Each step either rejects the group, which ends the evaluation, or adds to the
+findings. A group that passes all steps is free.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,44 +15,44 @@ from iris_ray.model.workers import TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worke
 from iris_ray.state.groups import Group
 
 LARGER = 0
-"""The bucket of slices of which a gang would take only a part."""
+"""The bucket of slices of which a gang takes only a part."""
 
 Rank = tuple[int, float, int, int, str]
-"""Sorts free groups, the best first: unmet preferences, chips and GPUs that may idle, 1 if an owner keeps actors there
-(a number below 0 if it is the job's), hosts left over, name. An evaluation knows no preferences: it has 0."""
+"""Sort key of free groups, best first: unmet preferences (0 in an evaluation), chips and GPUs that may idle, 1 if an
+owner keeps actors there (negative if it is the job's), hosts left over, name."""
 
 Excluded = tuple[int | str, int]
-"""A constraint (by position) or a taint (by name), and how many workers it excludes."""
+"""A constraint (by position) or a taint (by name), and the number of workers that it excludes."""
 
 
 class Status(Enum):
     FREE = "free"
-    IN_USE = "in use"  # it would be free if no task used it
+    IN_USE = "in use"  # it would be free without tasks on it
     UNSUITABLE = "unsuitable"
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Whether one group is free for a requirement, and why not.
+    """The result of evaluating a group for a requirement.
 
     Attributes:
         status: whether a gang can use the group now, later or not at all.
-        bucket: how many hosts a gang takes of the group; `LARGER` if it takes only a part of a slice. A gang takes
-            groups of one bucket, so that its slices are equal, and of `LARGER` if the others are too few.
-        rank: the group's position among the free groups; None if it is not free.
+        bucket: the number of hosts that a gang takes of the group; `LARGER` if it takes only a part of a slice. A gang
+            takes groups of one bucket, so that its slices are equal, and of `LARGER` if the others are too few.
+        rank: the group's sort key among the free groups; None if it is not free.
         eligible: the workers that suit the requirement, whether in use or not.
-        later: the eligible workers, and those that are not eligible only because a process outside iris_ray uses their
-            chips, or because they may be lost. Empty if the group is unsuitable for another reason.
-        usable: the eligible workers that have room for a task; None if these are all members of the group.
-        hosts_missing: how many more hosts the group needs to be free.
-        shortfall: the sum over these hosts of the part of a task's needs that they lack; 1 for a host that lacks all.
+        later: the eligible workers, and those excluded only for temporary reasons: foreign use of chips, or suspicion.
+            Empty if the group is unsuitable for another reason.
+        usable: the eligible workers with room for a task; None if these are all members of the group.
+        hosts_missing: the number of hosts that the group lacks to be free.
+        shortfall: the sum over these hosts of the missing share of a task's needs; 1 for a host that lacks everything.
         free_soon: whether the group will be free once the ends of all ended attempts are confirmed.
-        obstacle: why the group is not free, in words.
-        used_by: ids of the jobs that use the group; only with the obstacle in words.
-        excluded: how many workers each constraint or taint excludes.
-        recheck_at: when the passing of time alone changes the evaluation; seconds on the caller's clock.
-        rejected: the group if it is unsuitable. No task that comes or goes changes that: the group stays unsuitable,
-            for the same reason, until its members change, or until ``recheck_at``.
+        obstacle: why the group is not free, for people.
+        used_by: ids of the jobs that use the group; only if the obstacle was requested.
+        excluded: the number of workers that each constraint or taint excludes.
+        recheck_at: when time alone may change the evaluation; seconds on the caller's clock.
+        rejected: the group if it is unsuitable, which it stays, for the same reason, until its members change or until
+            ``recheck_at``.
     """
 
     status: Status
@@ -74,15 +74,14 @@ class Evaluation:
 def evaluate(group: Group, need: Requirement, held: bool, now: float, in_words: bool = True) -> Evaluation:
     """Evaluate a group for a requirement.
 
-    A slice fails as a whole, so it is unsuitable if any of its hosts is missing or takes no new tasks. Other groups
+    A slice is unsuitable if any of its hosts is missing or takes no new tasks, since it fails as a whole. Other groups
     need enough suitable members.
 
     Args:
-        group: the workers.
-        need: the requirement.
+        group, need: the workers and the requirement.
         held: whether an owner keeps actors on the group.
         now: seconds on the clock of the events.
-        in_words: whether to say who uses the group.
+        in_words: whether to name the jobs that use the group.
     """
     tasks = group.size if need.whole_groups else need.replicas
     bucket = tasks if not group.is_slice or group.size == tasks else LARGER
@@ -102,7 +101,7 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float, in_words: 
 
 
 def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
-    """Return whether all members share attributes that satisfy all constraints, so that only their room matters."""
+    """Return whether all members satisfy all constraints by shared attributes, so that only their room matters."""
     attributes = group.workers[0].attributes
     try:
         for constraint in need.constraints:
@@ -118,20 +117,14 @@ def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
 
 @dataclass(slots=True)
 class _Findings:
-    """The findings of the steps about a group so far.
+    """The findings of the steps so far; for the other fields, see `Evaluation`.
 
     Attributes:
-        tasks: how many hosts a gang takes of the group.
-        bucket: the group's bucket.
-        in_words: whether to say who uses the group.
-        unfit: node_id → why the worker can't take a task: in words, or the constraint that it fails.
-        unfit_for_now: the same, for reasons that pass by themselves.
-        excluded: how many workers each constraint or taint excludes.
-        recheck_at: when a suspicion ends; seconds on the caller's clock.
+        tasks: the number of hosts that a gang takes of the group.
+        in_words: whether to name the jobs that use the group.
+        unfit: node_id → why the worker can't take a task, as text or as the constraint that it fails.
+        unfit_for_now: node_id → a temporary reason.
         all_have_room: whether every member has room for a task.
-        eligible: the workers in neither ``unfit`` nor ``unfit_for_now``.
-        later: the workers not in ``unfit``, if they are enough; see `Evaluation.later`.
-        usable: the eligible workers that have room for a task.
     """
 
     group: Group
@@ -164,7 +157,7 @@ class _Findings:
 
 
 def _check_constraints(found: _Findings) -> Evaluation | None:
-    """Reject a group of which no worker satisfies all constraints, or where a constraint can't be evaluated."""
+    """Reject a group if no worker satisfies all constraints, or if a constraint can't be evaluated."""
     unfit = found.unfit
     for position, constraint in enumerate(found.need.constraints):
         try:
@@ -181,7 +174,7 @@ def _check_constraints(found: _Findings) -> Evaluation | None:
 
 
 def _check_taints(found: _Findings) -> Evaluation | None:
-    """Mark workers with a taint that the job does not tolerate. Never rejects by itself."""
+    """Exclude workers with a taint that the job does not tolerate. Never rejects."""
     for taint in found.group.taints:
         if taint not in found.need.tolerated:
             tainted = [w for w in found.group.workers if taint in w.attributes and w.node_id not in found.unfit]
@@ -192,7 +185,7 @@ def _check_taints(found: _Findings) -> Evaluation | None:
 
 
 def _check_completeness(found: _Findings) -> Evaluation | None:
-    """Reject a slice that is not complete."""
+    """Reject an incomplete slice."""
     group = found.group
     if group.defect is None:
         return None
@@ -200,7 +193,7 @@ def _check_completeness(found: _Findings) -> Evaluation | None:
 
 
 def _check_size(found: _Findings) -> Evaluation | None:
-    """Reject a group that has fewer hosts than the gang has tasks for it."""
+    """Reject a group with fewer hosts than the gang needs of it."""
     size, tasks = found.group.size, found.tasks
     if size >= tasks:
         return None
@@ -208,13 +201,13 @@ def _check_size(found: _Findings) -> Evaluation | None:
 
 
 def _check_health(found: _Findings) -> Evaluation | None:
-    """Mark unhealthy workers. `_check_enough_workers` rejects."""
+    """Exclude unhealthy workers. `_check_enough_workers` rejects."""
     found.unfit.update(found.group.unhealthy)
     return None
 
 
 def _check_capacity(found: _Findings) -> Evaluation | None:
-    """Mark workers that are too small for a task even if nothing else runs there. `_check_enough_workers` rejects."""
+    """Exclude workers that are too small for a task even when idle. `_check_enough_workers` rejects."""
     group, need = found.group, found.need
     found.all_have_room = _all_have_room(group, need)
     if found.all_have_room or not need.resources:
@@ -222,7 +215,7 @@ def _check_capacity(found: _Findings) -> Evaluation | None:
     large_enough: Resources | None = None
     for worker in group.workers:
         if worker.resources == large_enough:
-            continue  # hosts of a group are mostly alike, and a comparison is cheap
+            continue  # hosts of a group are usually equal, and a comparison is cheap
         too_small = _too_small(worker, need)
         if too_small is None:
             large_enough = worker.resources
@@ -232,13 +225,13 @@ def _check_capacity(found: _Findings) -> Evaluation | None:
 
 
 def _check_foreign_use(found: _Findings) -> Evaluation | None:
-    """Mark workers whose chips a process outside iris_ray uses. `_check_enough_workers` rejects."""
+    """Exclude workers whose chips a foreign process uses. `_check_enough_workers` rejects."""
     found.unfit_for_now.update(found.group.foreign_use)
     return None
 
 
 def _check_suspicion(found: _Findings) -> Evaluation | None:
-    """Mark workers that may be lost, and note when the suspicion ends. `_check_enough_workers` rejects."""
+    """Exclude workers that may be lost until the suspicion ends. `_check_enough_workers` rejects."""
     suspects = [worker for worker in found.group.suspected if found.now < worker.suspected_until]
     if suspects:
         found.recheck_at = min(worker.suspected_until for worker in suspects)
@@ -247,7 +240,7 @@ def _check_suspicion(found: _Findings) -> Evaluation | None:
 
 
 def _check_enough_workers(found: _Findings) -> Evaluation | None:
-    """Reject a slice with any worker that takes no new tasks, and another group with too few eligible workers."""
+    """Reject a slice with any worker that takes no new tasks, or another group with too few eligible workers."""
     group, tasks = found.group, found.tasks
     unfit = found.unfit | found.unfit_for_now if found.unfit_for_now else found.unfit
     left = len(group.workers) - len(unfit)
@@ -262,7 +255,7 @@ def _check_enough_workers(found: _Findings) -> Evaluation | None:
 
 
 def _check_occupancy(found: _Findings) -> Evaluation | None:
-    """Reject a group where too few eligible workers have room for a task."""
+    """Reject a group with too few eligible workers that have room for a task."""
     eligible, need, tasks = found.eligible, found.need, found.tasks
     if found.all_have_room:
         found.usable = eligible
@@ -271,7 +264,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         usable, full = list[Worker](), list[Worker]()
         for worker in eligible:
             (usable if need.has_room(worker) else full).append(worker)
-    else:  # else all would have room
+    else:  # otherwise all would have room
         usable = [worker for worker in eligible if worker.chips_idle]
         full = [worker for worker in eligible if not worker.chips_idle]
     if len(usable) >= tasks:
@@ -329,7 +322,7 @@ def _free(found: _Findings, held: bool) -> Evaluation:
 
 
 def unmet(preferences: Sequence[Constraint], group: Group) -> int:
-    """Return how many of some preferences a group does not meet, since some member does not."""
+    """Return the number of preferences that some member of a group does not satisfy."""
     return sum(not _prefers(preference, group) for preference in preferences)
 
 
@@ -338,10 +331,10 @@ def _prefers(preference: Constraint, group: Group) -> bool:
     try:
         return all(preference.matches(worker.attributes) for worker in members)
     except TypeError:
-        return False  # a preference that can't be evaluated is not met
+        return False  # a preference that can't be evaluated is unmet
 
 
-# -- parts of the steps ------------------------------------------------------------------------------------------------
+# -- helpers of the steps ----------------------------------------------------------------------------------------------
 
 
 def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
@@ -363,7 +356,7 @@ def _failing(constraint: Constraint, group: Group) -> Sequence[str]:
 
 
 def _first_in_words(reasons: Mapping[str, str | Constraint], group: Group) -> str:
-    """Return the first of the reasons for which workers can't take a task."""
+    """Return the first reason for which a worker can't take a task."""
     for node_id, why in reasons.items():
         if isinstance(why, str):
             return why
@@ -404,7 +397,7 @@ def _use_in_words(full: Sequence[Worker], hosts: int, used_by: tuple[str, ...], 
 
 
 def hosts_left_idle(worker: Worker) -> int:
-    """Return how many other hosts of the worker's slice a single task with chips would leave idle."""
+    """Return the number of other hosts in the worker's slice that a single task with chips would leave idle."""
     size = worker.attributes.get(TPU_VM_COUNT, AttributeValue(1)).value
     return int(size) - 1 if isinstance(size, int) else 0
 

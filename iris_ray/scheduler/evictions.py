@@ -1,12 +1,12 @@
-"""Who leaves hosts to a waiting job: as few and as cheap attempts as possible.
+"""Evictions: chooses the attempts that leave their hosts to a waiting job, as few and as cheap as possible.
 
-Spares, room to grow and jobs that yield leave for any job that comes before them. Gangs of lower bands leave for a job
-that may evict. `victims.py` says what the end of an attempt costs, and which set of attempts is cheapest. If a job
-can't take hosts yet because the victims have not run for the minimum time of their band, the pending reason says whose
-hosts the job may take, and when (`Protected`). A job takes no more than the limit of its user allows.
+Spares, growth spares and jobs that yield leave for any job that precedes them. Gangs of lower bands leave for a job
+that may evict. `victims.py` defines the cost of an attempt's end and finds the cheapest set of victims. If the possible
+victims have not run for the minimum time of their band, the pending reason says whose hosts the job may take, and when
+(`Protected`). A job takes no more than its user's limit allows.
 
-The search is bounded. It looks at what costs nothing first, then at the attempts of the lowest bands: first at those
-that heed notices, then at those that have saved or begun last.
+The search is bounded. It considers attempts without cost first, then those of the lowest bands: attempts that heed
+notices, then those that saved or began most recently.
 """
 
 from collections import Counter, defaultdict
@@ -31,31 +31,31 @@ from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 
 SEARCHES = 64
-"""A plan searches so often. The next plans search for the other kinds of jobs; see `SearchFairness`."""
+"""The number of searches in a plan. The next plans search for the other kinds of jobs; see `SearchFairness`."""
 SEARCHES_AMONG_GANGS = 6
-"""So many of these look for victims of lower bands, which takes longer."""
+"""The number of these searches that may consider lower bands, which takes longer."""
 ATTEMPTS_LOOKED_AT = 20_000
-"""How many attempts all searches of a plan look at."""
+"""The number of attempts that all searches of a plan consider."""
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
-"""A search compares ``GROUPS_COMPARED`` groups in use, or twice as many as the job needs, but at most
-``MOST_COMPARED``."""
+"""The number of groups in use that a search compares: ``GROUPS_COMPARED`` or twice the number that the job needs, but
+at most ``MOST_COMPARED``."""
 OWNERS_SPARED = 3
-"""A search goes on without so many users and teams at most whose budgets of evictions its victims would exceed."""
+"""The number of users and teams that a search excludes, because its victims would exceed their eviction budgets."""
 TASKS_AT_ONCE = 16
-"""How many hosts one search takes for a job whose tasks are placed one by one."""
+"""The number of hosts that one search takes for a job of independent tasks."""
 
 _Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Taking:
-    """What a job takes from others.
+    """The groups promised to a job, and the victims that leave them.
 
     Attributes:
-        names: the groups that are promised to the job, free ones included.
+        names: the promised groups, including free ones.
         node_ids: the hosts of these groups.
-        leave: the attempts that have to leave.
-        deadline: when those are stopped that get notice; seconds.
+        leave: the victims.
+        deadline: when victims with a notice are stopped; seconds.
     """
 
     names: tuple[str, ...]
@@ -65,18 +65,18 @@ class Taking:
 
 
 class Evictor:
-    """Chooses who leaves, while a plan is made.
+    """Chooses victims during a plan.
 
     Args:
-        running: what runs.
-        rules: when gangs of lower bands may be evicted; None: never.
-        idle: spares, room to grow and jobs that yield, which could give their hosts back. A replacement does not: its
-            gang is about to lose a slice.
-        fleet: the workers that the plan is made for.
-        plan: the hosts that the plan has given away.
-        allowances: what each user may still get.
-        deadlines: tells the time, and which jobs are urgent.
-        fairness: for which kinds of jobs earlier plans have searched in vain.
+        running: the running attempts.
+        rules: the conditions for evicting gangs of lower bands; None: no evictions.
+        idle: spares, growth spares and jobs that yield. Replacements are ignored, since their gangs are about to lose
+            a slice.
+        fleet: the workers.
+        plan: the hosts that the plan has taken so far.
+        allowances: the resources that each user may still get.
+        deadlines: the time, and the urgency of jobs.
+        fairness: the kinds of jobs for which earlier plans found no victims.
     """
 
     def __init__(
@@ -103,26 +103,26 @@ class Evictor:
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
         self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
-        self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → who leaves for it by this plan
+        self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → its victims by this plan
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
 
     def go_on(self, job: Job) -> None:
-        """Count that those leave who were told to leave for a job."""
+        """Count the victims of a job's earlier promise as leaving."""
         if self._allowances.teams.exist:
             for attempt in self._leave_for(job):
                 self._leaves(attempt, job)
 
     def may_help(self, job: Job) -> bool:
-        """Return whether `find` is worth a call for a job."""
+        """Return whether `find` may succeed for a job."""
         key = _key(job)
         if not self._has_time or key in self._hopeless or self._fairness.passes_over(key):
             return False
         return not comes_last(job) and bool(self._idle or self._bands(job))
 
     def end_plan(self, complete: bool) -> None:
-        """Note for which kinds of jobs the plan has searched; ``complete``: whether it went through the whole queue."""
+        """Record the kinds of jobs for which no victims were found; ``complete``: see `SchedulingResult`."""
         self._fairness.end_plan(self._in_vain, complete and self._has_time)
 
     @property
@@ -130,39 +130,38 @@ class Evictor:
         return self._searches > 0 and self._searches_among_gangs > 0 and self._looks > 0
 
     def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
-        """Return what a job takes that found too few groups, or what it may take later.
+        """Return the hosts that a job without enough groups takes from victims, or those that it may take later.
 
-        Return None if no victims would give it enough groups, and if it needs none: enough groups are about to be free.
+        Returns None if no set of victims would suffice, or none is needed because enough groups are about to be free.
 
         Args:
-            job: the job.
-            available: the groups that its requirement finds.
-            own: node ids of the hosts that are promised to the job; the plan must not keep them meanwhile.
-            placed: how many of the job's gangs the plan has given hosts.
+            job, available: the job and the groups available to it.
+            own: node ids of the hosts promised to the job, which must be lifted from the plan.
+            placed: the number of the job's gangs that the plan has placed.
         """
         needed = self._needed(job, own, placed)
         if not needed:
-            return None  # its user's limit leaves nothing for it
+            return None  # its user's limit is reached
         self._searches -= 1
         self._searches_among_gangs -= bool(self._bands(job))
         search = self._search(job, available, needed)
         room = search.room_without_victims(own) if search.exist else {}
         if len(room) >= needed:
             return None
-        if self._hopes_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
-            return None  # the gang waits for more groups, and might not take those that are left for it
+        if self._waits_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
+            return None  # the gang waits for more groups, and might not take the ones freed for it
         found = self._complete(search, room)
         if found is None:
             self._in_vain.add(_key(job))
             if not available.impaired:
-                self._hopeless.add(_key(job))  # a plan takes nothing back
+                self._hopeless.add(_key(job))  # a plan never takes hosts back
             return self._protected(search, room, available)
         if not self._allowances.may_take(job, most_chips_of(found, available)):
             return None
         return self._taking(job, found, available)
 
     def idle_on(self, job: Job, node_ids: Collection[str]) -> Taking:
-        """Return that a job takes some hosts, which those leave at once that hold them ready or yield them."""
+        """Take these hosts for a job. Spares and yielding jobs on them leave at once."""
         occupants = (who for node_id in node_ids for who in self._fleet.workers[node_id].occupants)
         victims = frozenset(attempt for _, attempt in occupants if attempt in self._idle)
         self._costs.leave(victims)
@@ -175,19 +174,14 @@ class Evictor:
 
     @property
     def held_ready(self) -> Collection[AttemptId]:
-        """The attempts of spares and of jobs that yield, which leave for any job before them."""
+        """The attempts of spares and of jobs that yield, which leave for any job that precedes them."""
         return self._idle.keys()
 
     def find_within_limit(self, job: Job, available: Availability, reached: ReachedLimit) -> Taking | None:
-        """Return what a job takes from attempts whose chips count towards the limit that it has reached.
+        """Return the hosts that a job takes from attempts whose chips count towards the limit that it has reached.
 
-        For a limit of the job's user, these are spares of the same user and band. For a limit of its team, these are
-        also gangs of the team's lower bands.
-
-        Args:
-            job: the job, which waits for the limit.
-            available: the groups that its requirement finds.
-            reached: the limit.
+        For a limit of the job's user, the victims are spares of the same user and band; for a limit of its team, also
+        gangs of the team's lower bands.
         """
         least, needed = num_groups(job)[0], reached.needed
         own = self._own_spares(job) if reached.team is None else self._of_team(job)
@@ -207,7 +201,7 @@ class Evictor:
         return self._taking(job, found, available)
 
     def may_make_room(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether `find_within_limit` may find somebody for a job, now or later."""
+        """Return whether `find_within_limit` may find victims for a job, now or later."""
         if reached.team is None:
             return bool(self._own_spares(job))
         first = next(iter(self._of_account(job)), None)
@@ -218,7 +212,7 @@ class Evictor:
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
     def _of_team(self, job: Job) -> list[AttemptId]:
-        """Return the spares of a job's team, and what may leave in its lower bands."""
+        """Return the spares of a job's team and the possible victims in its lower bands."""
         reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
         found = (
             a for a in self._of_account(job) if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
@@ -226,7 +220,7 @@ class Evictor:
         return list(islice(found, GROUPS_COMPARED))
 
     def _of_account(self, job: Job) -> Sequence[AttemptId]:
-        """Return the attempts that use the quota of a job's team; none if all are of its band or a higher one."""
+        """Return the attempts that use the quota of a job's team; none if no attempt is of a lower band."""
         lower = (band for band in PriorityBand if band > job.spec.priority)
         if not self._idle and not any(map(self._running.attempts.get, lower)):
             return ()
@@ -241,7 +235,7 @@ class Evictor:
 
     @cached_property
     def _by_account(self) -> Mapping[tuple[str, str | None], list[AttemptId]]:
-        """The attempts by the quotas that they use; first the spares, then those of the lowest bands."""
+        """The attempts by the quota that they use: spares first, then lower bands first."""
         jobs, account = self._running.jobs, self._allowances.teams.account
         found = defaultdict[tuple[str, str | None], list[AttemptId]](list)
         for attempt in chain(self._idle, *map(self._in_turn, reversed(PriorityBand))):
@@ -263,9 +257,9 @@ class Evictor:
     def _leaves(self, attempt: AttemptId, taker: Job) -> None:
         self._allowances.teams.leaves(attempt, self._running.jobs[attempt.job_id], self._chips_of(attempt), taker)
 
-    def _hopes_for_more(self, job: Job) -> bool:
-        """Return whether a gang waits for more groups than it needs if some are about to be free."""
-        return len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
+    def _waits_for_more(self, job: Job) -> bool:
+        """Return whether a gang waits for more groups than it needs when some are about to be free."""
+        return len(num_groups(job)) > 1 and self._deadlines.waits_for_more(job.gang)
 
     def _search(
         self,
@@ -279,14 +273,14 @@ class Evictor:
         return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, reclaim, patient, only)
 
     def _reclaim(self, job: Job) -> Reclaim:
-        """Return which jobs of other teams have to leave for a job."""
+        """Return the job's right to reclaim quota from other teams."""
         least = num_groups(job)[0] * chips_per_group(job) if self._allowances.teams.exist else 0.0
         return self._allowances.teams.reclaim(job, least)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
-        """Return how many groups a job needs, and its user's limit allows.
+        """Return the number of groups that a job needs and its user's limit allows.
 
-        A job whose tasks are placed one by one needs a host for each task that does not pause.
+        A job of independent tasks needs a host for each task that does not pause.
         """
         if job.spec.coscheduling is not None:
             least = num_groups(job)[0]
@@ -296,7 +290,7 @@ class Evictor:
         return self._allowances.most_groups(job, needed)
 
     def _complete(self, search: VictimSearch, room: Room) -> Room | None:
-        """Return enough groups, but no more victims of a user or a team than its budget of evictions allows."""
+        """Return enough groups, within the eviction budgets of users and teams, or None."""
         names = self._groups_in_use(search) if search.exist else ()
         for _ in range(OWNERS_SPARED + 1):
             found = search.complete(dict(room), names)
@@ -311,7 +305,7 @@ class Evictor:
         return None
 
     def _beyond(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
-        """Return the attempts of other teams that may stay since without them these teams are back at their quotas."""
+        """Return the victims that may stay because without them their teams are already back at their quotas."""
         if not search.reclaim:
             return frozenset()
         jobs = self._running.jobs
@@ -322,14 +316,14 @@ class Evictor:
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
 
     def _at_budget(self, found: Room) -> list[tuple[Owner, float]]:
-        """Return whose budgets these evictions would exceed, each with the seconds until they would not."""
+        """Return the owners whose eviction budgets these victims would exceed, with the seconds until they don't."""
         victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
         counts = Counter(chain.from_iterable(map(self._costs.owners_of, victims)))
         waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
         return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
-        """Return what a job could take once the victims have run for the minimum time of their band."""
+        """Return the hosts that a job can take once the victims have run for the minimum time of their band."""
         if not self._bands(search.job):
             return None
         first = search.needed if search.job.spec.coscheduling else len(room) + 1
@@ -345,9 +339,9 @@ class Evictor:
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
 
     def _bands(self, job: Job) -> list[PriorityBand]:
-        """Return the bands from which a job may take hosts and in which attempts hold some, the lowest first.
+        """Return the bands with attempts from which a job may take hosts, lowest first.
 
-        A job within a quota of its teams may take them from all bands of teams that are over theirs.
+        A job that may reclaim quota can take them from all bands of teams over their quotas.
         """
         if self._rules is None or not may_evict(job):
             return []
@@ -356,21 +350,21 @@ class Evictor:
         return [band for band in bands if self._running.attempts[band]]
 
     def taken_from(self, job: Job) -> tuple[str, ...]:
-        """Return the ids of the jobs that leave hosts to a job, by this plan or an earlier one."""
+        """Return the ids of the jobs that leave hosts to a job, by this or an earlier plan."""
         return tuple(dict.fromkeys(attempt.job_id for attempt in self._leave_for(job)))
 
     def _leave_for(self, job: Job) -> list[AttemptId]:
-        """Return the attempts that are about to leave hosts to a job."""
+        """Return the attempts that leave hosts to a job."""
         before = job.promise.given_up if job.promise is not None else ()
         told = [self._told[attempt] for attempt in before if attempt in self._told]
         return list(dict.fromkeys([*told, *sorted(self._taken.get(job.spec.job_id, ()))]))
 
     def leaving(self) -> frozenset[AttemptId]:
-        """Return the attempts that are about to leave hosts to some job."""
+        """Return all attempts that are about to leave their hosts."""
         return frozenset(self._leaving)
 
     def told(self) -> Mapping[AttemptId, float]:
-        """Return until when each attempt has notice that it must leave; seconds."""
+        """Return the deadline of each attempt that is about to leave its hosts; seconds."""
         jobs = self._running.jobs
         gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
         return {a: gang.eviction.deadline if gang.eviction is not None else self._deadline for a, gang in gangs}
@@ -380,7 +374,7 @@ class Evictor:
         return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
-        """Return the names of groups that attempts could leave: those about to leave, then those that lose least."""
+        """Return the names of groups that attempts could leave, in the order of victims: leaving, idle, cheapest."""
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands(search.job)
@@ -393,9 +387,9 @@ class Evictor:
         return list(names)
 
     def _in_turn(self, band: PriorityBand) -> Iterator[AttemptId]:
-        """Iterate over the attempts of a band: those that heed notices, then those that have saved or begun last.
+        """Iterate over the attempts of a band: those that heed notices, then those that saved or began most recently.
 
-        Those that would have no further attempt come at the very end.
+        Attempts of jobs that run only once come last.
         """
         running, last = self._running, []
         jobs = running.jobs
@@ -407,13 +401,10 @@ class Evictor:
         yield from last
 
     def frees(self, node_ids: Iterable[str], reached: ReachedLimit) -> float:
-        """Return how many chips count no more towards a limit once all have left that are about to leave.
+        """Return the number of chips that stop counting towards a limit once all leaving attempts have left.
 
-        Those are about to leave that leave for any job, and those that have ended on hosts that are promised.
-
-        Args:
-            node_ids: the hosts that are promised to any job. Their chips count for that job already.
-            reached: the limit.
+        These are all victims, and the attempts that have ended on promised hosts, ``node_ids``, whose chips already
+        count for the jobs to which they are promised.
         """
         jobs, workers = self._running.jobs, self._fleet.workers
         there = {who[1] for node_id in node_ids if node_id in workers for who in workers[node_id].ending}
@@ -424,23 +415,23 @@ class Evictor:
 
     @cached_property
     def _ending(self) -> list[tuple[AttemptId, float]]:
-        """The chips that attempts hold that have ended, and whose end may be confirmed in time; host by host."""
+        """The chips on each host held by attempts that have ended within `UNCONFIRMED_S`."""
         workers = (worker for worker in self._fleet.workers.values() if worker.ending)
         found = ((worker, who, since) for worker in workers for who, since in worker.ending.items())
         return [(who[1], accelerators(on.occupants[who])) for on, who, at in found if self._now < at + UNCONFIRMED_S]
 
     def _chips_of(self, attempt: AttemptId) -> float:
-        """Return how many chips an attempt holds."""
+        """Return the number of chips that an attempt holds."""
         workers = (self._fleet.workers[i] for i in self._costs.hosts_of(attempt) if i in self._fleet.workers)
         held = (held for worker in workers for who, held in worker.occupants.items() if who[1] == attempt)
         return sum(map(accelerators, held))
 
 
 def may_evict(job: Job) -> bool:
-    """Return whether gangs of lower bands leave for a job."""
+    """Return whether a job may evict gangs of lower bands."""
     return job.spec.may_evict and not job.yields and job.spec.spare_for is None
 
 
 def _key(job: Job) -> _Key:
-    """Return the kind of a job. A search that finds nothing for one job finds nothing for others of its kind."""
+    """Return the search key of a job. A search that fails for one job fails for others with its key."""
     return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job)

@@ -1,6 +1,6 @@
-"""Makes pending reasons: why a gang got nothing, and which groups come closest.
+"""Makes pending reasons: why a gang got no hosts, and which groups come closest.
 
-`ImpossibleConstraints` finds the jobs that wait for nothing, since no host can evaluate one of their constraints.
+`ImpossibleConstraints` finds jobs that can't ever run because no host can evaluate one of their constraints.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,24 +19,18 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 OBSTACLES_NAMED = 4
-"""How many groups a shortage names."""
+"""The number of groups that a shortage names."""
 GIVEN_AWAY_LOOKED_AT = 64
-"""A shortage looks at so many groups that the plan has changed, for some that the job could have had."""
+"""The number of groups changed by the plan that a shortage searches for groups that the job could have had."""
 
 Told = Mapping[AttemptId, float]
 
 _Cause = tuple[PendingKind, int, Shortage]
-"""The kind of the reason, how many groups suit the job, and the shortage."""
+"""The kind of the reason, the number of groups that suit the job, and the shortage."""
 
 
 class Unplaced(NamedTuple):
-    """A job that found too few groups.
-
-    Attributes:
-        job: the job.
-        available: the groups that its requirement finds.
-        reason: why it waits.
-    """
+    """A job that found too few groups, with the groups available to it and its pending reason."""
 
     job: Job
     available: Availability
@@ -44,7 +38,7 @@ class Unplaced(NamedTuple):
 
 
 class Explainer:
-    """Explains why jobs got nothing. Jobs with the same requirement share a shortage."""
+    """Explains why jobs got no hosts. Jobs with the same requirement share a shortage."""
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self._fleet = fleet
@@ -62,16 +56,15 @@ class Explainer:
         protected: Protected | None = None,
         waits_for: tuple[str, ...] = (),
     ) -> PendingReason:
-        """Return why a job waits, and count it among the unplaced jobs. Its shortage is empty until `complete`.
+        """Return a job's pending reason, and count the job as unplaced. Its shortage is empty until `complete`.
 
         Args:
-            job: the job.
-            available: the groups that its requirement finds.
-            free: how many groups were free at its turn.
-            kept: names of the groups that are kept for it.
-            taken_from: ids of jobs that leave it hosts.
-            protected: what it may take from lower bands later, or None.
-            waits_for: what the groups that are kept wait for, in words.
+            job, available: the job and the groups available to it.
+            free: the number of groups that were free at its turn.
+            kept: names of the groups that are reserved for it.
+            taken_from: ids of the jobs that leave it hosts.
+            protected: the hosts that it may take from lower bands later, or None.
+            waits_for: the events for which the reserved groups wait, for people.
         """
         to_all, wanted = available.to_all, num_groups(job)
         kind, suitable, shortage = self._causes.get((to_all, wanted)) or self._cause(job, to_all, wanted)
@@ -96,7 +89,7 @@ class Explainer:
         return reason
 
     def same_reason(self, job: Job, before: Unplaced) -> PendingReason:
-        """Return why a job waits, for the same cause as a job before it that has no room; count it as `reason` does."""
+        """Return the reason of a job that waits like an earlier one of its kind, and count the job as unplaced."""
         like, to_all = before.reason, before.available.to_all
         reason = PendingReason(
             job.spec.job_id,
@@ -115,7 +108,7 @@ class Explainer:
         return reason
 
     def complete(self) -> None:
-        """Fill in the shortages, once the whole plan is made."""
+        """Fill in the shortages after the whole plan is made."""
         for available, shortage in self._shortages.items():
             self._fill_in(shortage, available)
 
@@ -152,20 +145,20 @@ class Explainer:
         return Obstacle(shown, available.tasks(name), f"goes to {taker}", (taker,))
 
     def _display_name(self, name: str, requirement: Requirement) -> str:
-        """Return a group's name for people. A host that is a group by itself is named by its slice or its address."""
+        """Return a group's display name. A single host is named by its slice or its address."""
         worker = self._fleet.workers.get(name) if requirement.group_by is None else None
         if worker is None:
             return name
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
 
 
-def what_they_wait_for(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
-    """Return what keeps a job from hosts that are kept for it, in words.
+def awaited_events(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
+    """Return the events, as text, that must happen before a job can use the hosts reserved for it.
 
     Args:
         hosts: the hosts.
-        need: what the job asks of them.
-        told: until when each attempt has notice that it must leave; seconds.
+        need: the job's requirement.
+        told: the deadline of each evicted attempt; seconds.
         now: the time on the same clock.
     """
     found: dict[str, None] = {}
@@ -186,25 +179,25 @@ def what_they_wait_for(hosts: Iterable[Worker], need: Requirement, told: Told, n
 
 
 def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
-    """Return why a job waits that is not tried for some seconds after a failed launch."""
+    """Return the reason of a job that pauses for some seconds after a failed launch."""
     pause = pause_s, cause or "unknown cause"
     return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), pause=pause)
 
 
-def not_looked_at(job: Job) -> PendingReason:
-    """Return why a job waits that the plan has not looked at; see `EvaluationLimits`."""
+def not_considered(job: Job) -> PendingReason:
+    """Return the reason of a job that the plan has not considered; see `EvaluationLimits`."""
     return PendingReason(job.spec.job_id, PendingKind.NOT_LOOKED_AT, job.requirement, num_groups(job))
 
 
 def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingReason:
-    """Return why a job waits whose user has reached a limit."""
+    """Return the reason of a job whose user or team has reached a limit."""
     return PendingReason(
         job.spec.job_id, PendingKind.LIMITED, job.requirement, num_groups(job), kept=kept, limit=reached
     )
 
 
 def held_back(job: Job) -> PendingReason | None:
-    """Return why a job waits that has not entered the queue yet; None if it has."""
+    """Return the reason of a job that has not entered the queue yet; None if it has."""
     awaits = tuple(f"{job_id} has {wanted}" for job_id, wanted in job.awaits.items())
     if not awaits and job.spec.group is not None and job.forms_group and not job.ready_at:
         awaits = (f"the other jobs of its group {job.spec.group.name} are submitted, and await no others",)
@@ -214,23 +207,19 @@ def held_back(job: Job) -> PendingReason | None:
 
 
 def _name_of(what: int | str, requirement: Requirement) -> str:
-    """Return a constraint (by position) or a taint (by name) in words."""
+    """Return a constraint (by position) or a taint (by name) as text."""
     return what if isinstance(what, str) else str(requirement.constraints[what])
 
 
 class ImpossibleConstraints:
-    """Finds constraints that no host can evaluate, such as an ordering of a str and a number.
-
-    Args:
-        workers: all live workers.
-    """
+    """Finds constraints that no live worker can evaluate, such as an ordering of a str and a number."""
 
     def __init__(self, workers: Collection[Worker]) -> None:
         self._workers = workers
         self._found: dict[Requirement, str] = {}  # "": every constraint can be evaluated
 
     def problem_of(self, requirement: Requirement) -> str | None:
-        """Return which constraint no host can evaluate, and why; None if some host can evaluate each of them."""
+        """Return the first constraint that no host can evaluate, with the error; None if there is none."""
         found = self._found.get(requirement)
         if found is None:
             problems = (self._problem(constraint, requirement) for constraint in requirement.constraints)
@@ -238,7 +227,7 @@ class ImpossibleConstraints:
         return found or None
 
     def _problem(self, constraint: Constraint, requirement: Requirement) -> str | None:
-        """Return why no host that satisfies the requirement's other constraints can evaluate this one."""
+        """Return why no host that satisfies the requirement's other constraints can evaluate this one, or None."""
         others = [other for other in requirement.constraints if other is not constraint]
         error: TypeError | None = None
         for worker in self._workers if constraint.orders else ():

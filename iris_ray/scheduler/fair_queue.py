@@ -1,14 +1,15 @@
-"""Who goes first in the queue, its time limits, and whose turn it is for a search that is bounded.
+"""The order of the queue, its time limits, and turns for bounded searches.
 
-1. By `Standing`, if there are teams: jobs within the quota of their team, of a team above it, and jobs that borrow.
+1. With teams, jobs within their own team's quota, then within that of a team above it, then those that borrow
+   (`QuotaSource`).
 2. Then by priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
-3. Spares, room to grow and jobs that yield, after every job of every band, in the same order.
+3. Spares, growth spares and jobs that yield come after all jobs of all bands, in the order above.
 
 Fair share: the next job is that of the team, and within it of the user, with the smallest share of the cluster. A share
-is what the team or user holds, and has held in the past hours. Age, the order of submission, decides between equal
-shares and between jobs of one user. It never overrides a share.
+covers current and past usage. Age, the order of submission, decides between equal shares and between jobs of one user,
+but never overrides a share.
 """
 
 import heapq
@@ -24,79 +25,79 @@ from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM
-from iris_ray.scheduler.team_quotas import Standing
+from iris_ray.scheduler.team_quotas import QuotaSource
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage
 from iris_ray.state.waiting_jobs import Run, WaitingJobs
 
 Usage = Mapping[str, Mapping[str, float]]
-"""What each user's gangs hold, by Ray's resource names."""
+"""The resources that each user's gangs hold, by Ray's names."""
 
-HOPES_FOR_MORE_S = 30.0
-"""For so many seconds in the queue, a gang that can use more groups waits for groups that are about to be free."""
-AWAITS_ITS_OWN_S = 10.0
-"""For so many seconds after an attempt, its gang waits for slices that it had, while their last processes end."""
+WAITS_FOR_MORE_S = 30.0
+"""Seconds in the queue for which a gang that can use more groups waits for groups about to be free."""
+WAITS_FOR_OWN_S = 10.0
+"""Seconds after an attempt for which its gang waits for its former slices, while their last processes end."""
 
 
 class Urgency(IntEnum):
-    """The classes of jobs within a band, in the order in which they go."""
+    """The classes of jobs within a band, first class first."""
 
     RETURNING = 0
     NONE = 1
 
 
 def comes_last(job: Job) -> bool:
-    """Return whether a job's owner can do without its hosts: a spare, room to grow, or a job that yields."""
+    """Return whether a job can do without its hosts: a spare, a growth spare, or a job that yields."""
     spare_for = job.spec.spare_for
     return job.yields or (spare_for is not None and spare_for.purpose is not SparePurpose.REPLACEMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Tells which time limits have passed.
+    """The time limits of waiting jobs at one point in time.
 
     Attributes:
         now: seconds on the clock of the events.
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting gang; see `bound_s`.
+        backfill_bound_s: seconds for which later jobs may pass a waiting gang; see `bound_s`.
     """
 
     now: float
     backfill_bound_s: float
 
     def seconds_paused(self, gang: Gang) -> float:
-        """Return for how many more seconds the gang is not tried after a failed launch; at most 0 if it is tried."""
+        """Return the remaining seconds of the gang's pause; 0 or less if it does not pause."""
         return gang.not_before - self.now
 
     def bound_s(self, band: PriorityBand) -> float:
-        """Return for how many seconds others may pass a waiting gang of a band.
+        """Return the backfill bound of a band in seconds.
 
-        None pass one of PRODUCTION: small jobs of lower bands would keep it out.
+        It is 0 for PRODUCTION, since small jobs of lower bands would otherwise keep its gangs waiting.
         """
         return 0.0 if band is PriorityBand.PRODUCTION else self.backfill_bound_s
 
     def is_starving(self, job: Job, gang: Gang) -> bool:
-        """Return whether a gang of the job has waited longer than the bound of its band."""
+        """Return whether a gang of the job has waited longer than the backfill bound."""
         return self.now - gang.waiting_since >= self.bound_s(job.spec.priority)
 
-    def hopes_for_more(self, gang: Gang) -> bool:
-        """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
-        return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
+    def waits_for_more(self, gang: Gang) -> bool:
+        """Return whether the gang entered the queue, or ended its pause, within `WAITS_FOR_MORE_S`."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + WAITS_FOR_MORE_S
 
-    def awaits_its_own(self, gang: Gang) -> bool:
-        """Return whether the gang's last attempt has ended, or its pause, only a moment ago."""
-        return self.now <= max(gang.waiting_since, gang.not_before) + AWAITS_ITS_OWN_S
+    def waits_for_own_slices(self, gang: Gang) -> bool:
+        """Return whether the gang's last attempt or its pause ended within `WAITS_FOR_OWN_S`."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + WAITS_FOR_OWN_S
 
     def is_returning(self, job: Job) -> bool:
-        """Return whether a waiting gang of the job ran a moment ago. It comes first: a lost host costs no turn."""
+        """Return whether a waiting gang of the job has just run. It comes first, since a lost host costs no turn."""
         if job.spec.coscheduling is None or job.yields:
             return False
         return any(self.now < job.gangs[position].returning_until for position in job.pending)
 
     def in_turn(self, job: Job) -> Iterator[int]:
-        """Return the positions of the job's gangs to place in a plan, in turn.
+        """Return the positions of the job's gangs to place in a plan, in order.
 
-        If some gangs return, they come first. The others wait for the next plan: the turn is not theirs.
+        If any gangs return, only these are in turn, and the others wait for the next plan.
         """
         if len(job.gangs) == 1 or not self.is_returning(job):
             return iter(job.pending)
@@ -104,7 +105,7 @@ class Deadlines:
         return iter(returning or list(job.pending))
 
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
-        """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""
+        """Return the event that ends a job without any run within its ``scheduling_timeout``, or None."""
         timeout = job.spec.scheduling_timeout
         if timeout is None or job.started or self.now - max(job.submitted_at, job.ready_at) <= timeout:
             return None
@@ -113,8 +114,8 @@ class Deadlines:
         return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
-Place = tuple[int, PriorityBand]
-"""Where jobs go in the queue: by `Standing`, then by band. Those that come last have a number above all standings."""
+Tier = tuple[int, PriorityBand]
+"""A class of jobs in the queue: the `QuotaSource`, or a higher number for jobs that come last; and the band."""
 
 
 _number = attrgetter("number")
@@ -123,25 +124,24 @@ _number = attrgetter("number")
 class FairQueue:
     """One pass over the pending jobs, in the order in which they are placed.
 
-    A share is the largest part that a user, or a team, holds of any resource of the cluster (dominant resource
-    fairness, Ghodsi et al., NSDI 2011). An hour of holding a resource in the past counts as much as holding it now, and
-    less and less as time goes by; see `PastUsage`. The resources that the pass itself hands out count. A team's share
-    is divided by its weight.
+    A share is the largest fraction of any resource of the cluster that a user or a team holds (dominant resource
+    fairness, Ghodsi et al., NSDI 2011). An hour of past usage counts as much as current usage, with exponential decay;
+    see `PastUsage`. Resources granted during the pass count. A team's share is divided by its weight.
 
     Args:
         pending: the jobs.
-        usage: what each user holds already.
-        past: what each user has held; None: past use does not count.
-        totals: what the cluster has of each resource.
-        deadlines: tells which jobs are urgent.
-        teams: what each team holds and has held; None: there are no teams.
-        standing: tells with whose quota a job could run.
-        passed_over: is told of each job that goes later, since it has to look further for quota, and of the standing of
-            those that go now.
-        fare_alike: whether plain jobs of a kind fare like one before them, which found nothing. They get no turn then.
+        usage: each user's current usage.
+        past: each user's past usage; None to ignore it.
+        totals: the cluster's resources.
+        deadlines: the urgency of jobs.
+        teams: each team's current and past usage; None without teams.
+        quota_source: returns a job's `QuotaSource`.
+        passed_over: called with each job that is deferred because it needs quota from further up, and with the quota
+            source of the jobs in turn.
+        share_reason: whether plain jobs of a kind wait like an earlier one and so need no turn.
 
     Attributes:
-        place: the place of the latest job.
+        tier: the tier of the latest job.
     """
 
     def __init__(
@@ -152,64 +152,64 @@ class FairQueue:
         totals: Mapping[str, float],
         deadlines: Deadlines,
         teams: TeamUse | None = None,
-        standing: Callable[[Job], int] = lambda job: Standing.OWN,
-        passed_over: Callable[[Job, int], None] = lambda job, standing: None,
-        fare_alike: Callable[[Run], bool] = lambda run: False,
+        quota_source: Callable[[Job], int] = lambda job: QuotaSource.OWN,
+        passed_over: Callable[[Job, int], None] = lambda job, quota_source: None,
+        share_reason: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self._pending = pending
         self._deadlines = deadlines
         self._users = _Shares(usage, past, totals, deadlines.now)
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
-        self._standing = standing
+        self._quota_source = quota_source
         self._passed_over = passed_over
-        self._fare_alike = fare_alike
-        self._later: list[Run] = []  # jobs that have to look further for quota
-        self._kinds_later: set[Kind] = set()  # theirs
-        self._was_granted = False  # the latest job
+        self._share_reason = share_reason
+        self._later: list[Run] = []  # jobs that need quota from further up
+        self._kinds_later: set[Kind] = set()  # the kinds of these jobs
+        self._was_granted = False  # whether the latest job got hosts
         self._again = False
         self._in_line: _Line | None = None
-        self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
+        self.tier: Tier = QuotaSource.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
         waiting: list[Run] = []
         last: list[Run] = []
         for run in self._pending.runs():
             (last if comes_last(run[0]) else waiting).append(run)
-        for standing in Standing:
-            yield from self._by_class(waiting, standing)
+        for quota_source in QuotaSource:
+            yield from self._by_class(waiting, quota_source)
             waiting, self._later = self._later, []
-        yield from self._by_class(last, len(Standing))
+        yield from self._by_class(last, len(QuotaSource))
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other user has jobs in the class of the latest job, which then comes again at once."""
+        """Whether the latest job's user is the only one in its class, so that the job comes again at once."""
         return self._in_line is not None and self._in_line.is_alone
 
     def granted(self, job: Job, resources: Mapping[str, float], comes_again: bool) -> None:
-        """Count what the latest job was given, and say whether the job comes again at its user's next turn."""
+        """Count the resources granted to the latest job, and record whether it comes again at its user's next turn."""
         self._users.count(job.spec.user, resources)
         if self._teams is not None and self._of_teams is not None:
             for name in self._teams.path(job.spec.team):
                 self._of_teams.count(name, resources)
         self._was_granted, self._again = True, comes_again
 
-    def _by_class(self, runs: Iterable[Run], standing: int) -> Iterator[Job]:
-        """Yield jobs by band, first those that return. Those that have to look further for quota come later."""
+    def _by_class(self, runs: Iterable[Run], quota_source: int) -> Iterator[Job]:
+        """Yield jobs by band, returning ones first, and defer those that need quota from further up."""
         classes: defaultdict[tuple[PriorityBand, Urgency], list[Run]] = defaultdict(list)
         for run in runs:
             urgency = Urgency.RETURNING if self._deadlines.is_returning(run[0]) else Urgency.NONE
             classes[run[0].spec.priority, urgency].append(run)
         for (band, urgency), of_class in sorted(classes.items(), key=lambda item: item[0]):
-            self.place = standing, band
+            self.tier = quota_source, band
             self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
-            if self._teams is None or standing >= Standing.BORROWS:
+            if self._teams is None or quota_source >= QuotaSource.BORROWED:
                 yield from in_turn
                 continue
             for job in in_turn:
-                if self._standing(job) > standing:
-                    self._passed_over(job, standing)
+                if self._quota_source(job) > quota_source:
+                    self._passed_over(job, quota_source)
                     self._later.append(deque((job,)))
                     if job.is_plain:
                         self._kinds_later.add(job.kind)
@@ -217,25 +217,25 @@ class FairQueue:
                     yield job
 
     def _needs_no_turns(self, run: Run) -> bool:
-        """Return whether plain jobs fare like one of their kind before them."""
+        """Return whether plain jobs wait like an earlier one of their kind."""
         if run[0].kind in self._kinds_later:
             if (head := self._later[-1])[0].kind is run[0].kind:
                 head.extend(run)
             else:
                 self._later.append(run)
             return True
-        return self._fare_alike(run)
+        return self._share_reason(run)
 
     def _by_age(self, runs: Iterable[Run]) -> Iterator[Job]:
         self._in_line = None
         for job in sorted(chain.from_iterable(runs), key=_number):
             self._again = True
-            while self._again:  # several gangs of it may return
+            while self._again:  # several of its gangs may return
                 self._again = False
                 yield job
 
     def _by_share(self, runs: Iterable[Run]) -> Iterator[Job]:
-        """Yield jobs of one class: by the shares of teams, of users, and by age."""
+        """Yield the jobs of a class by the shares of teams, the shares of users, and age."""
         line = self._in_line = self._line(runs)
         while line.first is not None:
             self._was_granted = self._again = False
@@ -243,7 +243,7 @@ class FairQueue:
             line.had_its_turn(self._was_granted, self._again)
 
     def _line(self, runs: Iterable[Run]) -> "_Line":
-        """Return the line of all jobs, which consists of the lines of teams and users."""
+        """Return the line of all jobs, composed of the lines of teams and users."""
         by_user: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
         for run in runs:
             by_user[run[0].spec.team, run[0].spec.user].append(run)
@@ -268,25 +268,25 @@ class FairQueue:
 
 
 class _Shares:
-    """The shares of users, or of teams, while one pass hands out resources."""
+    """The shares of users or teams during a pass."""
 
     def __init__(self, usage: Usage, past: PastUsage | None, totals: Mapping[str, float], now: float) -> None:
         self._usage = usage
         self._past = past
         self._totals = totals
         self._now = now
-        self._counted: dict[str, dict[str, float]] = {}  # what counts of each resource
+        self._counted: dict[str, dict[str, float]] = {}  # name → amounts that count
         self._shares: dict[str, float] = {}
 
     def of(self, who: str) -> float:
-        """Return a share."""
+        """Return the share of a user or team."""
         if who not in self._shares:
             self._counted[who] = {} if self._past is None else self._past.hours(who, self._now)
             self._add(who, self._usage.get(who, {}))
         return self._shares[who]
 
     def count(self, who: str, resources: Mapping[str, float]) -> None:
-        """Count resources that were handed out."""
+        """Count resources granted during the pass."""
         self.of(who)
         self._add(who, resources)
 
@@ -298,16 +298,16 @@ class _Shares:
 
 
 class _Line:
-    """Jobs in the order of their turns: of one user, or of the users and parts of a team.
+    """Jobs in the order of their turns: those of a user, or those of the users and subteams of a team.
 
     Args:
-        share: returns the share by which it goes among the lines beside it.
+        share: returns the share that orders this line among its siblings.
         runs: the jobs of a user.
-        needs_no_turns: whether what is left of a run needs no turns.
+        needs_no_turns: whether the rest of a run needs no turns.
 
     Attributes:
-        parts: the lines of a team; fill it, then call `begin`.
-        first: the job whose turn it is, or None if none is left.
+        parts: the lines that a team's line consists of; fill it before calling `begin`.
+        first: the job in turn, or None if none is left.
     """
 
     __slots__ = ("_needs_no_turns", "_runs", "_share", "_turns", "first", "parts")
@@ -327,7 +327,7 @@ class _Line:
         self.first: Job | None = self._runs[0][-1][0] if self._runs else None
 
     def begin(self) -> None:
-        """Sort the parts."""
+        """Order the parts by their shares."""
         for part in self.parts:
             part.begin()
         self._turns = [part._turn(number) for number, part in enumerate(self.parts)]
@@ -337,11 +337,11 @@ class _Line:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the first job's user has no others beside."""
+        """Whether the first job's user is the only one in the line."""
         return bool(self._runs) or (len(self._turns) == 1 and self._turns[0][-1].is_alone)
 
     def had_its_turn(self, was_granted: bool, comes_again: bool) -> None:
-        """Go on after the first job, which stays if it comes again."""
+        """Advance past the first job, unless it comes again."""
         if self._runs:
             if not comes_again:
                 self._drop_first()
@@ -354,7 +354,7 @@ class _Line:
             return
         if part.first is None:
             heapq.heappop(self._turns)
-        elif part.parts and not was_granted:  # what a team has changes in its own turns only
+        elif part.parts and not was_granted:  # a team's share changes only in its own turns
             heapq.heapreplace(self._turns, (share, part.first.number, number, part))
         else:
             heapq.heapreplace(self._turns, part._turn(number))
@@ -374,21 +374,21 @@ class _Line:
 
 
 class SearchFairness:
-    """Gives every kind of jobs its search, though one plan makes a bounded number of searches.
+    """Shares the bounded number of searches of each plan between all kinds of jobs.
 
-    Plans pass over a kind of jobs for which a search has found nothing, until one of them has had time for all other
-    kinds. So the first kinds in the queue do not use up the searches of every plan.
+    After a failed search for a kind, plans skip that kind until one of them has had time for all other kinds. The first
+    kinds in the queue therefore can't use up the searches of every plan.
     """
 
     def __init__(self) -> None:
         self._searched: set[Hashable] = set()
 
     def passes_over(self, kind: Hashable) -> bool:
-        """Return whether a search for a kind has found nothing, and other kinds have yet to get theirs."""
+        """Return whether a search for this kind has failed and other kinds are still due."""
         return kind in self._searched
 
     def end_plan(self, in_vain: Collection[Hashable], had_time: bool) -> None:
-        """Note for which kinds a plan has searched in vain, and whether it had time for all kinds that were due."""
+        """Record the kinds with failed searches, and whether the plan had time for all kinds that were due."""
         if had_time:
             self._searched.clear()
         else:

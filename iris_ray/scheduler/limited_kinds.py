@@ -1,8 +1,8 @@
-"""Leaves jobs that wait for a limit out of plans until something changes that counts towards it.
+"""Leaves jobs that wait for a limit out of plans until the usage that counts towards it changes.
 
-In a crowd, most jobs wait for a limit of their user or a quota of a team. Their turn would end like the one before:
-what decides it are the jobs of one account, and not the hosts. So a plan looks only at the accounts in which something
-has changed, and at the jobs that wait for hosts.
+In a crowded cluster, most jobs wait for their user's limit or their team's quota. Their turn would have the same result
+as before, because it depends only on the jobs of an account and not on the hosts. A plan therefore considers only the
+accounts that have changed, and the jobs that wait for hosts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,17 +17,14 @@ from iris_ray.state.waiting_jobs import WaitingJobs
 
 
 class LimitedKinds:
-    """The kinds of plain jobs that need no look.
+    """The kinds of plain jobs that plans can leave out.
 
-    They have reached a limit in an earlier plan, and nobody could leave to bring them within it. Since then no job has
-    changed that counts towards that limit, and no plan has looked at one. If the teams, the limits or the size of the
-    cluster change, every kind needs a look. So it does now and then, since time alone may change what a job is told.
-
-    Args:
-        state: the jobs.
+    These kinds reached a limit in an earlier plan, and no victims could bring them within it. Since then no job that
+    counts towards that limit has changed or been considered. If the teams, the limits or the size of the cluster
+    change, all kinds are considered again; also from time to time, since time alone may change a reason.
 
     Attributes:
-        reasons: why their jobs wait.
+        reasons: the pending reasons of the jobs that are left out.
     """
 
     def __init__(self, state: ControllerState) -> None:
@@ -40,11 +37,11 @@ class LimitedKinds:
         self._valid_for: object = None
 
     def rest(self) -> WaitingJobs:
-        """Return the waiting jobs that need a look."""
+        """Return the waiting jobs that are not left out."""
         return self._state.pending().without(self._left_out)
 
     def release_changed(self, reasons: Reasons) -> None:
-        """Have the jobs looked at for whose limit something counts that has changed, and tell why they have waited."""
+        """Stop leaving out jobs whose limits are affected by changes, and add their reasons to ``reasons``."""
         if not self._left_out:
             return
         changed = self._state.changed_specs.since(self._changes_seen)
@@ -59,7 +56,7 @@ class LimitedKinds:
         self._release(accounts, reasons)
 
     def release_all(self, reasons: Reasons) -> None:
-        """Have all jobs looked at, and tell why they have waited."""
+        """Stop leaving out any jobs, and add their reasons to ``reasons``."""
         for kind in self._left_out:
             reasons.take(self.reasons, kind)
         self._kinds.clear()
@@ -67,11 +64,9 @@ class LimitedKinds:
         self._accounts.clear()
 
     def add(self, limited: Mapping[Kind, tuple[LimitAccount, ...]], reasons: Reasons) -> None:
-        """Leave out the jobs of some kinds from now on. Take their reasons from those of the plan that looked at them.
+        """Leave out the jobs of some kinds from now on, and take their reasons from ``reasons``.
 
-        Args:
-            limited: the kinds, each with the accounts that decide whether its jobs are within their limits.
-            reasons: why all jobs wait that the plan looked at.
+        ``limited`` has the kinds, with the accounts that determine whether their jobs are within their limits.
         """
         for kind, accounts in limited.items():
             self._left_out.add(kind)
@@ -80,15 +75,15 @@ class LimitedKinds:
             self.reasons.take(reasons, kind)
 
     def planned(self) -> None:
-        """Note that the plan is committed. What it did itself leaves the others within or beyond their limits."""
+        """Record that the plan is committed. Its own changes don't bring any other job within its limits."""
         self._changes_seen = self._state.changed_specs.version
         conditions = self._conditions()
         if conditions != self._valid_for:
             self._valid_for = conditions
-            self._accounts.clear()  # they may be those of other teams
+            self._accounts.clear()  # the teams may differ
 
     def _release(self, accounts: Iterable[LimitAccount], reasons: Reasons) -> None:
-        """Release the kinds of some accounts, and those for whose limits these count."""
+        """Stop leaving out the kinds of some accounts, and, in turn, the kinds whose limits these affect."""
         left = {account for account in accounts if account in self._kinds}
         waiting = self._state.pending().by_kind
         while left:
@@ -100,7 +95,7 @@ class LimitedKinds:
                     break
 
     def _of(self, spec: JobSpec) -> tuple[LimitAccount, ...]:
-        """Return the accounts for which a job counts."""
+        """Return the accounts towards which a job counts."""
         teams = self._state.teams
         key = spec.user, spec.priority, spec.team, teams.kind(spec) if teams.teams.types else None
         accounts = self._accounts.get(key)
@@ -110,6 +105,6 @@ class LimitedKinds:
         return accounts
 
     def _conditions(self) -> object:
-        """Return what every limit depends on beside the jobs."""
+        """Return everything except the jobs on which limits depend."""
         state = self._state
         return state.teams.version, state.limits.version, dict(state.fleet.totals), dict(state.fleet.chips)

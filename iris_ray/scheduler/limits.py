@@ -1,4 +1,4 @@
-"""Limits by user and quotas of teams while a plan is made. What the plan hands out counts at once."""
+"""Users' limits and teams' quotas during a plan. Resources that the plan grants count at once."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,25 +10,25 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
-from iris_ray.scheduler.team_quotas import NoneLeft, Standing, TeamQuotas
+from iris_ray.scheduler.team_quotas import QuotaExhausted, QuotaSource, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
 @dataclass(slots=True)
 class _Allowance:
-    """What one user holds in one band, and may hold.
+    """A user's usage and limits in one band.
 
     Attributes:
-        most_chips: the limit on chips; infinite if the cluster has no more chips than that.
+        most_chips: the limit on chips; infinite if the cluster has no more chips than the limit.
         most_jobs: the limit on running jobs.
-        chips: how many chips the user holds, those handed out by the plan included.
+        chips: number of chips that the user holds, including those granted by the plan.
         running: ids of the user's jobs that had hosts before the plan.
-        started: ids of the jobs that the plan has given their first hosts.
-        kept_for: the job that has waited too long for enough chips within the limit; later jobs get none.
-        promised: job id → chips of the hosts that others leave to the job.
-        expected: job id → chips of other hosts that are promised to the job. Nobody leaves for jobs after that one
-            which could then not run beside it.
-        spares: ids of the spares among those jobs. They are not running jobs of their own.
+        started: ids of the jobs that got their first hosts from the plan.
+        kept_for: the job that has waited too long for chips within the limit; later jobs get none.
+        promised: job id → chips of promised hosts with victims.
+        expected: job id → chips of promised hosts without victims. There are no evictions for later jobs that could not
+            run at the same time.
+        spares: ids of the spares in ``promised`` and ``expected``, which don't count as running jobs.
     """
 
     most_chips: float
@@ -42,29 +42,29 @@ class _Allowance:
     spares: set[str] = field(default_factory=set)
 
     def is_new(self, job: Job) -> bool:
-        """Return whether a job will count as one more running job once it has hosts."""
+        """Return whether a job will count as an additional running job once it has hosts."""
         job_id = job.spec.job_id
         return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
 
     def chips_beside(self, job: Job, expected: bool = False) -> float:
-        """Return how many chips the user holds, with those that the user's other jobs are about to take, or expect."""
+        """Return the user's chips, including those promised (and optionally expected) for the user's other jobs."""
         promised = self.promised | self.expected if expected else self.promised
         return self.chips + sum(more for job_id, more in promised.items() if job_id != job.spec.job_id)
 
     def jobs_beside(self, job: Job, expected: bool = False) -> int:
-        """Return how many of the user's jobs have hosts, with those that are about to take some, or expect some."""
+        """Return the number of the user's running jobs, including those with promised (optionally expected) hosts."""
         promised = self.promised.keys() | self.expected.keys() if expected else self.promised.keys()
         others = promised - {job.spec.job_id} - self.started - self.spares
         return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
 
 
 class Allowances:
-    """What each user, and each team, may still get in one plan.
+    """The resources that each user and team may still get during a plan.
 
     Args:
-        limits: of all users, by band; None: no user has a limit.
-        chips: how many chips the cluster has, GPUs included. A limit of at least as many is no limit.
-        teams: the quotas of the teams.
+        limits: the users' limits; None: no limits.
+        chips: number of chips and GPUs in the cluster. A limit of at least this number is ignored.
+        teams: the teams' quotas.
     """
 
     def __init__(self, limits: UserLimits | None, chips: float, teams: TeamQuotas) -> None:
@@ -74,49 +74,49 @@ class Allowances:
         self._of: dict[Account, _Allowance] = {}
 
     def reached(self, job: Job) -> ReachedLimit | None:
-        """Return the limit that keeps a job from getting the least number of groups that it can use, or None."""
+        """Return the limit that keeps a job from getting the smallest group count that it can use, or None."""
         return self._reached_by_user(job) or self._reached_by_team(job)
 
     def accounts(self, job: Job, reached: ReachedLimit) -> tuple[LimitAccount, ...]:
-        """Return the accounts that decide whether a job that has reached a limit is within its limits again."""
+        """Return the accounts that determine when a job that has reached a limit is within its limits again."""
         mine = self._allowance(job)
         is_free = reached.team is None or mine is None or (mine.most_chips == mine.most_jobs == math.inf)
         return (reached.account,) if is_free else (reached.account, _account(job))
 
-    def standing(self, job: Job) -> Standing:
-        """Return with whose quota a job, or the group for which it stands, could have the least that it can use."""
+    def quota_source(self, job: Job) -> QuotaSource:
+        """Return the quota source of a job, or of the group that it leads, at its smallest size."""
         if not self.teams.exist:
-            return Standing.OWN
+            return QuotaSource.OWN
         if job.members:
-            return self._standing_of_all(job.members)
-        found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
-        return found if isinstance(found, Standing) else Standing.BORROWS
+            return self._quota_source_of_all(job.members)
+        found = self.teams.quota_source(job, num_groups(job)[0] * chips_per_group(job))
+        return found if isinstance(found, QuotaSource) else QuotaSource.BORROWED
 
-    def _standing_of_all(self, members: Sequence[Job]) -> Standing:
+    def _quota_source_of_all(self, members: Sequence[Job]) -> QuotaSource:
         needed: dict[str | None, tuple[Job, float]] = {}  # by type
         for job in members:
             kind = self.teams.kind(job.spec)
             needed[kind] = job, needed.get(kind, (job, 0.0))[1] + least_chips(job)
-        found = (self.teams.standing(job, chips) for job, chips in needed.values())
-        return max(one if isinstance(one, Standing) else Standing.BORROWS for one in found)
+        found = (self.teams.quota_source(job, chips) for job, chips in needed.values())
+        return max(one if isinstance(one, QuotaSource) else QuotaSource.BORROWED for one in found)
 
-    def keep_quota_for(self, job: Job, standing: int) -> None:
-        """Keep quota for a job that could run with it, at a standing, if lower bands of its own team had less.
+    def keep_quota_for(self, job: Job, quota_source: int) -> None:
+        """Reserve quota for a job that could run with a quota source if its own team's lower bands used less.
 
-        It is kept in every account in which jobs of that standing look for quota.
+        The quota is reserved in every account that jobs with that source draw on.
         """
         needed = num_groups(job)[0] * chips_per_group(job)
-        found = self.teams.standing_in_team(job, needed)
-        if isinstance(found, Standing) and found <= standing and self._reached_by_user(job) is None:
+        found = self.teams.quota_source_within_team(job, needed)
+        if isinstance(found, QuotaSource) and found <= quota_source and self._reached_by_user(job) is None:
             own, *above = self.teams.path(job.spec)[:-1]
-            self.teams.keep_for(job, needed, above[-1] if above and standing > Standing.OWN else own)
+            self.teams.keep_for(job, needed, above[-1] if above and quota_source > QuotaSource.OWN else own)
 
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
         if not self.teams.exist:
             return None
         needed = num_groups(job)[0] * chips_per_group(job)
-        left = self.teams.standing_if_all_stay(job, needed)
-        if isinstance(left, Standing):
+        left = self.teams.quota_source_if_all_stay(job, needed)
+        if isinstance(left, QuotaSource):
             return None
         what = f"{left.kind} chips"
         about = *_account(job), what, left.most, left.used, needed
@@ -136,7 +136,7 @@ class Allowances:
         return None
 
     def short_of_chips(self, job: Job, needed: float) -> ReachedLimit:
-        """Return the limit on chips as the limit that a job has reached."""
+        """Return the limit on chips as a job's reached limit."""
         mine = self._allowance(job)
         assert mine is not None
         held = mine.chips_beside(job)
@@ -144,11 +144,9 @@ class Allowances:
         return ReachedLimit(*about, is_kept_back=rounded(held + needed) <= mine.most_chips)
 
     def num_groups(self, job: Job, ending: float = 0.0) -> tuple[int, ...]:
-        """Return the numbers of groups that a gang of the job can use and its user may have, ascending.
+        """Return the group counts that a gang of the job can use within its limits, ascending.
 
-        Args:
-            job: the job.
-            ending: chips that its last attempt still holds, and that the user may have again in a moment.
+        ``ending`` is the number of chips that its last attempt still holds and will soon free.
         """
         mine, wanted = self._allowance(job), num_groups(job)
         if not (each := chips_per_group(job)):
@@ -156,20 +154,16 @@ class Allowances:
         if mine is not None and mine.most_chips < math.inf:
             chips = mine.chips_beside(job) - ending
             wanted = tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
-        if self.teams.exist and len(wanted) > 1:  # more groups must not cost others their quota
-            standing = self.teams.standing_if_all_stay
-            least = standing(job, wanted[0] * each - ending)
-            wanted = tuple(n for n in wanted if standing(job, n * each - ending) == least)
+        if self.teams.exist and len(wanted) > 1:  # additional groups must not use others' quota
+            source_of = self.teams.quota_source_if_all_stay
+            least = source_of(job, wanted[0] * each - ending)
+            wanted = tuple(n for n in wanted if source_of(job, n * each - ending) == least)
         return wanted
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
-        """Return as many of the first groups as the user may have: hosts may have more chips than expected.
+        """Return as many of the first groups as the user's limit allows, as hosts may have more chips than expected.
 
-        Args:
-            job: the job that gets the groups.
-            names: the groups, the best first.
-            wanted: the numbers of groups that the job can use, ascending.
-            available: the groups that the job's requirement finds.
+        ``names`` has the groups, best first, and ``wanted`` the group counts that the job can use, ascending.
         """
         mine = self._allowance(job)
         if mine is None or mine.most_chips == math.inf or not chips_per_group(job):
@@ -180,7 +174,7 @@ class Allowances:
         return []
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
-        """Count the resources that the plan has given to a job."""
+        """Count resources that the plan has granted to a job."""
         mine, chips = self._allowance(job), accelerators(resources)
         self.teams.took(job, chips)
         if mine is not None:
@@ -189,21 +183,21 @@ class Allowances:
                 mine.started.add(job.spec.job_id)
 
     def not_granted(self, job: Job, resources: Mapping[str, float]) -> None:
-        """Take back all that the plan has counted of a job that had nothing before."""
+        """Undo `granted` for a job that had no hosts before."""
         self.given_back(job, accelerators(resources))
         if (mine := self._allowance(job)) is not None:
             mine.started.discard(job.spec.job_id)
 
     def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
-        """Return whether others may leave so many chips to a job, beside what its user's other jobs take or expect.
+        """Return whether a job may take chips from victims, given the chips promised to its user's other jobs.
 
         Args:
             job: the job.
-            chips: how many chips it would get.
-            given_back: how many chips its user gives back first.
+            chips: the number of chips that it would get.
+            given_back: the number of chips that its user frees first.
         """
         mine = self._allowance(job)
-        if chips and self.teams.exist and isinstance(self.teams.standing(job, chips - given_back), NoneLeft):
+        if chips and self.teams.exist and isinstance(self.teams.quota_source(job, chips - given_back), QuotaExhausted):
             return False
         if mine is None:
             return True
@@ -212,49 +206,49 @@ class Allowances:
         return not chips or rounded(mine.chips_beside(job, expected=True) - given_back + chips) <= mine.most_chips
 
     def may_take_once_freed(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
-        """Return whether a job is within a limit once those have left that hold so many of its chips."""
+        """Return whether a job is within a limit once attempts with this number of counted chips have left."""
         if reached.team is None:
             return self.may_take(job, reached.needed, given_back=chips)
-        return isinstance(self.teams.standing_if_all_stay(job, reached.needed - chips), Standing)
+        return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed - chips), QuotaSource)
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
-        """Return whether what a job has counts towards a limit."""
+        """Return whether a job's resources count towards a limit."""
         if reached.team is None:
             return (spec.user, spec.priority) == (reached.user, reached.band)
         return self.teams.counts_for(spec, reached.team, reached.type)
 
     def most_groups(self, job: Job, wanted: int) -> int:
-        """Return how many of so many groups a job may get, beside what its user's other jobs are about to take."""
+        """Return how many of the wanted groups a job may get, given the chips promised to its user's other jobs."""
         return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * chips_per_group(job))), 0)
 
     def promised(self, job: Job, chips: float) -> None:
-        """Count the chips of the hosts that others leave to a job; and the job as running, if it is no spare."""
+        """Count the chips of a firm promise to a job, and the job as running unless it is a spare."""
         self.teams.promised(job, chips)
         if (mine := self._promises(job)) is not None:
             mine.promised[job.spec.job_id] = chips
             mine.expected.pop(job.spec.job_id, None)
 
     def expects(self, job: Job, chips: float) -> None:
-        """Note the chips of hosts that are promised to a job for which nobody leaves."""
+        """Count the chips of a promise without victims to a job."""
         self.teams.promised(job, chips)
         if (mine := self._promises(job)) is not None:
             mine.expected[job.spec.job_id] = chips
 
     def released(self, job: Job) -> None:
-        """Count nothing any more that was promised to a job."""
+        """Stop counting the promise to a job."""
         self.teams.promised(job, 0.0)
         if (mine := self._allowance(job)) is not None:
             mine.promised.pop(job.spec.job_id, None)
             mine.expected.pop(job.spec.job_id, None)
 
     def given_back(self, job: Job, chips: float) -> None:
-        """Count chips no more that spares of a job's user give back."""
+        """Stop counting chips that spares of a job's user free."""
         self.teams.took(job, -chips)
         if (mine := self._allowance(job)) is not None:
             mine.chips = rounded(mine.chips - chips)
 
     def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
-        """Keep the rest of its user's chips for a job, if the limit lets it run at all and no other job has them."""
+        """Reserve the rest of the limit for a job, if the limit allows the job at all and no other job has it."""
         mine = self._allowance(job)
         if reached.team is not None and reached.needed <= reached.limit:
             return replace(reached, kept=self.teams.keep_for(job, reached.needed, reached.team))
@@ -264,7 +258,7 @@ class Allowances:
         return replace(reached, kept=True)
 
     def _promises(self, job: Job) -> _Allowance | None:
-        """Return the allowance of a job's user, to which something is promised to the job."""
+        """Return the allowance of the user of a job that gets a promise, and record a spare in it."""
         if (mine := self._allowance(job)) is not None and job.spec.spare_for is not None:
             mine.spares.add(job.spec.job_id)
         return mine
@@ -284,24 +278,24 @@ class Allowances:
 
 
 def chips_per_group(job: Job) -> float:
-    """Return how many chips a gang expects to take of each group."""
+    """Return the number of chips that a gang expects to take of each group."""
     hosts, each = job.spec.replicas if job.spec.coscheduling else 1, accelerators(job.spec.resources)
     return hosts * (max(1.0, each) if job.requirement.chips else each)
 
 
 def least_chips(job: Job) -> float:
-    """Return how many chips all gangs of a job expect to take at least."""
+    """Return the smallest number of chips that all gangs of a job expect to take."""
     return len(job.gangs) * num_groups(job)[0] * chips_per_group(job)
 
 
 def chips_of(names: Sequence[str], available: Availability) -> float:
-    """Return how many chips a gang would take of these groups."""
+    """Return the number of chips that a gang would take of these groups."""
     demand = available.requirement.demand
     return sum(accelerators(demand(worker)) for name in names for worker in available.members(name))
 
 
 def most_chips_of(names: Iterable[str], available: Availability) -> float:
-    """Return how many chips a gang might take of these groups once they are free: of the hosts that have most."""
+    """Return the largest number of chips that a gang might take of these groups once they are free."""
     return sum(sum(nlargest(available.tasks(name), _chips_in(name, available))) for name in names)
 
 

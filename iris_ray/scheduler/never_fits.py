@@ -1,7 +1,7 @@
-"""Whether a group of jobs can ever start on a fleet: what it needs at least, against all that there is.
+"""Checks whether a group of jobs could ever start on a fleet, by its minimum needs and the fleet's total resources.
 
-It is generous: every host counts as idle and healthy, and no taint counts. So what it refuses is impossible; what it
-lets pass may still wait for ever.
+The check assumes that every host is idle, healthy and without taints. A group that it refuses is impossible; one that
+it accepts may still wait for ever.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ _Hosts = frozenset[str]
 
 
 def never_fits(specs: Sequence[JobSpec], workers: Collection[Worker]) -> str | None:
-    """Return why jobs can't run at the same time, whatever ends; None if nothing says that they can't."""
+    """Return why jobs can't run at the same time even on an idle fleet; None if they might."""
     known = {worker.node_id: worker for worker in workers}
     suit = {spec.job_id: frozenset(i for i, worker in known.items() if _suits(spec, worker)) for spec in specs}
     for spec in specs:
@@ -28,7 +28,7 @@ def never_fits(specs: Sequence[JobSpec], workers: Collection[Worker]) -> str | N
 
 
 def _suits(spec: JobSpec, worker: Worker) -> bool:
-    """Return whether a task of a job could run on a host that is idle."""
+    """Return whether a task of a job could run on an idle host."""
     need = spec.requirement
     if need.group_by is not None and need.group_by not in worker.attributes:
         return False
@@ -73,5 +73,5 @@ def _slices(spec: JobSpec) -> int:
 
 
 def _tasks(spec: JobSpec) -> int:
-    """Return how many tasks a job has at least."""
+    """Return the smallest number of tasks that a job can have."""
     return spec.num_gangs * (spec.replicas * min(spec.groups_per_gang) if spec.coscheduling else 1)

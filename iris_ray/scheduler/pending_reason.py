@@ -1,4 +1,4 @@
-"""Why a job waits, as data and as a sentence."""
+"""Pending reasons: why a job waits, as data and as text."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from iris_ray.model.workers import GPU, TPU_NAME
 
 
 class PendingKind(Enum):
-    """The kinds of answers to "why is it pending?"."""
+    """The kind of a pending reason."""
 
     PAUSED = "a launch has just failed"
     NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
@@ -24,12 +24,12 @@ class PendingKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps one group from being free for a job.
+    """Why a group is not free for a job.
 
     Attributes:
         group: the group's name.
-        hosts_missing: how many of its hosts are missing, in use or unfit, of those that the job needs.
-        why: the reason in words.
+        hosts_missing: number of hosts needed by the job that are missing, in use or unfit.
+        why: the reason, for people.
         used_by: ids of the jobs that use the group.
     """
 
@@ -42,16 +42,16 @@ class Obstacle:
         return f"{self.group}: {self.why}"
 
 
-@dataclass(slots=True)  # filled in once the plan is made
+@dataclass(slots=True)  # filled in after the plan is made
 class Shortage:
-    """What keeps jobs with the same requirement from running.
+    """Why jobs with the same requirement don't run.
 
     Attributes:
-        excluded: how many workers each constraint or taint excludes.
+        excluded: number of workers that each constraint or taint excludes.
         closest: some of the groups that are not free, the closest to being free first.
-        more: how many groups that are not free ``closest`` leaves out.
-        slice_types: TPU type → how many slices the cluster has; empty if any group comes close.
-        groups: how many groups share a value of the attribute by which the jobs group hosts.
+        more: number of groups that are not free and not in ``closest``.
+        slice_types: TPU type → number of slices in the cluster; empty if ``closest`` is not.
+        groups: number of groups by the attribute by which the jobs group hosts.
     """
 
     excluded: tuple[tuple[str, int], ...] = ()
@@ -62,24 +62,23 @@ class Shortage:
 
 
 LimitAccount = tuple[str, PriorityBand | str]
-"""A user and a band, or a team and the type whose quota it uses."""
+"""A user and a band, or a team and a quota's type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachedLimit:
-    """The limit of its user, or the quota of its team, that keeps a job waiting.
+    """The user's limit or team's quota for which a job waits.
 
     Attributes:
-        user: the user who has the limit.
-        band: the band that the limit is for.
-        what: "chips" or "running jobs"; of a team "v4-32 chips".
-        limit: how many of these the user, or the team, may have.
-        held: how many the user or the team has, with those that the plan has handed out.
-        needed: how many more the job needs at least.
-        before: the user's job that has waited too long and that the rest is kept for, if it is another one; or None.
-        kept: whether the rest is kept for this job.
-        team: the team that may have no more; `NO_TEAM` if other teams keep what is left; None: it is the user's limit.
-        is_kept_back: whether the job would be within the limit if nothing were kept for other jobs that wait for it.
+        user, band: the user and band of the job.
+        what: "chips" or "running jobs"; for a team, "v4-32 chips".
+        limit: the limit or quota.
+        held: the current usage, including resources granted by the plan.
+        needed: the smallest additional amount that the job needs.
+        before: the id of another job of the user for which the rest is reserved, or None.
+        kept: whether the rest is reserved for this job.
+        team: the team whose quota is used up; `NO_TEAM` if other teams don't lend the rest; None for a user's limit.
+        is_kept_back: whether the job would be within the limit without reservations for other jobs.
     """
 
     user: str
@@ -104,24 +103,24 @@ class ReachedLimit:
 
     @property
     def account(self) -> LimitAccount:
-        """Whose limit it is."""
+        """The account with the limit."""
         return (self.user, self.band) if self.team is None else (self.team, self.type)
 
     @property
     def type(self) -> str:
-        """The type whose quota is used up, if it is a team's."""
+        """The type of a team's quota."""
         return self.what.removesuffix(" chips")
 
     @property
     def in_short(self) -> str:
-        """Which limit it is, without what the job needs."""
+        """The limit as text, without the job's needs."""
         if self.team is not None:
             return f"there is no more for its team: {self._of_team}"
         return f"{self.user} has reached the limit of {self.limit:,g} {self.what} in band {self.band.name.lower()}"
 
     @property
     def summary(self) -> str:
-        """The same, in sentences."""
+        """The limit and the job's needs, in sentences."""
         if self.team is not None:
             return f"It waits for {self._of_team}. It needs {self.needed:,g} more."
         rest = f" The rest is kept for {self.before or 'it'}." if self.before or self.kept else ""
@@ -138,12 +137,12 @@ class ReachedLimit:
 
 @dataclass(frozen=True, slots=True)
 class Protected:
-    """The hosts that a job may take from lower bands once their jobs have run for long enough, and not left too often.
+    """The hosts that a job may take later, after the victims' minimum runtime and within eviction budgets.
 
     Attributes:
         job_ids: ids of the jobs that hold the hosts.
-        seconds: how long until the job may take them.
-        at_budget: those among them, or their users and teams, that have been evicted as often as is allowed in an hour.
+        seconds: the seconds until the job may take the hosts.
+        at_budget: those of these jobs, or of their users and teams, that have used up their eviction budget.
     """
 
     job_ids: tuple[str, ...]
@@ -156,31 +155,30 @@ class Protected:
         return f"may take the hosts of {_some(self.job_ids)} in {when}{lately}"
 
 
-@dataclass(slots=True)  # frozen, it would take longer to make, for each waiting job in each cycle
+@dataclass(slots=True)  # not frozen, which would slow down its construction for each waiting job in each cycle
 class PendingReason:
     """Why a job waits.
 
     Attributes:
         job_id: the job's id.
-        kind: the kind of answer.
-        requirement: what the job asks of workers.
-        num_groups: the numbers of groups that the job can use, ascending.
-        free: how many groups are free for the job.
-        suitable: how many groups would be free for the job if no task used them.
-        shortage: what keeps groups from being free; None while the job pauses, waits for a limit, or was not looked at.
-        ahead: how many jobs with the same requirement are before it in the queue.
-        first_ahead: the id of the first of these jobs, or None.
-        kept: names of the groups that the job gets, because it has waited long, has just lost its hosts, or others
-            leave them to it.
-        avoided: names of groups that the job avoids for a while: its launches, or tasks of its user, have failed there.
+        kind: the kind of reason.
+        requirement: the job's requirement.
+        num_groups: the group counts that the job can use, ascending.
+        free: number of groups that are free for the job.
+        suitable: number of groups that would be free for the job without tasks on them.
+        shortage: why groups are not free; None if the job pauses, waits for a limit, or was not considered.
+        ahead: number of jobs with the same requirement before it in the queue.
+        first_ahead: id of the first of these jobs, or None.
+        kept: names of the groups reserved for the job, because it starves, has just lost its hosts, or has victims.
+        avoided: names of groups that the job avoids for a while, after failures of its launches or its user's tasks.
         taken_from: ids of the jobs that leave it hosts.
         protected: the hosts that it may take from lower bands later, or None.
-        pause: for how many seconds the job is not tried, and why; None if it is tried.
-        limit: the limit that its user has reached; None if the job waits for something else.
-        waits_for: what the groups that it gets wait for, in words.
-        asked: what is known of the slices of its type that are asked for: how many, for how long, why they don't come.
-        awaits: what it waits until, before it enters the queue, in words.
-        together: the name of its group, which starts as a whole, and of the group's job that finds too few; or None.
+        pause: the remaining seconds of its pause, and the cause; None if it does not pause.
+        limit: the limit that it has reached, or None.
+        waits_for: the events for which the reserved groups wait, for people.
+        asked: the status of requests for slices of its type, for people.
+        awaits: its unmet conditions for entering the queue, for people.
+        together: the name of its group, which starts as a whole, and of the group's job that can't start; or None.
     """
 
     job_id: str
@@ -216,7 +214,7 @@ class PendingReason:
         return "; ".join(self._parts(self.shortage))
 
     def _parts(self, shortage: Shortage) -> Iterator[str]:
-        """Yield what the job waits for, which job is before it, what is kept for it, and why other groups don't do."""
+        """Yield the parts of the text: needs, jobs ahead, reserved groups, and why other groups are not free."""
         if self.together:
             yield self._whole
         yield f"waiting for {self._wish}; {self.free} free"
@@ -242,12 +240,12 @@ class PendingReason:
 
     @property
     def keeps(self) -> bool:
-        """Whether groups are kept for the job, or the rest of its user's chips."""
+        """Whether groups, or the rest of a limit, are reserved for the job."""
         return bool(self.kept) or (self.limit is not None and self.limit.kept)
 
     @property
     def summary(self) -> str:
-        """Why the job waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
+        """Why the job waits, in sentences without constraints and taints. `str()` has the details."""
         whole = f" Its {self._whole}." if self.together else ""
         gets = f"{whole} It gets {_some(self.kept)}{self._waits}." if self.kept and self.limit is None else whole
         return f"{self._cause}{gets} {'; '.join(self.asked)}." if self.asked else f"{self._cause}{gets}"

@@ -1,7 +1,7 @@
-"""From the state to a plan, and from the plan to committed assignments.
+"""Makes plans from the state, and commits them to it.
 
-A job that can't be planned, because of a defect of iris_ray, is left out of plans for a while (`UnplannableJobs`), and
-all others are planned.
+A job that can't be planned because of a defect of iris_ray is left out of plans for a while (`UnplannableJobs`), so
+that all others can be planned.
 """
 
 import logging
@@ -37,13 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacedGang:
-    """A gang that a plan has given hosts.
-
-    Attributes:
-        job: the gang's job.
-        gang: the gang.
-        reclaim: slices that other owners must release first.
-    """
+    """A gang that got hosts from a plan, with the slices that other owners must release first."""
 
     job: Job
     gang: Gang
@@ -51,12 +45,12 @@ class PlacedGang:
 
 
 def running(state: ControllerState) -> Running:
-    """Return the running attempts that a plan knows of."""
+    """Return the running attempts for use in a plan."""
     return Running(state.jobs, state.attempts, state.evicted, state.heeding, state.evicted_at)
 
 
 def _versions(state: ControllerState) -> tuple[int, int, int, int, int]:
-    """Return the versions of all that a plan depends on. The queue's is last: a plan of new jobs looks at no others."""
+    """Return the versions of everything that a plan depends on, with the queue's last (a new job changes only that)."""
     return state.fleet.version, state.limits.version, state.teams.version, state.yields_version, state.queue_version
 
 
@@ -64,17 +58,15 @@ class Planner:
     """Asks the scheduler for plans, and commits them to the state.
 
     Args:
-        state: the state that is planned for.
-        look_again_s: after so many seconds a new plan is made though nothing has changed: pauses and other time limits
-            may have passed.
-        scheduler: makes the plans.
-        most_placed: how many gangs one plan places at most, see `Scheduler.find_assignments`; None: no limit.
+        state: the state.
+        look_again_s: seconds after which a new plan is made even without changes, since time limits may have passed.
+        scheduler: the scheduler; by default, a new one.
+        most_placed: the limit of gangs in a plan; see ``most`` in `Scheduler.find_assignments`.
 
     Attributes:
-        pending_reasons: why each pending job waits, by job id, from the latest plan that has looked at it.
-        unfinished: whether the latest plan ended before the end of the queue, so that another plan must go on.
-        counts: jobs that starved, timed out or turned out to be unschedulable, and attempts that were evicted, since
-            this Controller began.
+        pending_reasons: the reason of each pending job, by job id, from the latest plan that considered it.
+        unfinished: whether the latest plan ended before the end of the queue, so that another plan must continue.
+        counts: numbers of starved, timed-out and unschedulable jobs and of evictions since this Controller started.
     """
 
     def __init__(
@@ -92,7 +84,7 @@ class Planner:
         self._look_again_s = look_again_s
         self._scheduler = scheduler or Scheduler()
         self._most_placed = most_placed
-        self._still_waiting: Mapping[str, PendingReason] | None = None  # reasons that the next plan may take over
+        self._still_waiting: Mapping[str, PendingReason] | None = None  # reasons that the next plan may reuse
         self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
         self._planned_for = (0, 0, 0, 0, 0)
@@ -100,17 +92,17 @@ class Planner:
         self._looked_at_all = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
-        """Place what can be placed, and commit it.
+        """Make and commit a plan, and return the gangs that it has placed.
 
         Args:
             now: seconds since the epoch.
-            instructions: gets the instructions that the commits return.
+            instructions: the instructions of the committed events are added to these.
         """
         state = self._state
         recent = now < self._planned_at + self._look_again_s
         versions = _versions(state)
         if recent and not self.unfinished and self._planned_for == versions:
-            return []  # nothing has changed that a plan depends on
+            return []  # nothing that a plan depends on has changed
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
@@ -127,8 +119,8 @@ class Planner:
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
         apply_safely(state, result.promises, instructions)
-        done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
-        if done:  # then the plan's own assignments, which change the versions, leave nothing to place
+        done = state.queue_version == queue_version  # otherwise some gang needs more or fewer spares
+        if done:  # the plan's own assignments, which change the versions, leave nothing to place
             self._planned_for = _versions(state)
             self._limited.planned()
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
@@ -140,14 +132,14 @@ class Planner:
         return placements + self.plan(now, instructions)
 
     def _with_last_reason(self, late: TaskUnschedulableEvent) -> TaskUnschedulableEvent:
-        """Return the event of a job that has waited for too long, with the reason from the plan before."""
+        """Return the event of a timed-out job, with the reason from the previous plan."""
         last = self.pending_reasons.get(late.job_id)
         return late if last is None else replace(late, reason=f"{late.reason}; the last reason was: {last}")
 
     def _note_reasons(self, result: SchedulingResult) -> None:
-        """Keep the reasons of jobs that the plan has not reached, or has not looked at.
+        """Update the reasons, and keep those of jobs that the plan has not reached or not considered.
 
-        If a job has lost its promise, the next plan looks at all jobs, since another one may get a promise.
+        If a job lost its promise, the next plan must consider all jobs, since another job may get a promise.
         """
         if result.complete:
             self._limited.add(result.limited, result.pending_reasons)
@@ -160,18 +152,18 @@ class Planner:
         self.pending_reasons.replace(still)
 
     def look_again(self) -> None:
-        """Have the next call make a new plan though nothing may have changed, since a time limit has passed."""
+        """Make the next call plan even without changes, because a time limit has passed."""
         self._planned_at = -math.inf
 
     @property
     def left_out(self) -> Mapping[str, SetAside]:
-        """Jobs that are left out of plans, by their ids."""
+        """The jobs that are left out of plans, by id."""
         return self._unplannable.jobs
 
     def _propose(
         self, now: float, still_waiting: Mapping[str, PendingReason] | None, idle: Sequence[Job]
     ) -> SchedulingResult:
-        """Return a plan of all jobs that can be planned."""
+        """Make a plan of all jobs that can be planned."""
         while True:
             pending = self._unplannable.without(self._limited.rest(), now)
             try:
@@ -206,7 +198,7 @@ class Planner:
         )
 
     def _leave_out_some(self, pending: list[Job], now: float, idle: Sequence[Job]) -> None:
-        """Find the jobs that make the plan fail, by plans of fewer jobs, and leave them out."""
+        """Find the jobs that make the plan fail, by planning subsets, and leave them out."""
 
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
@@ -226,7 +218,7 @@ class Planner:
         return [gang for of_one in placed for gang in of_one]
 
     def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> list[PlacedGang]:
-        """Commit an assignment; if it is refused, leave its job out."""
+        """Commit an assignment. If it is refused, leave out its job."""
         job = self._state.jobs[assignment.job_id]
         try:
             wanted = self._state.handle_event(assignment)
@@ -249,7 +241,7 @@ class Planner:
         return [PlacedGang(job, job.gangs[position], wanted.reclaim) for position in gangs_of(assignment)]
 
     def _count(self, result: SchedulingResult) -> None:
-        """Log and count the jobs that starve, that are given up, and that are evicted, once each."""
+        """Log and count starving, ended and evicted jobs, once each."""
         starved = [job_id for job_id in result.starving if job_id not in self._starved]
         self._starved = {*result.starving} if result.complete else {*self._starved, *result.starving}
         for job_id in starved:
@@ -269,32 +261,32 @@ class Planner:
         )
 
     def _is_to_run_on(self, attempt: AttemptId) -> bool:
-        """Return whether an attempt is no spare and has no notice yet that it must leave."""
+        """Return whether an attempt is not a spare and has not been evicted yet."""
         job = self._state.jobs.get(attempt.job_id)
         return job is not None and job.spec.spare_for is None and job.gangs[attempt.gang].eviction is None
 
 
 def gangs_of(assignment: JobAssignedEvent) -> tuple[int, ...]:
-    """Return the positions of the gangs that an event gives hosts."""
+    """Return the positions of the gangs that an event assigns hosts to."""
     return assignment.task_indices if isinstance(assignment, TasksAssignedEvent) else (assignment.gang,)
 
 
 LEFT_OUT_S = 600.0
-"""How long a job is left out of plans before it is tried again."""
+"""Seconds for which a job is left out of plans before it is retried."""
 
 
 class UnplannableJobs:
-    """Leaves jobs out of plans for a while, and says why.
+    """The jobs that are left out of plans for a while.
 
     Attributes:
-        jobs: those that are left out, by id.
+        jobs: these jobs by id, with the reasons.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, SetAside] = {}
 
     def without(self, pending: WaitingJobs, now: float) -> WaitingJobs:
-        """Return the jobs that are not left out now. Forget the jobs whose time is over."""
+        """Return the jobs that are not left out, and forget those whose time has expired."""
         if not self.jobs:
             return pending
         waiting = {job.spec.job_id for job in pending}
@@ -311,7 +303,7 @@ class UnplannableJobs:
         self.jobs[job_id] = SetAside(job_id, why, since=now, until=now + LEFT_OUT_S)
 
     def reasons(self, pending: Iterable[Job], now: float) -> dict[str, PendingReason]:
-        """Return why those of these jobs wait that are left out."""
+        """Return the pending reasons of the jobs among these that are left out."""
         return {
             job.spec.job_id: PendingReason(
                 job.spec.job_id, PendingKind.PAUSED, job.requirement, (1,), pause=(one.until - now, one.why)
@@ -324,12 +316,8 @@ class UnplannableJobs:
 def unplannable(jobs: Sequence[Job], plan: Callable[[Sequence[Job]], object]) -> list[tuple[Job, Exception]]:
     """Return the jobs that make a plan fail, each with the plan's error.
 
-    The halves of the jobs are tried, then their halves, and so on. One such job costs about as much as two more plans
-    of all jobs.
-
-    Args:
-        jobs: at least one.
-        plan: makes a plan of some jobs; raises an error if one of them can't be planned.
+    The search is by bisection. One such job costs about as much as two more plans of all jobs. ``plan`` makes a plan of
+    some jobs (at least one), and raises an error if one of them can't be planned.
     """
     try:
         plan(jobs)
@@ -338,5 +326,5 @@ def unplannable(jobs: Sequence[Job], plan: Callable[[Sequence[Job]], object]) ->
             return [(jobs[0], error)]
         middle = len(jobs) // 2
         found = [*unplannable(jobs[:middle], plan), *unplannable(jobs[middle:], plan)]
-        return found or [(job, error) for job in jobs[middle:]]  # each half can be planned, but not both together
+        return found or [(job, error) for job in jobs[middle:]]  # each half can be planned alone, but not both together
     return []

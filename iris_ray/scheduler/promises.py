@@ -1,19 +1,19 @@
-"""Which hosts are promised to a waiting job, so that other jobs can't pass it for ever, and nobody leaves in vain.
+"""Promises: hosts reserved for a waiting job, so that other jobs can't pass it for ever and no eviction is in vain.
 
-Two kinds of jobs have a promise. The state remembers it (`Job.promise`) until the job runs:
+Two kinds of jobs have a promise, which the state remembers (`Job.promise`) until the job runs:
 
-- A job that takes hosts from others, which leave for it: see `evictions.py`. Its promise is firm: no other job of its
-  band or a lower one gets one of the hosts, and its chips count towards its user's limit already.
-- A job that has waited longer than the backfill bound and does not fit: as few groups as it can use, the free ones
-  first, then those closest to being free. A task that is a gang by itself gets a host. Of jobs that compete, one at a
-  time has such a promise. A gang that has just lost hosts may return to the groups that it had among them.
+- A job with victims, which leave hosts for it; see `evictions.py`. Its promise is firm: no other job of its band or a
+  lower one gets one of the hosts, and its chips already count towards its user's limit.
+- A job that does not fit and has waited longer than the backfill bound. It gets as few groups as it can use, first free
+  ones, then those closest to being free; an independent task gets a host. Only one of the competing jobs has such a
+  promise at a time. A gang that has just lost hosts may return to its former groups even if they are promised.
 
-A promise waits for tasks that run, and for what has a bound: an eviction for its deadline, a suspicion for its end, an
-attempt that is over for `UNCONFIRMED_S`. Once a bound has passed, or a host is of no use, it is called off as a whole.
-A firm promise waits for no other task.
-A job of a higher band may take the hosts: it comes first.
+A promise waits for running tasks, and for events with a time limit: the deadline of an eviction, the end of a
+suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole once a time limit has passed or a host is
+unusable. A firm promise does not wait for tasks other than its victims. A job of a higher band may take the hosts,
+since it comes first.
 
-For a gang that returns, the plan keeps as many groups as the gang had, in this plan only.
+For a returning gang, the plan reserves as many groups as the gang had, in this plan only.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -24,14 +24,14 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
-from iris_ray.scheduler.fair_queue import Deadlines, Place
+from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
 
 Lifted = list[tuple[Worker, str]]
-"""Hosts that are free for the moment for a job, each with the id of the job to which it is promised."""
+"""Hosts temporarily free for a job, each with the id of the job to which it is promised."""
 
 
 @dataclass(slots=True)
@@ -40,11 +40,11 @@ class _Promise:
 
     Attributes:
         job: the job.
-        node_ids: the hosts; empty once the promise is called off.
-        is_firm: whether somebody leaves, or has left, for it.
-        is_lost: whether the state may call it off once the plan is committed: a job before it gets some of its hosts.
-        taking: whom this plan asks to leave for it; None: nobody.
-        reason: why it is called off, or an empty string.
+        node_ids: the hosts; empty once the promise is revoked.
+        is_firm: whether it has or had victims.
+        is_lost: whether committing the plan may revoke it in the state, because an earlier job gets some of its hosts.
+        taking: the victims that this plan asks to leave for it, or None.
+        reason: why it is revoked; otherwise empty.
     """
 
     job: Job
@@ -56,19 +56,19 @@ class _Promise:
 
 
 class PlannedPromises:
-    """The promises that jobs have in a plan.
+    """The promises to jobs during a plan.
 
     Args:
-        pending: the jobs of the queue that are not plain, among them those that have a promise.
-        fleet: the workers that the plan is made for.
-        deadlines: tells which time limits have passed.
-        plan: the hosts that the plan has given away.
-        allowances: what each user may still get. The chips of firm promises count.
-        evictor: knows the attempts that are about to leave their hosts to some job. Hosts besides go to others.
-        fits_on: tells whether the group for which a job stands fits on some hosts once all that runs there has ended.
+        pending: the jobs of the queue that are not plain, which include those with a promise.
+        fleet: the workers.
+        deadlines: the time limits of jobs.
+        plan: the hosts that the plan has taken so far.
+        allowances: the resources that each user may still get, which promises reduce.
+        evictor: the attempts that are about to leave their hosts.
+        fits_on: returns whether the group that a job leads fits on some hosts once their occupants have ended.
 
     Attributes:
-        given_up: whether a job has lost its promise in this plan, since it runs now or can't run for a while.
+        given_up: whether a job has lost its promise in this plan because it runs now or can't run for a while.
     """
 
     def __init__(
@@ -82,28 +82,28 @@ class PlannedPromises:
         fits_on: Callable[[Job, Collection[str]], bool] = lambda job, node_ids: False,
     ) -> None:
         self._fits_on = fits_on
-        self._group_comes = False  # a group starves, and hosts that it needs are promised to others
+        self._group_comes = False  # a group starves, and hosts that it needs are promised to other jobs
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
         self._allowances = allowances
         self._leaving = evictor.leaving()
         lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
-        self._places: dict[str, Place] = {}  # by job id; as they were when first asked for
-        for job in lasting:  # so that later jobs of its team leave it the quota
+        self._tiers: dict[str, Tier] = {}  # by job id; as of the first read
+        for job in lasting:  # so that later jobs of its team don't use up its quota
             assert job.promise is not None
             for one in job.members or (job,):
                 allowances.teams.promised(one, self._chips(one, job.promise.node_ids))
             evictor.go_on(job)
-        self._before = sorted(lasting, key=self._last_first)  # the jobs of others end now
-        self._of: dict[str, _Promise] = {}  # by job id; those that are called off, too
-        self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids kept for a gang that returns
-        self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one
+        self._before = sorted(lasting, key=self._last_first)  # timed-out jobs lose theirs
+        self._of: dict[str, _Promise] = {}  # by job id; includes revoked ones
+        self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids reserved for a returning gang
+        self._waiting: dict[str, int] = {}  # job id → number of its remaining tasks, once the plan has placed one
         self.given_up = False
 
-    def begin(self, place: Place, available_to: Callable[[Job], Availability]) -> None:
-        """Keep the promises that jobs at a place in the queue, and before it, have from earlier plans."""
-        while self._before and self.place_of(self._before[-1]) <= place:
+    def begin(self, tier: Tier, available_to: Callable[[Job], Availability]) -> None:
+        """Renew the earlier plans' promises to jobs up to a place in the queue."""
+        while self._before and self.tier_of(self._before[-1]) <= tier:
             job = self._before.pop()
             assert job.promise is not None
             promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
@@ -116,7 +116,7 @@ class PlannedPromises:
                 self._keep(promise, job.promise.node_ids)
             else:
                 most = self._within_limit(job, job.promise.node_ids, len(job.pending))
-                self._keep(promise, most or job.promise.node_ids)  # else its turn tells which limit it has reached
+                self._keep(promise, most or job.promise.node_ids)  # otherwise its turn finds the limit
 
     @property
     def any_kept(self) -> bool:
@@ -128,19 +128,19 @@ class PlannedPromises:
         return bool(self._hosts(job.spec.job_id))
 
     def has_firm(self, job: Job) -> bool:
-        """Return whether somebody leaves, or has left, hosts for a job."""
+        """Return whether a job's promise has or had victims."""
         return self.has_one(job) and self._of[job.spec.job_id].is_firm
 
     def hosts_of(self, job: Job) -> tuple[str, ...]:
         """Return the node ids of the hosts that are promised to a job."""
         return self._hosts(job.spec.job_id)
 
-    # -- for the moment --------------------------------------------------------------------------------------------
+    # -- lifting ---------------------------------------------------------------------------------------------------
 
     def lift(self, job: Job) -> Lifted:
-        """Free the hosts that are promised to a job until `put_back`. If its gang returns, free its former groups, too.
+        """Free the hosts promised to a job until `put_back`, and, for a returning gang, those of its former groups.
 
-        A gang does not return to hosts that somebody has left for another job of its band.
+        A gang does not return to hosts of a firm promise to another job of its band.
         """
         if not self._of:
             return []
@@ -158,7 +158,7 @@ class PlannedPromises:
         return lifted
 
     def lift_own(self, job: Job) -> Lifted:
-        """Free the hosts that are promised to a job, and those kept for its returning gangs, until `put_back`."""
+        """Free the hosts promised to a job or reserved for its returning gangs until `put_back`."""
         job_id = job.spec.job_id
         lifted = self._own(job) + [(self._fleet.workers[i], job_id) for i in self._for_now.get(job_id, ())]
         for worker, _ in lifted:
@@ -166,7 +166,7 @@ class PlannedPromises:
         return lifted
 
     def put_back(self, lifted: Lifted) -> None:
-        """Keep lifted hosts again, except for jobs that have lost their promise."""
+        """Reserve lifted hosts again, except for jobs that have lost their promise."""
         for worker, job_id in lifted:
             if worker.node_id in (*self._hosts(job_id), *self._for_now.get(job_id, ())):
                 self._plan.keep(worker, job_id)
@@ -174,22 +174,22 @@ class PlannedPromises:
     # -- making and ending -----------------------------------------------------------------------------------------
 
     def take(self, job: Job, taking: Taking) -> None:
-        """Promise hosts to a job that others leave to it, instead of what was promised to it."""
+        """Replace a job's promise by hosts that victims leave for it."""
         for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
             self._plan.lift(self._fleet.workers[node_id])
-        self._of.pop(job.spec.job_id, None)  # so that they are told in the order in which they were made
+        self._of.pop(job.spec.job_id, None)  # so that promises are reported in the order in which they were made
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
 
     def give_up(self, job: Job, node_ids: Collection[str], reason: str) -> None:
-        """End a job's promise, since the job runs or can't run for a while. Its hosts must be lifted.
+        """End a job's promise because the job runs or can't run for a while. Its hosts must be lifted.
 
-        A promise past the bound is for one gang, wherever that gang then runs. Hosts that others leave to a job may be
-        for several of its tasks that are placed one by one. The tasks that are left keep theirs.
+        A promise to a starving job is for one gang, which may run elsewhere. A promise with several hosts to a job of
+        independent tasks continues for the remaining tasks.
 
         Args:
             job: the job.
-            node_ids: the hosts that the job gets; none if it can't run.
+            node_ids: the hosts that the job gets; empty if it can't run.
             reason: why it can't run.
         """
         promise = self._of.get(job.spec.job_id)
@@ -206,13 +206,12 @@ class PlannedPromises:
         self._reserve(promise)
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
-        """Keep groups for a gang that did not fit, if it may have some, and return their names.
+        """Reserve groups for a gang that did not fit, if it may have a promise, and return their names.
 
         Args:
-            job: the gang's job.
-            gang: the gang.
-            available: the groups that its requirement finds.
-            lifted: the hosts that `lift` has returned for it.
+            job, gang: the gang and its job.
+            available: the groups available to the job.
+            lifted: the hosts that `lift` returned for it.
         """
         if self.has_firm(job):
             self.put_back(lifted)
@@ -244,7 +243,7 @@ class PlannedPromises:
         return names
 
     def lift_of_group(self, leader: Job) -> Lifted:
-        """Free the hosts that are promised to a group until `put_back`, and count their chips for none of its jobs."""
+        """Free the hosts promised to a group until `put_back`, and stop counting their chips for its jobs."""
         lifted = self._own(leader)
         for worker, _ in lifted:
             self._plan.lift(worker)
@@ -255,13 +254,13 @@ class PlannedPromises:
     def keep_for_group(
         self, leader: Job, lifted: Lifted, find: Callable[[tuple[str, ...]], Taking | None]
     ) -> tuple[str, ...]:
-        """Keep hosts for a group that did not fit, if it may have some, and return their node ids.
+        """Reserve hosts for a group that did not fit, if it may have a promise, and return their node ids.
 
         Args:
-            leader: the job that stands for the group.
-            lifted: the hosts that `lift_of_group` has returned for it.
-            find: returns the hosts that it gets, which are those that it has if it has some, and who leaves them at
-                once; None: there are too few.
+            leader: the job that represents the group.
+            lifted: the hosts that `lift_of_group` returned for it.
+            find: returns hosts for the group, given those promised to it, with the spares that leave; None if there are
+                too few.
         """
         if lifted:
             self.put_back(lifted)
@@ -278,21 +277,20 @@ class PlannedPromises:
         return taking.node_ids
 
     def group_comes_next(self) -> None:
-        """Promise nothing to jobs after a group that starves, since hosts that it needs are promised to others.
+        """Make no promises to jobs after a starving group that needs hosts promised to other jobs.
 
-        Its turn comes once these have theirs.
+        The group's turn comes once those jobs run.
         """
         self._group_comes = True
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
-        """Return the events that tell the state what has changed: first the promises that end, then those that begin.
+        """Return the events for changed promises: first those that end, then those that begin.
 
-        If a promise ends for which an attempt leaves, and that attempt leaves for another one, the first one ends last:
-        the attempt does not hear meanwhile that it may stay.
+        If a victim of an ending promise also leaves for another one, the ending one comes last, so that the victim's
+        eviction is not cancelled in between.
 
-        Args:
-            placed: ids of the jobs that the plan gives hosts. Once the plan is committed, nothing is promised to their
-                gangs. A job whose tasks are placed one by one may keep the hosts that it did not get.
+        ``placed`` has the ids of the jobs that the plan gives hosts, which ends their promises when the plan is
+        committed. A job of independent tasks may keep the hosts that it did not get.
         """
         events: list[PromiseEvent] = []
         told = {str(attempt) for promise in self._of.values() if promise.taking for attempt in promise.taking.leave}
@@ -316,7 +314,7 @@ class PlannedPromises:
                 events.append(PromiseEvent(job_id, promise.node_ids, leave, deadline, reason))
         return sorted(events, key=turn)
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- helpers ---------------------------------------------------------------------------------------------------
 
     def _keep(self, promise: _Promise, node_ids: tuple[str, ...]) -> None:
         promise.node_ids, promise.reason = node_ids, ""
@@ -325,7 +323,7 @@ class PlannedPromises:
         self._reserve(promise)
 
     def _reserve(self, promise: _Promise) -> None:
-        """Count what is promised towards the quota of its team; and to the limit of its user, if it is firm."""
+        """Count a promise towards its team's quota and its user's limit."""
         job, chips = promise.job, self._chips(promise.job, promise.node_ids)
         for member in job.members:
             if promise.node_ids:
@@ -342,7 +340,7 @@ class PlannedPromises:
             self._allowances.expects(job, chips)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
-        """Return how many chips a job takes of its promised hosts, which a group shares."""
+        """Return the number of chips that a job takes of its promised hosts, which the jobs of a group share."""
         if job.forms_group:
             return least_chips(job)
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
@@ -356,9 +354,9 @@ class PlannedPromises:
         return [(self._fleet.workers[node_id], job.spec.job_id) for node_id in self._hosts(job.spec.job_id)]
 
     def _within_limit(self, job: Job, node_ids: tuple[str, ...], waiting: int) -> tuple[str, ...]:
-        """Return as many of these hosts as tasks wait and may run, those first that others have left.
+        """Return as many of these hosts as waiting tasks may use within the user's limit, vacated hosts first.
 
-        Its tasks that run elsewhere count, and the limit of its user may be new.
+        Tasks that run elsewhere count, and the limit may have changed.
         """
         if job.spec.coscheduling is not None:
             return node_ids
@@ -369,15 +367,15 @@ class PlannedPromises:
         return tuple(sorted(node_ids, key=lambda node_id: node_id in in_use)[:most])
 
     def _may_have_one(self, job: Job, gang: Gang) -> bool:
-        # If a job has lost its promise in this plan, jobs before this one may be next: the next plan gives them one.
+        # If a job lost its promise in this plan, an earlier job may be due for one, which the next plan makes.
         if job.yields or job.spec.spare_for is not None:
             return False
         return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
 
     def _problem(self, job: Job, node_ids: tuple[str, ...], available: Availability) -> str:
-        """Return why a promise must be called off; an empty string if it need not.
+        """Return why a promise must be revoked, or an empty string.
 
-        A job that has begun to yield waits behind all other jobs, so nothing is kept for it.
+        A job that has begun to yield loses its promise, since it waits behind all other jobs.
         """
         assert job.promise is not None
         if job.yields:
@@ -414,14 +412,14 @@ class PlannedPromises:
         return tuple(filter(None, dict.fromkeys(name_of(workers[node_id]) for node_id in node_ids)))
 
     def _better(self, job: Job, gang: Gang, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
-        """Return the groups that are promised to a job, with free groups instead of groups in use if there are some."""
+        """Return the groups promised to a job, with groups in use replaced by free ones if possible."""
         free = [name for name in names if available.is_free(name)]
         buckets = {available.candidates.evaluations[name].bucket for name in names}
         more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet, gang))
         return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
 
     def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
-        """Return the groups to keep; none if too few suit the job, or if some are promised to another job."""
+        """Return the groups to reserve; empty if too few suit the job or some are promised to another job."""
         buckets, wanted = buckets_for(job, available), num_groups(job)
         exist = sum(available.suitable(bucket, later=returning) for bucket in buckets)
         exist -= 0 if returning else sum(map(available.stuck, buckets))
@@ -440,9 +438,9 @@ class PlannedPromises:
         return (*names, *self._apart_first(others, needed - len(names), available))
 
     def _apart_first(self, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return the first groups: those before all others that are about to be free anyway and that nobody waits for.
+        """Return the first groups, preferring groups that become free anyway and are not promised to other jobs.
 
-        Else two jobs could take the same host from each other in turn, though what leaves is enough for both.
+        Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free.
         """
         promised = {i for job in self._before if job.promise is not None for i in job.promise.node_ids}
         if not promised:
@@ -455,18 +453,18 @@ class PlannedPromises:
         compared = islice(names, max(wanted, GROUPS_COMPARED))
         return sorted(compared, key=lambda name: not is_apart(name))[:wanted]
 
-    def place_of(self, job: Job) -> Place:
-        """Return the place of a job in the queue."""
-        if job.spec.job_id not in self._places:
-            self._places[job.spec.job_id] = self._allowances.standing(job), job.spec.priority
-        return self._places[job.spec.job_id]
+    def tier_of(self, job: Job) -> Tier:
+        """Return a job's place in the queue."""
+        if job.spec.job_id not in self._tiers:
+            self._tiers[job.spec.job_id] = self._allowances.quota_source(job), job.spec.priority
+        return self._tiers[job.spec.job_id]
 
     def _last_first(self, job: Job) -> tuple[int, int, bool]:
-        """Sort by place in the queue, and those whose promise counts towards a limit before the others; reversed."""
-        standing, band = self.place_of(job)
-        return -standing, -band, job.promise is not None and job.promise.is_firm
+        """Return the sort key by reversed place in the queue, with firm promises last within a place."""
+        source, band = self.tier_of(job)
+        return -source, -band, job.promise is not None and job.promise.is_firm
 
     def _gives_way(self, promise: _Promise, job: Job) -> bool:
-        """Return whether a gang of a job may return to hosts that are promised to another job."""
-        other, place = self.place_of(promise.job), self.place_of(job)
-        return other > place or (other == place and not promise.is_firm)
+        """Return whether a returning gang of a job may take the hosts of a promise to another job."""
+        other, tier = self.tier_of(promise.job), self.tier_of(job)
+        return other > tier or (other == tier and not promise.is_firm)

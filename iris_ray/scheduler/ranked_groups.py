@@ -1,7 +1,7 @@
-"""Groups by rank, searched by how much room a task needs there.
+"""Ranked groups, searchable by the room that a task needs.
 
-`RankedGroups` has groups in the order in which they are taken. `SuitableGroups` counts groups by what their hosts have
-when they are idle.
+`RankedGroups` keeps groups in the order in which plans take them. `SuitableGroups` counts groups by their total
+resources.
 """
 
 import heapq
@@ -16,25 +16,24 @@ from iris_ray.model.workers import Worker
 from iris_ray.scheduler.evaluation import Evaluation
 
 Room = Mapping[str, float]
-"""How much of each resource a task could take, by Ray's resource names."""
+"""The amount of each resource that a task could take, by Ray's names."""
 
 Needs = Sequence[tuple[str, float]]
-"""How much of each resource a task needs; pairs."""
+"""The amounts of resources that a task needs, as pairs."""
 
 Ranks = tuple[Any, ...]
-"""Sorts groups, the best first. The last part is the group's name."""
+"""A sort key of groups, best first, that ends with the group's name."""
 
 BLOCK = 128
-"""How many groups a block has when it is made."""
+"""The number of groups in a new block."""
 
 
 class _Block:
-    """Groups that are next to each other in the order.
+    """A run of adjacent groups in the order.
 
     Attributes:
-        ranks: their ranks, ascending.
-        most: resource → an amount that no group exceeds. Only of resources that a search has asked for.
-        least: resource → an amount that no group is below. Only of the same resources.
+        ranks: the groups' ranks, ascending.
+        most, least: resource → upper and lower bounds of the groups' amounts, for resources that searches have used.
     """
 
     __slots__ = ("least", "most", "ranks")
@@ -50,7 +49,7 @@ class _Block:
         return block
 
     def may_fit(self, needs: Needs, rooms: Mapping[str, Room]) -> bool:
-        """Return whether some group may have room. If False, no group has room."""
+        """Return whether any group may have room; False is definite."""
         most = self.most
         for resource, need in needs:
             if resource not in most:
@@ -60,11 +59,11 @@ class _Block:
         return True
 
     def all_fit(self, needs: Needs) -> bool:
-        """Return whether every group has room; may be False though every group has. Call `may_fit` first."""
+        """Return whether every group has room; True is definite. Call `may_fit` first."""
         return fits(self.least, needs)
 
     def room_changed(self, room: Room) -> None:
-        """Account for the room of a group that came or changed."""
+        """Update the bounds for a new or changed group."""
         for resource, most in self.most.items():
             have = room.get(resource, 0.0)
             if have > most:
@@ -73,7 +72,7 @@ class _Block:
                 self.least[resource] = have
 
     def forget(self) -> None:
-        """Measure again at the next search: groups have shrunk or gone since."""
+        """Discard the bounds, because groups have shrunk or left."""
         self.most.clear()
         self.least.clear()
 
@@ -85,13 +84,13 @@ class _Block:
 class RankedGroups:
     """Groups by rank, each with its room.
 
-    A search passes over blocks in which no group has enough of some resource. So it costs about the square root of the
+    A search skips blocks in which no group has enough of some resource. It therefore costs about the square root of the
     number of groups, and one structure serves all sizes of tasks.
 
     Attributes:
-        rooms: name → room, of all groups.
-        mixed: names of groups whose members have different rooms. The room of such a group has the most that any
-            member has, of each resource. The members that have enough of all resources must be counted.
+        rooms: name → room of each group.
+        mixed: names of groups whose members differ in room. The room of such a group has the maximum of each resource
+            over its members, so the members with enough of all resources must be counted.
     """
 
     def __init__(self) -> None:
@@ -103,14 +102,14 @@ class RankedGroups:
         return len(self.rooms)
 
     def copy(self) -> "RankedGroups":
-        """Return a copy, which changes by itself."""
+        """Return an independent copy."""
         groups = RankedGroups()
         groups.rooms, groups.mixed = self.rooms.copy(), self.mixed.copy()
         groups._blocks = [block.copy() for block in self._blocks]
         return groups
 
     def fill(self, groups: Iterable[tuple[Ranks, Room, bool]]) -> None:
-        """Add the first groups: rank, room, and whether it is mixed."""
+        """Add the initial groups: rank, room, and whether mixed."""
         ranks = []
         for rank, room, is_mixed in groups:
             ranks.append(rank)
@@ -145,12 +144,12 @@ class RankedGroups:
             del self._blocks[number]
 
     def change_room(self, rank: Ranks, room: Room) -> None:
-        """Record how much room a group has now."""
+        """Set the room of a group."""
         self.rooms[rank[-1]] = room
         self._blocks[self._block_of(rank)].room_changed(room)
 
     def fitting(self, needs: Needs) -> Iterator[Ranks]:
-        """Iterate over the groups with room for a task, the best first. Change nothing meanwhile."""
+        """Iterate over the groups with room for a task, best first. Don't modify groups during the iteration."""
         rooms = self.rooms
         for block in self._blocks:
             if not block.may_fit(needs, rooms):
@@ -173,7 +172,7 @@ class RankedGroups:
         return (rank for block in self._blocks for rank in block.ranks if not fits(rooms[rank[-1]], needs))
 
     def count(self, needs: Needs) -> int:
-        """Return how many groups have room for a task."""
+        """Return the number of groups with room for a task."""
         rooms, count = self.rooms, 0
         for block in self._blocks:
             if block.may_fit(needs, rooms):
@@ -182,10 +181,7 @@ class RankedGroups:
         return count
 
     def closest(self, needs: Needs, count: int) -> list[tuple[float, str]]:
-        """Return (shortfall, name) of the groups without room for a task that lack least, at most ``count``.
-
-        Of groups that lack the same, any may be returned.
-        """
+        """Return (shortfall, name) of the ``count`` groups without room that lack least; ties are arbitrary."""
         found: list[tuple[float, str]] = []
         bounds = sorted((self._least_shortfall(block, needs), number) for number, block in enumerate(self._blocks))
         for bound, number in bounds:
@@ -195,7 +191,7 @@ class RankedGroups:
         return found
 
     def contents(self) -> tuple[object, ...]:
-        """Return everything that two equal objects have in common, for comparisons in tests."""
+        """Return the content, for comparisons in tests."""
         for block in self._blocks:
             for resource, most in block.most.items():
                 amounts = [self.rooms[rank[-1]].get(resource, 0.0) for rank in block.ranks]
@@ -207,14 +203,14 @@ class RankedGroups:
         return max(0, bisect_right(self._blocks, rank, key=_first) - 1)
 
     def _least_shortfall(self, block: _Block, needs: Needs) -> float:
-        """Return a shortfall that no group of a block is below."""
+        """Return a lower bound for the shortfalls of a block's groups."""
         if block.may_fit(needs, self.rooms):
             return 0.0
         most = block.most
         return max([1 - most[resource] / need for resource, need in needs if resource in most])
 
     def _short(self, block: _Block, needs: Needs) -> Iterator[tuple[float, str]]:
-        """Iterate over the groups of a block without room for a task: what is missing of what they lack most, name."""
+        """Iterate over (shortfall, name) of a block's groups without room for a task."""
         rooms = [self.rooms[rank[-1]] for rank in block.ranks]
         lacks = [0.0] * len(rooms)
         for resource, need in needs:
@@ -223,14 +219,14 @@ class RankedGroups:
 
 
 class SuitableGroups:
-    """Counts the groups that would be free if no task used them, by the resources that their hosts have in all.
+    """Counts the groups that would be free without tasks on them, by the total resources of their hosts.
 
     Args:
-        shape: what jobs ask of workers, without amounts.
-        evaluations: of all groups, by name.
+        shape: a requirement without amounts.
+        evaluations: the evaluations of all groups, by name.
 
     Attributes:
-        buckets: bucket → how many groups have enough hosts for a gang; see `Evaluation.later`.
+        buckets: bucket → number of groups with enough hosts for a gang; see `Evaluation.later`.
     """
 
     def __init__(self, shape: Requirement, evaluations: Mapping[str, Evaluation]) -> None:
@@ -240,12 +236,9 @@ class SuitableGroups:
         self._groups: dict[tuple[int, bool], RankedGroups] = {}  # (bucket, later) → groups; made when first read
 
     def count(self, bucket: int, needs: Needs, later: bool = False) -> int:
-        """Return how many groups of a bucket would be free if no task used them.
+        """Return the number of groups in a bucket that would be free for a task's needs without tasks on them.
 
-        Args:
-            bucket: the bucket.
-            needs: what a task needs.
-            later: whether to count groups, too, that are unfit only because of something that passes by itself.
+        ``later`` includes groups that are unfit only for temporary reasons.
         """
         groups = self._groups.get((bucket, later))
         if groups is None:
@@ -254,21 +247,21 @@ class SuitableGroups:
         return groups.count(needs) - sum(not self.suits(name, needs, later) for name in unequal)
 
     def suits(self, name: str, needs: Needs, later: bool = False) -> bool:
-        """Return whether a group would be free if no task used it."""
+        """Return whether a group would be free without tasks on it; ``later``: see `count`."""
         found = self._evaluations[name]
         members = _members(found, later)
         tasks = found.bucket or self._shape.replicas
         return len(members) >= tasks and sum(fits(worker.resources, needs) for worker in members) >= tasks
 
     def add(self, name: str, found: Evaluation) -> None:
-        """Count a group that was evaluated."""
+        """Add an evaluated group."""
         self.buckets[found.bucket] += bool(found.later)
         for (bucket, later), groups in self._groups.items():
             if bucket == found.bucket and _members(found, later):
                 groups.add((name,), *self._size(found, later))
 
     def remove(self, name: str, found: Evaluation) -> None:
-        """Count a group no more."""
+        """Remove a group."""
         self.buckets[found.bucket] -= bool(found.later)
         for (bucket, later), groups in self._groups.items():
             if bucket == found.bucket and _members(found, later):
@@ -296,7 +289,7 @@ def _members(found: Evaluation, later: bool) -> tuple[Worker, ...]:
 
 
 def room_of(members: Sequence[Room], tasks: int) -> tuple[Room, bool]:
-    """Return the room of a group of which a gang takes ``tasks`` members, and whether it is mixed."""
+    """Return the room of a group of which a gang takes ``tasks`` members, and whether the group is mixed."""
     first = members[0]
     if len(members) == 1 or members.count(first) == len(members):
         return first, False
@@ -306,7 +299,7 @@ def room_of(members: Sequence[Room], tasks: int) -> tuple[Room, bool]:
 
 
 def fits(room: Room, needs: Needs) -> bool:
-    """Return whether a task finds room."""
+    """Return whether a room suffices for a task's needs."""
     for resource, need in needs:  # noqa: SIM110 — faster than all() with a generator
         if room.get(resource, 0.0) < need:
             return False

@@ -1,4 +1,4 @@
-"""Why all jobs wait, as a plan notes it: one by one, or for many jobs that fare alike at once."""
+"""The pending reasons of all jobs, recorded individually or at once for many jobs that wait for the same reason."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,16 +9,16 @@ from iris_ray.scheduler.pending_reason import PendingReason
 
 
 @dataclass(slots=True)
-class _Alike:
-    """Plain jobs of a kind that wait for the same cause as one before them.
+class _SharedReason:
+    """Plain jobs of a kind that wait for the same reason as an earlier job.
 
     Attributes:
-        like: the reason of that one.
-        jobs: the others, by age.
-        ahead: how many jobs with the same requirement are before the first of them; None if they are not counted.
-        first_ahead: the id of the first of these jobs, or None.
-        places: the place of each among them, once somebody reads one.
-        read: the reasons that somebody has read.
+        like: the reason of the earlier job.
+        jobs: the jobs, oldest first.
+        ahead: number of jobs with the same requirement before the first of ``jobs``; None if these are not counted.
+        first_ahead: id of the first of these, or None.
+        places: the index of each job in ``jobs``, filled when a reason is first read.
+        read: the reasons made so far.
     """
 
     like: PendingReason
@@ -29,7 +29,7 @@ class _Alike:
     read: dict[str, PendingReason] = field(default_factory=dict)
 
     def reason(self, job_id: str) -> PendingReason:
-        """Return the reason of one of them."""
+        """Return the reason of one of the jobs."""
         found = self.read.get(job_id)
         if found is None:
             found = self.read[job_id] = self._make(job_id)
@@ -45,20 +45,20 @@ class _Alike:
 
 
 class Reasons(Mapping[str, PendingReason]):
-    """Why jobs wait, by job id. The reasons of many jobs that fare alike are made when somebody reads them.
+    """Pending reasons by job id. Reasons that many jobs share are made only when they are read.
 
     Args:
-        reasons: to begin with.
-        beside: those of other jobs, which are read here, too.
+        reasons: the initial reasons.
+        beside: a fallback for jobs without a reason here.
     """
 
     def __init__(
         self, reasons: Mapping[str, PendingReason] | None = None, beside: Mapping[str, PendingReason] | None = None
     ) -> None:
-        self._made: dict[str, PendingReason | _Alike] = {}  # these count if a job is among others that fare alike, too
-        self._of_kind: dict[Kind, list[str]] = {}  # ids of the plain jobs in it that the plan has noted
-        self._alike: dict[Kind, list[_Alike]] = {}
-        self._index: dict[str, _Alike] | None = None  # of those, made when it is first read
+        self._made: dict[str, PendingReason | _SharedReason] = {}  # these take precedence over `_alike`
+        self._of_kind: dict[Kind, list[str]] = {}  # ids of the plain jobs in `_made`
+        self._alike: dict[Kind, list[_SharedReason]] = {}
+        self._index: dict[str, _SharedReason] | None = None  # of `_alike` by job id, made when first read
         self._beside = {} if beside is None else beside
         if reasons is not None:
             self.replace(reasons)
@@ -67,7 +67,7 @@ class Reasons(Mapping[str, PendingReason]):
         found = self._found(job_id)
         if found is None:
             return self._beside[job_id]
-        return found.reason(job_id) if isinstance(found, _Alike) else found
+        return found.reason(job_id) if isinstance(found, _SharedReason) else found
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._made or job_id in self._indexed() or job_id in self._beside
@@ -88,15 +88,15 @@ class Reasons(Mapping[str, PendingReason]):
         if job.is_plain:
             self._of_kind.setdefault(job.kind, []).append(job_id)
 
-    def note_alike(
+    def note_shared(
         self, jobs: Sequence[Job], like: PendingReason, ahead: int | None = None, first_ahead: str | None = None
     ) -> None:
-        """Add plain jobs of a kind that wait like one before them; see `_Alike`."""
-        self._alike.setdefault(jobs[0].kind, []).append(_Alike(like, jobs, ahead, first_ahead))
+        """Add plain jobs of a kind that wait for the same reason as an earlier one; see `_SharedReason`."""
+        self._alike.setdefault(jobs[0].kind, []).append(_SharedReason(like, jobs, ahead, first_ahead))
         self._index = None
 
     def replace(self, reasons: Mapping[str, PendingReason]) -> None:
-        """Add reasons, in the place of those that there are for the same jobs."""
+        """Add reasons, replacing existing ones of the same jobs."""
         if isinstance(reasons, Reasons) and not (self._made or self._alike):
             self._made = {**reasons._made}
             self._of_kind = {kind: [*job_ids] for kind, job_ids in reasons._of_kind.items()}
@@ -109,11 +109,11 @@ class Reasons(Mapping[str, PendingReason]):
             self._made.update(reasons)
 
     def keep(self, reasons: "Reasons", job_ids: Iterable[str]) -> None:
-        """Add those of other reasons that are of these jobs."""
+        """Add the reasons of these jobs from other reasons."""
         self._made.update((job_id, found) for job_id in job_ids if (found := reasons._found(job_id)) is not None)
 
     def take(self, reasons: "Reasons", kind: Kind) -> None:
-        """Move those of other reasons here that a plan has noted of plain jobs of a kind."""
+        """Move the reasons of a kind's plain jobs here from other reasons."""
         noted = [job_id for job_id in dict.fromkeys(reasons._of_kind.pop(kind, ())) if job_id in reasons._made]
         self._made.update((job_id, reasons._made.pop(job_id)) for job_id in noted)
         self._of_kind.setdefault(kind, []).extend(noted)
@@ -122,17 +122,17 @@ class Reasons(Mapping[str, PendingReason]):
             self._index = reasons._index = None
 
     def apart(self) -> Iterator[PendingReason]:
-        """Iterate over all reasons but those that are made when somebody reads them."""
+        """Iterate over the individually recorded reasons."""
         return (reason for reason in self._made.values() if isinstance(reason, PendingReason))
 
-    def is_alike(self, job_id: str) -> bool:
-        """Return whether a job fares like one of its kind before it, which finds nothing."""
-        return isinstance(self._found(job_id), _Alike)
+    def is_shared(self, job_id: str) -> bool:
+        """Return whether a job shares the reason of an earlier job of its kind."""
+        return isinstance(self._found(job_id), _SharedReason)
 
-    def _found(self, job_id: str) -> PendingReason | _Alike | None:
+    def _found(self, job_id: str) -> PendingReason | _SharedReason | None:
         return self._made.get(job_id) or self._indexed().get(job_id)
 
-    def _indexed(self) -> Mapping[str, _Alike]:
+    def _indexed(self) -> Mapping[str, _SharedReason]:
         if self._index is None:
             self._index = {}
             for alike in chain.from_iterable(self._alike.values()):

@@ -1,6 +1,6 @@
-"""What a plan has given away so far, and what it has left of the groups of one shape.
+"""The hosts that a plan has taken so far, and the remaining capacity of a shape's groups.
 
-A plan changes copies: the candidates stay as the fleet has them.
+A plan changes copies; the candidates continue to reflect the fleet.
 """
 
 import heapq
@@ -17,15 +17,15 @@ from iris_ray.state.groups import Group, Grouping
 
 @dataclass(slots=True)
 class Plan:
-    """The hosts that a plan has given to gangs or keeps for them. What is given is never taken back.
+    """The hosts that a plan has given to gangs or reserves for them. Given resources are never taken back.
 
     Attributes:
-        taken: node_id → the resources that are taken of it.
-        kept: node_id → the job that the host is kept for; no other job gets it.
-        takers: node_id → the job that takes resources of the host.
-        without_chips: the ids of the hosts of which chips are taken.
-        touched: the workers of all of these, in the order in which it happened.
-        tasks: how many tasks were given resources.
+        taken: node_id → the resources taken on the host.
+        kept: node_id → the only job that may use the host.
+        takers: node_id → the job that takes resources on the host.
+        without_chips: the ids of the hosts whose chips are taken.
+        touched: the workers of all these hosts, in chronological order.
+        tasks: number of tasks that were given resources.
     """
 
     taken: dict[str, Resources] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Plan:
     _groups: dict[Grouping, tuple[int, list[str]]] = field(default_factory=dict)
 
     def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
-        """Give the same resources of each of some workers to a job."""
+        """Give the same resources on each of these workers to a job."""
         node_ids = [worker.node_id for worker in workers]
         taken = self.taken
         if taken.keys().isdisjoint(node_ids):
@@ -52,7 +52,7 @@ class Plan:
         self.tasks += len(workers)
 
     def take_more(self, worker: Worker, demand: Resources, number: int) -> None:
-        """Give the same resources so many times more to the job that has just got some of a worker."""
+        """Give the resources of more tasks to the job that has just got some on a worker."""
         if number:
             more = {resource: amount * number for resource, amount in demand.items()}
             self.taken[worker.node_id] = _sum(self.taken[worker.node_id], more)
@@ -60,7 +60,7 @@ class Plan:
             self.tasks += number
 
     def groups(self, grouping: Grouping) -> list[str]:
-        """Return the names of the groups of all touched workers, in the order in which it happened. Don't change it."""
+        """Return the names of all touched workers' groups, in chronological order. Don't modify the list."""
         seen, names = self._groups.get(grouping, (0, []))
         if seen < len(self.touched):
             names += filter(None, dict.fromkeys(map(grouping.name_of, self.touched[seen:])))
@@ -68,12 +68,12 @@ class Plan:
         return names
 
     def keep(self, worker: Worker, job_id: str) -> None:
-        """Keep a worker for a job."""
+        """Reserve a worker for a job."""
         self.kept[worker.node_id] = job_id
         self.touched.append(worker)
 
     def lift(self, worker: Worker) -> None:
-        """Keep a worker no more, for now."""
+        """Stop reserving a worker, for now."""
         del self.kept[worker.node_id]
         self.touched.append(worker)
 
@@ -82,20 +82,20 @@ NO_GROUPS = RankedGroups()
 
 
 class RemainingCapacity:
-    """The groups of one shape while a plan is made, in the order of some preferences.
+    """The groups of a shape during a plan, ranked by some preferences.
 
-    All requirements of that shape with these preferences read it.
+    It is shared by all requirements of that shape with these preferences.
 
     Args:
-        ranking: the groups that are free but for amounts.
-        plan: what was given away.
+        ranking: the groups that are free, disregarding amounts.
+        plan: the hosts that the plan has taken so far.
 
     Attributes:
         candidates: the groups as they were before the plan.
-        plan: what was given away.
-        changed: name → rank now, or None if too few hosts are idle now; of the groups that were free before the plan
-            and that it has changed, in this order.
-        kept: bucket → names of groups of which some host is kept for a job.
+        plan: the hosts that the plan has taken so far.
+        changed: name → current rank (None if too few hosts are idle) of groups that were free before the plan and that
+            it has changed, in chronological order.
+        kept: bucket → names of groups with a host that is reserved for a job.
     """
 
     def __init__(self, ranking: Ranking, plan: Plan) -> None:
@@ -105,14 +105,14 @@ class RemainingCapacity:
         self.kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
         self._ranking = ranking
         self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
-        self._missing: dict[str, int] = {}  # the changed groups with too few idle hosts, and how many more they need
-        self._used_up: list[Distance] | None = []  # the same, sorted; None: to be sorted again
-        self._seen = 0  # how many of the plan's touched workers are accounted for
-        self._groups_seen = 0  # and of their groups
-        self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # of changed groups with idle hosts, as of then
+        self._missing: dict[str, int] = {}  # changed groups with too few idle hosts → number of missing hosts
+        self._used_up: list[Distance] | None = []  # `_missing`, sorted; None if outdated
+        self._seen = 0  # number of the plan's touched workers accounted for
+        self._groups_seen = 0  # number of their groups accounted for
+        self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # the idle hosts of changed groups
 
     def catch_up(self) -> None:
-        """Account for what the plan has given away since the last call."""
+        """Account for the hosts that the plan has taken since the last call."""
         plan = self.plan
         if self._seen < len(plan.touched):
             touched, known = plan.groups(self.candidates.grouping), self.candidates.known
@@ -128,18 +128,18 @@ class RemainingCapacity:
     # -- many groups -----------------------------------------------------------------------------------------------
 
     def groups(self, bucket: int) -> RankedGroups:
-        """Return the groups of a bucket that were evaluated so far and are free but for amounts."""
+        """Return the groups of a bucket, among those evaluated so far, that are free, disregarding amounts."""
         self._take_over()
         copy = self._copies.get(bucket)
         return self._ranking.free.get(bucket, NO_GROUPS) if copy is None else copy
 
     def all_groups(self) -> dict[int, RankedGroups]:
-        """Return all groups that are free but for amounts, by bucket."""
+        """Return all groups that are free, disregarding amounts, by bucket."""
         self.candidates.complete()
         return {bucket: self.groups(bucket) for bucket in tuple(self._ranking.free)}
 
     def _take_over(self) -> None:
-        """Account for groups that were evaluated since the last call."""
+        """Account for groups evaluated since the last call."""
         if self._ranking.version == self.candidates.changes.version:
             return
         for name in self._ranking.catch_up():
@@ -150,13 +150,13 @@ class RemainingCapacity:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def group(self, name: str) -> Group:
-        """Return a candidate's group by its name."""
+        """Return a group by its name."""
         group = self.candidates.grouping.get(name)
         assert group is not None, f"{name} is a candidate, but not a group"
         return group
 
     def rank(self, name: str) -> Rank | None:
-        """Return where a group stands among the free ones now; None if it has too few idle hosts."""
+        """Return a group's current rank among the free ones; None if it has too few idle hosts."""
         if name in self.changed:
             return self.changed[name]
         self.candidates.evaluation(name)
@@ -164,7 +164,7 @@ class RemainingCapacity:
         return self._ranking.ranks.get(name)
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
-        """Return the hosts of a free group that a task may go to, as far as their chips go, and what is left there."""
+        """Return the hosts of a free group that are available for a task with or without chips, with their room."""
         is_known = self._seen == len(self.plan.touched)
         return (self._idle.get(name) if is_known else None) or self._find_idle(name)
 
@@ -182,19 +182,19 @@ class RemainingCapacity:
         return idle
 
     def usable(self, name: str) -> tuple[Worker, ...]:
-        """Return the hosts of a group whose chips were idle before the plan. Only of groups that were free."""
+        """Return the hosts of a group whose chips were idle before the plan. The group must have been free."""
         usable = self.candidates.evaluation(name).usable
         return self.group(name).workers if usable is None else usable
 
     def closest(self) -> Iterator[Distance]:
-        """Iterate over the groups that are not free whatever the amounts, the closest to being free first."""
+        """Iterate over the groups that are not free for any amounts, the closest to being free first."""
         if self._used_up is None:
             self._used_up = sorted((missing, float(missing), name) for name, missing in self._missing.items())
         return heapq.merge(self._used_up, self.candidates.closest) if self._used_up else iter(self.candidates.closest)
 
     @property
     def not_free(self) -> int:
-        """How many groups are not free whatever the amounts, but may be once."""
+        """The number of groups that are not free for any amounts but may become free."""
         return len(self._missing) + len(self.candidates.closest)
 
     def _account_for(self, name: str, found: Evaluation) -> None:
@@ -209,7 +209,7 @@ class RemainingCapacity:
             self._change(name, found, first)
 
     def _change(self, name: str, found: Evaluation, first: Rank) -> None:
-        """Put a group that was free before the plan, then with the rank ``first``, where it stands now."""
+        """Update the rank of a group that was free before the plan, with the rank ``first``."""
         free = self._copies.get(found.bucket)
         if free is None:
             free = self._copies[found.bucket] = self._ranking.free[found.bucket].copy()
@@ -243,5 +243,5 @@ def _sum(some: Resources, more: Resources) -> Resources:
 def _less(free: Resources, taken: Resources) -> Room:
     left = dict(free)
     for resource, amount in taken.items():
-        left[resource] = round(left.get(resource, 0.0) - amount, 4)  # as `rounded` does, which takes longer
+        left[resource] = round(left.get(resource, 0.0) - amount, 4)  # like `rounded`, inlined for speed
     return left

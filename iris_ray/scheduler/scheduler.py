@@ -1,24 +1,24 @@
-"""Who runs where: a pure function of a snapshot. The scheduler proposes a plan; the Controller commits it.
+"""The scheduler: a pure function from a snapshot to a plan, which the Controller commits.
 
-A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A plan is made in six steps:
+A gang gets all the groups that it needs (for TPUs, slices), or none. A plan is made in six steps:
 
-1. Order the pending jobs: `fair_queue.py` says who goes first.
-2. End the jobs whose ``scheduling_timeout`` is over: `Deadlines` in `fair_queue.py`.
-3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` those that a
-   plan needs, and `candidate_cache.py` remembers them from one plan to the next. A long queue is cheap: jobs whose
-   requirements differ in amounts and preferences only share one evaluation of the fleet. `ranked_groups.py` finds room
-   for an amount.
-4. Subtract what the plan has given away already (`remaining_capacity.py`), and choose groups among those that are left
-   for the job's requirement (`availability.py`).
-5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `promises.py`.
-   Or take hosts from lower bands: `evictions.py`.
-6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
+1. Order the pending jobs (`fair_queue.py`).
+2. End the jobs whose ``scheduling_timeout`` is over (`Deadlines` in `fair_queue.py`).
+3. Find the groups that suit the job's requirement. `evaluation.py` evaluates a group, `candidates.py` evaluates the
+   groups that a plan needs, and `candidate_cache.py` keeps the evaluations between plans. A long queue is cheap, since
+   jobs whose requirements differ only in amounts and preferences share one evaluation of the fleet. `ranked_groups.py`
+   finds room for amounts.
+4. Subtract the hosts that the plan has already taken (`remaining_capacity.py`), and choose groups among the rest
+   (`availability.py`).
+5. If there are too few, reserve groups for a job that starves or has just lost its hosts (`promises.py`), or evict
+   lower bands (`evictions.py`).
+6. Explain why the job waits. `explanation.py` makes the reasons; `pending_reason.py` defines their data and text.
 
-`cycle.py` takes every job through steps 2 to 6. `together.py` places the jobs of a group: all in one step, or none.
+`cycle.py` takes every job through steps 2 to 6. `together.py` places all jobs of a group in one step, or none.
 
-Between plans the scheduler remembers two things. The evaluations in `candidate_cache.py` decide what a plan costs, and
-not what it says. `EvaluationLimits` and `SearchFairness` decide something: at which jobs a plan looks, and for which it
-searches, if it has no time for all.
+Between plans the scheduler keeps the evaluations in `candidate_cache.py`, which affect only the cost of a plan, and
+`EvaluationLimits` and `SearchFairness`, which select the jobs to consider and to search victims for if a plan has no
+time for all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,18 +42,17 @@ BACKFILL_BOUND_S = 600.0
 class Scheduler:
     """Makes plans.
 
-    Jobs that came later may pass a job that does not fit, but not for ever. Once the job has waited for
-    ``backfill_bound_s`` seconds, the scheduler promises it hosts until it runs. Of jobs that compete, one at a time has
-    such a promise: the first in the fair order. So a job at the head of the order waits no longer than the bound, plus
-    as long as the tasks on these hosts still run.
+    Later jobs may pass a job that does not fit, but not for ever. Once the job has waited for ``backfill_bound_s``
+    seconds, the scheduler promises it hosts until it runs. Only one of the competing jobs has such a promise at a time:
+    the first in the fair order. A job at the head of the order therefore waits at most for the bound plus the remaining
+    time of the tasks on these hosts.
 
     Args:
-        backfill_bound_s: for how many seconds jobs that came later may pass a waiting job. None pass one of
-            PRODUCTION.
-        evictions: when jobs may take hosts from lower bands; None: never.
+        backfill_bound_s: seconds for which later jobs may pass a waiting job; 0 for jobs of PRODUCTION.
+        evictions: the conditions for evicting lower bands; None: no evictions.
 
     Attributes:
-        evictions: the same; it may be replaced between two plans.
+        evictions: the conditions for evictions, which may be replaced between plans.
     """
 
     def __init__(
@@ -79,22 +78,22 @@ class Scheduler:
         limits: UserLimits | None = None,
         teams: TeamUse | None = None,
     ) -> SchedulingResult:
-        """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
+        """Make a plan. Changes none of the arguments, except the fleet's own indexes.
 
         Args:
-            pending: jobs of which some or all gangs wait.
-            fleet: all live workers, and who holds what.
-            usage: what each user's gangs hold.
+            pending: the jobs with waiting gangs.
+            fleet: all live workers, with the resources held on them.
+            usage: the resources that each user's gangs hold.
             now: seconds on the clock of the events.
-            pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since and that plan
-                gave up no promise. If all new jobs can be placed, jobs with a reason keep it, and are not tried again.
-            most: the plan ends after so many gangs, or as much other work, and is then not ``complete``; None: at the
-                end of the queue.
-            past: what each user's gangs have held; None: past use does not count.
-            running: what runs, and may have to leave; None: nothing does.
-            idle: jobs that hold slices ready for others, or that yield; they leave for any job before them.
-            limits: of the users; None: no user has a limit.
-            teams: the teams, and what they hold; None: there are none.
+            pending_reasons: the reasons of the previous plan, if it was recent and gave up no promise, and the fleet
+                has not changed since. If all new jobs can be placed, jobs with a reason keep it without being retried.
+            most: the number of gangs, or the equivalent in other work, after which the plan ends without being
+                ``complete``; None for no limit.
+            past: each user's past usage; None to ignore it.
+            running: the running attempts, which may be evicted; None: none.
+            idle: spares and jobs that yield, which leave for any job that precedes them.
+            limits: the users' limits; None: no limits.
+            teams: the teams and their usage; None: no teams.
         """
         waiting = pending if isinstance(pending, WaitingJobs) else WaitingJobs(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
@@ -110,7 +109,7 @@ class Scheduler:
         return result
 
     def forget(self) -> None:
-        """Forget all evaluations. A plan that failed may have left them half updated."""
+        """Discard all evaluations, which a failed plan may have left half updated."""
         self._cache = CandidateCache()
 
     def check(self, now: float) -> None:
@@ -129,17 +128,17 @@ class Scheduler:
         limits: UserLimits | None,
         teams: TeamUse | None,
     ) -> SchedulingResult | None:
-        """Return a plan in which waiting jobs keep their reasons, or None if the plan needs a look at all jobs.
+        """Return a plan in which waiting jobs keep their reasons, or None if the plan must consider all jobs.
 
-        Only jobs that are new, that pause, or that could run but hope for more groups are tried.
+        Only jobs that are new, that pause, or that could run but wait for more groups are tried.
         """
         promised = any(job.promise for job in pending.others.values())
         if promised or any(reason.keeps for reason in pending_reasons.apart()):
-            return None  # which groups are kept for a job depends on all other jobs
+            return None  # the groups reserved for a job depend on all other jobs
         tried, unchanged = WaitingJobs(), []
         for job in chain.from_iterable(pending.runs()):
             job_id = job.spec.job_id
-            reason = None if pending_reasons.is_alike(job_id) else pending_reasons.get(job_id)
+            reason = None if pending_reasons.is_shared(job_id) else pending_reasons.get(job_id)
             if job_id not in pending_reasons or (
                 reason is not None and (reason.pause is not None or reason.free >= reason.num_groups[0])
             ):
@@ -153,5 +152,5 @@ class Scheduler:
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None
         result.pending_reasons.keep(pending_reasons, unchanged)
-        result.limited.clear()  # it has not looked at all jobs of a kind
+        result.limited.clear()  # the plan has not considered all jobs of a kind
         return result

@@ -1,4 +1,4 @@
-"""Spreads the tasks of a job over hosts, so that the loss of one host costs few of them."""
+"""Spreads a job's tasks over hosts, so that the loss of a host affects few of them."""
 
 from collections import Counter
 
@@ -8,15 +8,12 @@ from iris_ray.state.fleet import Fleet
 
 
 class Spreading:
-    """Chooses hosts for the tasks of one job, which are placed one by one, while a plan is made.
+    """Chooses hosts for the independent tasks of a job during a plan.
 
-    Of the free hosts that are as good as the best one, the first gets a task that has less than its share. The share is
-    the job's tasks divided by the hosts of the fleet, at least one. Once every such host has its share, the share
-    doubles. So each task has a host of its own while there are hosts, and a host gets its whole share at once.
-
-    Args:
-        job: the job.
-        fleet: the workers that the plan is made for.
+    Each task goes to the first host with less than its share, among the free hosts that are as good as the best one.
+    The share is the number of the job's tasks divided by the number of hosts, at least one. Once every such host has
+    its share, the share doubles. Tasks therefore have a host each as long as possible, and a host gets its share at
+    once.
     """
 
     def __init__(self, job: Job, fleet: Fleet) -> None:
@@ -29,18 +26,13 @@ class Spreading:
         self._least = self._share
 
     def host(self, best: str, available: Availability) -> str:
-        """Return the node id of the host for the next task.
-
-        Args:
-            best: the best free host.
-            available: the hosts that the job's requirement finds.
-        """
+        """Return the node id of the host for the next task, given the best free host."""
         if not self._names and self.room_in_share(best) > 0:
-            return best  # most often, since hosts that have their share are full
+            return best  # the usual case, since hosts with their share are full
         if (name := self._first(available)) is None:
             (bucket,) = buckets_for(self._job, available)
             job_id = self._job.spec.job_id
-            used = sum(job_id in worker.tasks_of for worker in self._workers.values())  # and may have their share
+            used = sum(job_id in worker.tasks_of for worker in self._workers.values())  # these may have their share
             self._names = available.best_alike(bucket, self._job.size + used)
             self._next, self._share = 0, self._least
             while all(self.room_in_share(name) <= 0 for name in self._names):
@@ -49,15 +41,15 @@ class Spreading:
         return name or best
 
     def begin_anew(self) -> None:
-        """Look at all hosts again, since some may have become free for the job."""
+        """Consider all hosts again, because some may have become free."""
         self._names, self._next, self._share = [], 0, self._least
 
     def took(self, node_id: str, tasks: int = 1) -> None:
-        """Note that a host gets more tasks."""
+        """Record that a host gets more tasks."""
         self._placed[node_id] += tasks
 
     def room_in_share(self, node_id: str) -> int:
-        """Return how many more tasks a host gets before the others get theirs."""
+        """Return the number of tasks that a host lacks to its share."""
         return self._share - self._workers[node_id].tasks_of[self._job.spec.job_id] - self._placed[node_id]
 
     def _first(self, available: Availability) -> str | None:

@@ -1,11 +1,11 @@
-"""The teams' quotas while a plan is made: who is within its quota, what may be borrowed, and who has to give back.
+"""Teams' quotas during a plan: which jobs are within quota, what may be borrowed, and what is reclaimed.
 
-A job needs the quota of its own team. If that is used up, it needs the quota of a team above, which other parts of that
-team leave unused, and at last what other teams leave. `Standing` says how far up a job has to look.
+A job uses the quota of its own team. If that is used up, it uses quota of a team above that other subteams leave
+unused, and finally quota that other teams lend. `QuotaSource` says which of these a job needs.
 
-Between teams, quotas alone decide who gives way. A job may take hosts of another team if, below the closest team that
-both belong to, the job's side stays within its quota and the other side is over its own at every level. Who has
-borrowed most in the past hours gives first.
+Between teams, only quotas decide which jobs leave. A job may take hosts of another team if, below their closest common
+ancestor, the job's side stays within its quota and the other side exceeds its own at every level. The team that has
+borrowed most in the past hours is the first to return hosts.
 """
 
 from collections import Counter
@@ -27,24 +27,24 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse, in_band, own_part
 
 
-class Standing(IntEnum):
-    """With whose quota a job could run, in the order in which jobs go."""
+class QuotaSource(IntEnum):
+    """The source of the quota that a job needs, which orders the queue."""
 
-    OWN = 0  # its team's, or no team has a quota for what it uses
-    SHARED = 1  # that of a team above its own
-    BORROWS = 2  # what other teams leave
+    OWN = 0  # its own team's quota, or none is needed
+    SHARED = 1  # the quota of a team above its own
+    BORROWED = 2  # quota that other teams lend
 
 
 @dataclass(frozen=True, slots=True)
-class NoneLeft:
-    """The account that lets a job have no more.
+class QuotaExhausted:
+    """The account whose quota is used up for a job.
 
     Attributes:
-        team: the team that may borrow no more; `NO_TEAM`: all that is left is kept by teams that do not lend it.
-        kind: the type.
-        most: how many chips there are for it.
-        used: how many of them it has, with those that its parts keep for themselves.
-        is_kept_back: whether more would be left if nothing were kept for other jobs that wait for it.
+        team: the team that can't borrow more; `NO_TEAM` if other teams don't lend the rest.
+        kind: the quota's type.
+        most: the number of chips that the team may use.
+        used: the number of chips in use, including those that its subteams don't lend.
+        is_kept_back: whether quota would be left without reservations for other jobs.
     """
 
     team: str
@@ -56,19 +56,20 @@ class NoneLeft:
 
 @dataclass(slots=True)
 class _Account:
-    """What a team, or the jobs of a team itself, have of one type, in chips.
+    """The account of a team, or of a team's own jobs without its subteams, for one type, in chips.
 
     Attributes:
         chips: its quota.
         keeps: the part of the quota that it does not lend.
-        most: its quota and what it may borrow.
-        by_band: the parts of the quota that jobs of a band may use.
-        used: what its jobs have, what the plan gives them, and what is promised to them; without what leaves for that.
-        kept: what its parts keep for themselves and do not use.
-        in_bands: how many of the used chips jobs of each band have, for the bands in ``by_band``.
-        promised: what is promised to its jobs, by band.
-        aside: what is kept for jobs of its own that wait for quota, by band; not counted as used.
-        leaving: what its jobs leave to others, by band.
+        most: the quota plus the amount that it may borrow.
+        by_band: the parts of the quota for jobs of a band.
+        used: chips held by, granted by the plan to, or promised to its jobs, without those that victims leave for
+            these.
+        kept: unused chips that its subteams don't lend.
+        in_bands: used chips by band, for the bands in ``by_band``.
+        promised: chips promised to its jobs, by band.
+        aside: chips reserved for its jobs that wait for quota, by band; not part of ``used``.
+        leaving: chips that its jobs leave to other jobs, by band.
     """
 
     chips: float
@@ -84,11 +85,11 @@ class _Account:
 
     @property
     def unused(self) -> float:
-        """What it keeps for itself and does not use."""
+        """The unused chips that it does not lend."""
         return max(self.kept, self.keeps - self.used)
 
     def over(self, band: PriorityBand) -> float:
-        """Return how many chips its jobs, or those of a band, have beyond its quota."""
+        """Return the number of chips by which its jobs, or those of a band, exceed its quota."""
         over = self.used - self.promised.total() - self.leaving.total() - self.chips
         if (part := self.by_band.get(band)) is not None:
             over = max(over, self.in_bands[band] - self.promised[band] - self.leaving[band] - part)
@@ -96,7 +97,7 @@ class _Account:
 
 
 class _Aside(NamedTuple):
-    """The chips that are kept for a job of a band, and the names of the accounts in which they are."""
+    """Chips reserved for a job of a band, and the names of the accounts in which they are reserved."""
 
     band: PriorityBand
     chips: float
@@ -104,7 +105,7 @@ class _Aside(NamedTuple):
 
 
 class _Leaving(NamedTuple):
-    """The chips of an attempt that leaves: its job's spec, and that of the job that gets them."""
+    """The chips of a leaving attempt, with the specs of its job and of the job that takes them."""
 
     spec: JobSpec
     taker: JobSpec
@@ -112,11 +113,11 @@ class _Leaving(NamedTuple):
 
 
 class TeamQuotas:
-    """What teams have, and may still get, while one plan is made.
+    """The teams' usage and remaining quotas during a plan.
 
     Args:
-        use: the teams, and what their jobs hold; None: there are no teams.
-        fleet: tells how many chips there are of each type.
+        use: the teams and their usage; None: no teams.
+        fleet: the number of chips by type.
         now: seconds on the clock of the events.
 
     Attributes:
@@ -128,53 +129,50 @@ class TeamQuotas:
         self._fleet = fleet
         self._now = now
         self._accounts: dict[tuple[str, str], _Account] = {}  # by name and type
-        self._kept: dict[str, dict[str, float]] = {}  # type → team → what its parts keep and do not use
+        self._kept: dict[str, dict[str, float]] = {}  # type → team → unused chips that its subteams don't lend
         self._promised: dict[str, float] = {}  # job id → chips
-        self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of the job that waits for the quota
+        self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of a job with a reservation
         self._aside: dict[str, _Aside] = {}  # by the job's id
-        self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first one counts
-        self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its parts, who borrowed most first
-        self._standings: dict[tuple[str, float, float], Standing | NoneLeft] = {}  # until something is counted
+        self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first entry of each counts
+        self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its subteams, by past borrowing
+        self._sources: dict[tuple[str, float, float], QuotaSource | QuotaExhausted] = {}  # valid until a count changes
         self.exist = bool(self._use.teams.types)
 
-    # -- for the order and the limits ----------------------------------------------------------------------------------
+    # -- the queue's order and limits ----------------------------------------------------------------------------------
 
     def kind(self, spec: JobSpec) -> str | None:
-        """Return the type whose quota a job needs; None if it needs none."""
+        """Return the type whose quota a job needs, or None."""
         return self._use.kind(spec) if self.exist else None
 
     def account(self, spec: JobSpec) -> tuple[str, str | None]:
-        """Return the name of a job's team, and the type whose quota the job needs; None if it needs none."""
+        """Return the name of a job's team, and the type whose quota the job needs, or None."""
         return self._use.path(spec.team)[0], self.kind(spec)
 
-    def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return the job's standing, as `standing` does, if the attempts stayed that leave their hosts to the job."""
+    def quota_source_if_all_stay(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if the attempts that leave only for this job stayed."""
         stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
             self._count_leaving(leaving, sign=-1)
-        found = self.standing(job, chips)
+        found = self.quota_source(job, chips)
         for leaving in stay:
             self._count_leaving(leaving, sign=1)
         return found
 
-    def standing(self, job: Job, chips: float, less: float = 0.0) -> Standing | NoneLeft:
-        """Return with whose quota a job could have so many more chips, or the account that lets it have no more.
+    def quota_source(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
+        """Return the quota source of a job with this number of chips, or the account whose quota is used up.
 
-        Args:
-            job: the job.
-            chips: how many it would have.
-            less: how many its team would have less in other bands.
+        ``less`` is the number of chips by which the usage of its team is reduced for this check.
         """
         kind = self.kind(job.spec)
         if kind is None or not chips:
-            return Standing.OWN
+            return QuotaSource.OWN
         about = job.spec.job_id, chips, less
-        found = self._standings.get(about)
+        found = self._sources.get(about)
         if found is None:
-            found = self._standings[about] = self._find_standing(job, kind, chips, less)
+            found = self._sources[about] = self._find_quota_source(job, kind, chips, less)
         return found
 
-    def _find_standing(self, job: Job, kind: str, chips: float, less: float) -> Standing | NoneLeft:
+    def _find_quota_source(self, job: Job, kind: str, chips: float, less: float) -> QuotaSource | QuotaExhausted:
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
         own = self._aside.get(job.spec.job_id)
@@ -182,30 +180,30 @@ class TeamQuotas:
             own_here = own.chips if own is not None and name in own.names else 0.0
             aside = account.aside.total() - own_here if account.aside else 0.0
             if name != NO_TEAM and _is_within(account, used + aside, kept, band, more + account.aside[band] - own_here):
-                return Standing.OWN if name == path[0] else Standing.SHARED
+                return QuotaSource.OWN if name == path[0] else QuotaSource.SHARED
             if rounded(used + aside + kept) > account.most:
                 there_are, is_kept_back = rounded(used + aside + kept - more), rounded(used + kept) <= account.most
-                return NoneLeft(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
-        return Standing.BORROWS
+                return QuotaExhausted(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
+        return QuotaSource.BORROWED
 
-    def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return the same as `standing` if lower bands of the job's own team had nothing: the team's order decides."""
+    def quota_source_within_team(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if lower bands of its own team had no chips."""
         team, kind = self.account(job.spec)
         usage: Mapping[str, float] = self._use.usage.get(team, {})
         lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
-        return self.standing(job, chips, less=sum(lower))
+        return self.quota_source(job, chips, less=sum(lower))
 
     def took(self, job: Job, chips: float) -> None:
-        """Count chips that the plan gives to a job, or takes from it if they are less than 0."""
+        """Count chips that the plan grants to a job; a negative number for chips that are freed."""
         if self._kept_for and self._kept_for.get(self.account(job.spec)) == job.spec.job_id:
             del self._kept_for[self.account(job.spec)]
             self._set_aside(job, self._aside.pop(job.spec.job_id), sign=-1)
         self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:
-        """Count the chips that a job is to get, instead of those that were promised to it before.
+        """Replace the number of chips promised to a job.
 
-        If it is to get none, those do not leave that would have left only for it.
+        With 0, attempts that would have left only for this job stay.
         """
         if self.exist:
             before = self._promised.pop(job.spec.job_id, 0.0)
@@ -216,12 +214,12 @@ class TeamQuotas:
             self._count(job.spec, chips - before, promised=True)
 
     def keep_for(self, job: Job, chips: float, up_to: str) -> bool:
-        """Keep quota for a job, unless its team has a job already for which some is kept.
+        """Reserve quota for a job, unless quota is reserved for another job of its team. Return whether it is reserved.
 
         Args:
             job: the job.
-            chips: how many it needs.
-            up_to: the last name for which the job counts among whose jobs they are kept.
+            chips: the number of chips that it needs.
+            up_to: the last account on the job's path in which to reserve them.
         """
         job_id, (team, kind) = job.spec.job_id, self.account(job.spec)
         if kind is None or self._kept_for.setdefault((team, kind), job_id) != job_id:
@@ -237,12 +235,12 @@ class TeamQuotas:
     def _set_aside(self, job: Job, aside: _Aside, sign: int) -> None:
         kind = self.kind(job.spec)
         assert kind is not None
-        self._standings.clear()
+        self._sources.clear()
         for name in aside.names:
             self._account(name, kind).aside[aside.band] += sign * aside.chips  # type: ignore[assignment]
 
     def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
-        """Count that an attempt of a job leaves its chips to another job, so that both jobs' teams have them once."""
+        """Count that an attempt of a job leaves its chips to another job, so that the chips count only once."""
         if self.kind(job.spec) is not None:
             leaving = self._leaving.setdefault(attempt, [])
             leaving.append(_Leaving(job.spec, taker.spec, chips))
@@ -261,10 +259,10 @@ class TeamQuotas:
                 for other in left[:1]:
                     self._count_leaving(other, sign=1)
 
-    # -- for evictions -------------------------------------------------------------------------------------------------
+    # -- reclaiming ----------------------------------------------------------------------------------------------------
 
     def reclaim(self, job: Job, chips: float) -> "Reclaim":
-        """Return which jobs of other teams have to leave for a job that needs so many more chips."""
+        """Return the right of a job that needs this number of chips to reclaim quota from other teams."""
         kind = self.kind(job.spec)
         if kind is None:
             return Reclaim(self, None, (), frozenset(), in_part=True)
@@ -276,19 +274,19 @@ class TeamQuotas:
         return Reclaim(self, kind, path, frozenset(rights), _is_in_part(self._account(path[0], kind), band, more))
 
     def counts_for(self, spec: JobSpec, team: str, kind: str) -> bool:
-        """Return whether what a job has counts for the quota of a team."""
+        """Return whether a job's chips count towards a team's quota."""
         return self.kind(spec) == kind and team in self._use.path(spec.team)
 
     def path(self, spec: JobSpec) -> tuple[str, ...]:
-        """Return the names for which a job counts; see `TeamUse.path`."""
+        """Return the accounts towards which a job counts; see `TeamUse.path`."""
         return self._use.path(spec.team)
 
     def over(self, name: str, kind: str, band: PriorityBand) -> float:
-        """Return how many chips the jobs of a team, or those of a band, have beyond its quota."""
+        """Return the number of chips by which a team's jobs, or those of a band, exceed its quota."""
         return self._account(name, kind).over(band)
 
     def order(self, team: str, kind: str) -> Mapping[str, int]:
-        """Return the parts of a team that have anything, numbered: who has borrowed most in the past hours first."""
+        """Return the numbers of a team's subteams with usage, in the order of past borrowing, most first."""
         order = self._orders.get((team, kind))
         if order is None:
             prefix = f"{team}/" if team else ""
@@ -304,11 +302,11 @@ class TeamQuotas:
             self._orders[team, kind] = order
         return order
 
-    # -- parts ---------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _after(self, path: Iterable[str], kind: str, more: float) -> Iterator[tuple[str, _Account, float, float]]:
-        """Yield each account of a path, with what it uses and what its parts keep if a job has so many more chips."""
-        change = 0.0  # in what the part below keeps
+        """Yield each account of a path, with its usage and its subteams' kept chips if a job got more chips."""
+        change = 0.0  # in the kept chips of the subteam below
         for name in path:
             account = self._account(name, kind)
             used, kept, before = account.used + more, account.kept + change, account.unused
@@ -331,11 +329,11 @@ class TeamQuotas:
         common = next(i for i, name in enumerate(path) if name in of_taker)
         for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
             self._set(account, used, kept, spec.priority, -sign * chips)
-        for name in path[:common]:  # does not count for standings
+        for name in path[:common]:  # does not affect sources
             self._account(name, kind).leaving[spec.priority] += sign * chips  # type: ignore[assignment]
 
     def _set(self, account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
-        self._standings.clear()
+        self._sources.clear()
         account.used, account.kept = rounded(used), rounded(kept)
         if band in account.in_bands:
             account.in_bands[band] = rounded(account.in_bands[band] + more)
@@ -373,11 +371,11 @@ class TeamQuotas:
         return sum(n for name, n in chips.items() if n and (name == kind or _generation(name) == kind))
 
     def _kept_in(self, kind: str) -> Mapping[str, float]:
-        """Return what the parts of each team keep for themselves and do not use; without teams whose parts lend all."""
+        """Return the unused chips that each team's subteams don't lend, for the teams with any."""
         kept = self._kept.get(kind)
         if kept is None:
             kept = self._kept[kind] = {}
-            for team in self._use.teams.keepers(kind):  # the parts of a team before the team
+            for team in self._use.teams.keepers(kind):  # subteams before their parents
                 usage: Mapping[str, float] = self._use.usage.get(team.name, {})
                 used = usage.get(kind, 0.0)
                 quota = team.quotas.get(kind, Quota(0.0))
@@ -387,14 +385,14 @@ class TeamQuotas:
 
 
 class Reclaim:
-    """Which jobs of other teams have to leave for one job.
+    """The right of a job to reclaim quota: which jobs of other teams must leave for it.
 
     Args:
         quotas: the teams' quotas.
-        kind: the type whose quota the job needs; None if it needs none.
-        path: the names for which the job counts.
-        rights: those of them among whose parts the job's side stays within its quota.
-        in_part: whether the job's band stays within its part of the team's quota. Else it comes after lower bands.
+        kind: the type whose quota the job needs, or None.
+        path: the accounts towards which the job counts.
+        rights: the teams in ``path`` within which the job's side stays within its quota.
+        in_part: whether the job's band stays within its part of its team's quota. Otherwise lower bands don't leave.
     """
 
     def __init__(
@@ -411,14 +409,14 @@ class Reclaim:
         return bool(self._rights)
 
     def by_band(self, victim: JobSpec) -> bool:
-        """Return whether bands decide if a job has to leave: it is of the same team, or no team has a quota for it."""
+        """Return whether bands decide if a job must leave: both jobs are of one team, or no quota applies to it."""
         kind = self._quotas.kind(victim)
         if kind is None:
             return True
         return self._in_part and self._kind is not None and self._quotas.path(victim)[0] == self._path[0]
 
     def rank(self, victim: JobSpec) -> int | None:
-        """Return the place of a job's side among those that have to give back, the first is 0; None if it need not."""
+        """Return the rank, from 0, of a job's side among those that must return hosts; None if it need not."""
         if not self._rights or self._quotas.kind(victim) != self._kind:
             return None
         key = victim.team, victim.priority
@@ -427,10 +425,9 @@ class Reclaim:
         return self._known[key]
 
     def beyond(self, victims: Iterable[tuple[AttemptId, JobSpec, float]]) -> set[AttemptId]:
-        """Return the attempts that may stay since the others bring their teams back to their quotas.
+        """Return the attempts that may stay because the others bring their teams back to their quotas.
 
-        Args:
-            victims: the attempts that would leave, the ones that should leave first first: with their jobs and chips.
+        ``victims`` has the attempts in the order in which they should leave, with their jobs' specs and chips.
         """
         gone: dict[str, float] = {}
         stay: set[AttemptId] = set()
@@ -455,7 +452,7 @@ class Reclaim:
         return self._quotas.order(above, self._kind).get(side[-1], 0)
 
     def _side(self, victim: JobSpec) -> tuple[str, ...]:
-        """Return the names for which a job counts below the closest team that both jobs belong to."""
+        """Return the accounts of a job below the closest common ancestor of both jobs' teams."""
         path = self._quotas.path(victim)
         return path[: next(i for i, name in enumerate(path) if name in self._path)]
 

@@ -1,9 +1,9 @@
 """Places all jobs of a group, or none of them.
 
-A trial places them one after the other on a plan of its own, which is dropped if one of them finds too few groups. Jobs
-that suit few groups go first. If one fails, it goes first in the next trial: so long as no trial is decided, at most as
-often as there are jobs. That finds a place for any group whose jobs ask for different slices, or for the same; it may
-miss one for jobs whose constraints overlap in part, and for tasks of several sizes that fill hosts to the last CPU.
+A trial places the jobs in sequence on a copy of the plan, which is dropped if one of them finds too few groups. Jobs
+with few suitable groups go first. A job that fails goes first in the next trial; there are at most as many trials as
+jobs. This succeeds whenever possible if the jobs ask for different slices or for the same. It may miss a placement if
+the jobs' constraints overlap in part, or if tasks of several sizes fill hosts to the last CPU.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -22,16 +22,16 @@ from iris_ray.state.events import JobAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
 
 MOST_TRIALS = 8
-"""So often a plan tries to place a group in different orders."""
+"""The largest number of orders in which a plan tries to place a group."""
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Where all jobs of a group go.
+class GroupPlacement:
+    """A placement of all jobs of a group.
 
     Attributes:
-        assignments: of each gang of each job, those of the group's first job first.
-        granted: what each job takes, in the group's order.
+        assignments: the assignments of all gangs, those of the group's first job first.
+        granted: the resources that each job takes, in the group's order.
     """
 
     assignments: tuple[JobAssignedEvent, ...]
@@ -39,14 +39,14 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class TooFew:
-    """A job of a group for which there is nothing left.
+class PlacementFailure:
+    """The failure to place a job of a group.
 
     Attributes:
         job: the job.
-        free: how many groups were free at its turn.
-        beside: whether others of the group had got theirs before it.
-        limit: the limit that the group has reached with it, or None.
+        free: the number of groups that were free at its turn.
+        beside: whether other jobs of the group had been placed before it.
+        limit: the limit that the group reached with it, or None.
     """
 
     job: Job
@@ -64,35 +64,34 @@ def place_together(
     now: float,
     allowances: Allowances | None = None,
     prefer: Collection[str] = (),
-) -> Together | TooFew:
-    """Return where all jobs of a group go, or the job that finds too few groups. Change nothing.
+) -> GroupPlacement | PlacementFailure:
+    """Return a placement of all jobs of a group, or the first failure, without changing any argument.
 
     Args:
         members: the jobs, none of which has ever had hosts.
-        fleet: the workers.
-        cache: the evaluations of their groups.
-        plan: what was given away.
-        available: what that leaves to each job.
+        fleet, cache: the workers, and the evaluations of their groups.
+        plan: the hosts that the plan has taken so far.
+        available: the groups that remain available to each job.
         now: seconds on the clock of the events.
-        allowances: what each user and team may still get; None: as much as they like.
+        allowances: the resources that each user and team may still get; None: no limits.
         prefer: names of the slices to take first.
     """
-    for job in members:  # most groups that wait are decided here, without a plan of their own
+    for job in members:  # decides most waiting groups, without a trial
         free = choose(job, available.to(job), {}, num_groups(job)[:1], False, False)[1]
         if free < num_groups(job)[0]:
-            return TooFew(job, free, beside=False)
-    for job in members:  # all groups are evaluated before the trials, which share the evaluations with the plan
+            return PlacementFailure(job, free, beside=False)
+    for job in members:  # evaluates all groups before the trials, which share the evaluations with the plan
         available.to(job).free_in_all()
     order = sorted(members, key=lambda job: (not accelerators(job.spec.resources), _choice(job, available), job.number))
-    failure: TooFew | None = None
+    failure: PlacementFailure | None = None
     for most in (True, False) if any(len(num_groups(job)) > 1 for job in members) else (False,):
         for _ in range(min(len(members), MOST_TRIALS)):
             found = _Trial(fleet, cache, plan, now, allowances, prefer).place(order, most)
-            if not isinstance(found, TooFew):
+            if not isinstance(found, PlacementFailure):
                 in_order = [(job, found[job.spec.job_id]) for job in members]
                 assignments = (one for _, placed in in_order for one in placed.assignments)
-                return Together(tuple(assignments), tuple((job, placed.granted) for job, placed in in_order))
-            failure = failure or found  # the first one is the easiest to understand
+                return GroupPlacement(tuple(assignments), tuple((job, placed.granted) for job, placed in in_order))
+            failure = failure or found  # the first one is the easiest to explain
             if found.limit is not None:
                 break
             if not found.beside:
@@ -103,13 +102,9 @@ def place_together(
 
 
 def without_what_ends(fleet: Fleet, hosts: Collection[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
-    """Return a fleet of some hosts as they are once all that runs there has ended.
+    """Return a fleet of these hosts as they will be once their occupants have ended.
 
-    Args:
-        fleet: the fleet.
-        hosts: those of it that count.
-        now: seconds on the clock of the events.
-        stays: occupants that don't end by themselves.
+    ``stays`` has the occupants that don't end by themselves. Ends that are unconfirmed for long don't count, either.
     """
     found = Fleet()
     for worker in hosts:
@@ -129,10 +124,10 @@ def place_on(
     allowances: Allowances | None = None,
     prefer: Collection[str] = (),
     given_away: Plan | None = None,
-) -> Together | TooFew:
-    """Return where all jobs of a group go in a fleet of its own, as `place_together` does.
+) -> GroupPlacement | PlacementFailure:
+    """Return a placement of all jobs of a group in a separate fleet, as `place_together` does.
 
-    ``given_away``: what a plan has taken of these hosts; None: nothing.
+    ``given_away`` is the plan that has taken resources on these hosts, or None.
     """
     cache, plan = CandidateCache(), Plan()
     if given_away is not None:
@@ -143,7 +138,7 @@ def place_on(
 
 
 def only(hosts: Iterable[Worker]) -> Fleet:
-    """Return a fleet of some hosts as they are now."""
+    """Return a fleet of these hosts as they are now."""
     found = Fleet()
     for worker in hosts:
         found.put(replace(worker))
@@ -151,21 +146,21 @@ def only(hosts: Iterable[Worker]) -> Fleet:
 
 
 def _choice(job: Job, available: Availabilities) -> int:
-    """Return how many groups a job could do without."""
+    """Return the number of suitable groups that a job does not need."""
     found = available.to(job)
     return sum(found.suitable(bucket) for bucket in buckets_for(job, found)) - num_groups(job)[0] * len(job.gangs)
 
 
 @dataclass(slots=True)
 class _Placed:
-    """What one job gets in a trial."""
+    """The hosts of a job in a trial."""
 
     assignments: list[JobAssignedEvent] = field(default_factory=list)
     granted: dict[str, float] = field(default_factory=dict)
 
 
 class _Trial:
-    """A plan beside the plan that is made."""
+    """A trial on a copy of the plan."""
 
     def __init__(
         self,
@@ -183,10 +178,10 @@ class _Trial:
         self._allowances = allowances
         self._prefer = dict.fromkeys(prefer, -1)
 
-    def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | TooFew:
-        """Place the jobs in an order; ``most``: each on as many groups as it can use, else on as few."""
+    def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | PlacementFailure:
+        """Place the jobs in this order, each on as many groups as it can use (``most``) or as few."""
         placed: dict[str, _Placed] = {}
-        failure: TooFew | None = None
+        failure: PlacementFailure | None = None
         for job in order:
             mine = placed[job.spec.job_id] = _Placed()
             if (failure := self._place(job, mine, most, beside=len(placed) > 1)) is not None:
@@ -197,8 +192,8 @@ class _Trial:
                     self._allowances.not_granted(job, found.granted)
         return placed if failure is None else failure
 
-    def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> TooFew | None:
-        """Place all gangs of a job. If there is no room for one, return what was free at its turn."""
+    def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> PlacementFailure | None:
+        """Place all gangs of a job. Return the failure if one can't be placed."""
         allowances, available = self._allowances, self._available.to(job)
         own = {**preferred(job, self._fleet), **self._prefer}
         spreading = Spreading(job, self._fleet) if job.spec.spreads else None
@@ -206,19 +201,21 @@ class _Trial:
             wanted = num_groups(job)
             if allowances is not None:
                 if (reached := allowances.reached(job)) is not None:
-                    return TooFew(job, 0, beside, reached)
+                    return PlacementFailure(job, 0, beside, reached)
                 wanted = allowances.num_groups(job)
             wanted = wanted if most else wanted[:1]
             available.catch_up()
             found, free = choose(job, available, own, wanted, False, False)
             if not found:
-                return TooFew(job, free, beside)
+                return PlacementFailure(job, free, beside)
             if spreading is not None:
                 found = [spreading.host(found[0], available)]
                 spreading.took(found[0])
             if allowances is not None and len(within := allowances.within(job, found, wanted, available)) < len(found):
                 if not within:
-                    return TooFew(job, free, beside, allowances.short_of_chips(job, chips_of(found, available)))
+                    return PlacementFailure(
+                        job, free, beside, allowances.short_of_chips(job, chips_of(found, available))
+                    )
                 found = within
             assignment, granted = assign(job, gang, available, found, self._plan)
             mine.assignments.append(assignment)
@@ -229,8 +226,8 @@ class _Trial:
         return None
 
 
-def take(found: Together, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
-    """Take from a plan what the jobs of a group get. Return the node ids of their hosts."""
+def take(found: GroupPlacement, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
+    """Take a group's placement from the plan. Return the node ids of its hosts."""
     jobs = {job.spec.job_id: job for job, _ in found.granted}
     hosts: dict[str, None] = {}
     for one in found.assignments:
@@ -244,7 +241,7 @@ def take(found: Together, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
 
 
 def _tasks(assignment: JobAssignedEvent) -> list[tuple[str, int]]:
-    """Return the hosts of an event, each with the number of tasks that it gets."""
+    """Return the hosts in an assignment, with the number of tasks on each."""
     if isinstance(assignment, TasksAssignedEvent):
         return [(assignment.node_id, len(assignment.task_indices))]
     return [(node_id, 1) for group in assignment.groups for node_id in group]

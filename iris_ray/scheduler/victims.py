@@ -1,17 +1,17 @@
-"""Which attempts may have to leave so that a waiting job finds room, and the search for the cheapest ones.
+"""Victims: the attempts that may have to leave for a waiting job, and the search for the cheapest set.
 
-A victim is of a lower band than the job that waits, and has run for the minimum time of its band; or it uses quota that
-another team needs back (`Reclaim`); or it is a spare, or yields. `EvictionCosts` says what the end of an attempt costs.
-Sets of victims are compared by these, in this order: whose teams have borrowed most; how many victims they have of
-PRODUCTION, of INTERACTIVE, then of BATCH, and of each band first those that end for good because they run once; how
-much work they lose, in chip-seconds; how many spares they have. Spares and jobs that yield count for nothing else,
-since their end loses no work.
+A victim is of a lower band than the waiting job and has run for the minimum time of its band; or it uses quota that
+another team reclaims (`Reclaim`); or it is a spare or yields. `EvictionCosts` defines the cost of an attempt's end.
+Sets of victims are compared lexicographically by: the rank of their teams as borrowers; the number of victims of
+PRODUCTION, INTERACTIVE and BATCH, and within each band first those that run only once and so end for good; the lost
+work in chip-seconds; and the number of spares. Spares and jobs that yield count only in the last, since they lose no
+work.
 
-A victim loses what it has done since its latest save that outlives its hosts, or since its attempt began if it has told
-of none; and nothing of that if it heeds notices, or is about to save. It also loses the time to be back at its work.
-A task without chips counts as one chip.
+A victim loses its work since its latest save that outlives its hosts, or since its attempt began if it has reported
+none; or no work if it heeds notices or is about to save. It also loses the time to resume its work. A task without
+chips counts as one chip.
 
-`VictimSearch` looks for the cheapest set for one job, and leaves out every victim that turns out to be superfluous.
+`VictimSearch` finds the cheapest set for a job, without superfluous victims.
 """
 
 import math
@@ -34,7 +34,7 @@ from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
 BACK_S = 120.0
-"""What a job needs from new slices to its first step if that has not been measured: launch, restore, compilation."""
+"""Assumed seconds from new slices to the first step, for launch, restore and compilation, if not measured."""
 LEAST_RUN_S = {PriorityBand.PRODUCTION: 600.0, PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
 
 Cost = tuple[float, ...]
@@ -42,14 +42,14 @@ Cost = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class EvictionRules:
-    """When attempts may be evicted, and how much time they get.
+    """The conditions for evictions, and the grace period.
 
     Args:
         grace_s: seconds from the notice to the end.
-        least_run_s: how many seconds an attempt of each band runs before it may be evicted.
-        per_job: how often in an hour each gang may be evicted; None: without limit.
-        per_user: the same for all gangs of a user together. One job may take more at once, if none was evicted.
-        per_team: the same for all gangs of a team and its parts.
+        least_run_s: the minimum runtime of an attempt before it may be evicted, by band; seconds.
+        per_job: the eviction budget of each gang, per hour; None: no limit.
+        per_user: the budget of all gangs of a user. If none was evicted, one job may exceed it at once.
+        per_team: the budget of all gangs of a team and its subteams.
     """
 
     grace_s: float = GRACE_S
@@ -64,14 +64,14 @@ DEFAULT_RULES = EvictionRules()
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The running attempts that a plan knows of.
+    """The running attempts, for use in a plan; see the properties of `ControllerState` with these names.
 
     Args:
         jobs: all jobs by id.
-        attempts: the attempts of each band that hold hosts, in the order in which they got them or told of a save.
-        evicted: the attempts that are about to leave their hosts to other jobs.
-        heeding: those attempts of each band that save their state when they are told to leave.
-        evicted_at: when gangs of each user and team gave their hosts to others; ascending, seconds.
+        attempts: the attempts of each band that hold hosts, ordered by when they got them or last reported a save.
+        evicted: the attempts that are being evicted.
+        heeding: the attempts of each band that save their state when they receive a notice.
+        evicted_at: the times of evictions, by user and team; ascending, seconds.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -84,17 +84,17 @@ class Running:
 
 
 class EvictionCosts:
-    """What the ends of running attempts cost, while a plan is made.
+    """The costs of ending running attempts, during a plan.
 
     Args:
-        running: what runs.
-        rules: when attempts of lower bands may be evicted; None: never.
+        running: the running attempts.
+        rules: the conditions for evictions; None: no evictions.
         idle: the attempts that leave for a job of any band.
         now: seconds on the clock of the events.
 
     Attributes:
-        now: the same.
-        leaving: the attempts that are about to leave their hosts to some job.
+        now: seconds on the clock of the events.
+        leaving: the attempts that are about to leave their hosts.
     """
 
     def __init__(
@@ -106,21 +106,21 @@ class EvictionCosts:
         self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
         self._idle = idle
         self._rules = rules or EvictionRules()
-        self._budgets: dict[Owner, float] = {}  # for how long no gang of a user or a team may be evicted; seconds
+        self._budgets: dict[Owner, float] = {}  # seconds until another gang of the owner may be evicted
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
         self.leaving = {a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None}
 
     def of(self, attempt: AttemptId, taker: PriorityBand | None, reclaim: Reclaim, patient: bool) -> Cost | None:
-        """Return what the end of an attempt costs; None if it need not leave.
+        """Return the cost of an attempt's end; None if the attempt can't be a victim.
 
-        An attempt that is about to leave costs nothing more, and only a job for which it would leave may count on that:
-        it then leaves for this job, too.
+        An attempt that is about to leave costs nothing more, but only a job that could have evicted it may count on
+        that: the attempt then leaves for this job as well.
 
         Args:
-            attempt: the attempt that would end.
-            taker: the band of the job that would take its hosts; None: the job may evict nobody.
-            reclaim: says which jobs of other teams have to leave for it.
-            patient: whether attempts may be taken that have not yet run for the minimum time.
+            attempt: the attempt.
+            taker: the band of the job that would take its hosts; None if the job may not evict.
+            reclaim: the job's right to reclaim quota.
+            patient: whether to include attempts that have not yet run for the minimum time.
         """
         if attempt in self.leaving:
             job = self._running.jobs[attempt.job_id]
@@ -141,25 +141,25 @@ class EvictionCosts:
                 return None
             rank = owes
             if not self._gang(attempt).evicted_at:
-                wait_s = 0.0  # it has borrowed its hosts
+                wait_s = 0.0  # borrowed hosts have no minimum runtime
         wait_s = max(wait_s, self.job_waits_s(attempt), *map(self.owner_waits_s, owners(spec)))
         return (wait_s, float(rank), *cost[2:]) if patient or not wait_s else None
 
     def leave(self, attempts: Iterable[AttemptId]) -> None:
-        """Note that attempts leave their hosts to a job."""
+        """Record that attempts leave their hosts to a job."""
         self.leaving.update(attempts)
         self._budgets.clear()
 
     def owners_of(self, attempt: AttemptId) -> tuple[Owner, ...]:
-        """Return whose budgets count the eviction of an attempt."""
+        """Return the owners of the eviction budgets that count an attempt."""
         return owners(self._running.jobs[attempt.job_id].spec)
 
     def is_of(self, attempt: AttemptId, some: Collection[Owner]) -> bool:
-        """Return whether an attempt's job is of any of these users and teams."""
+        """Return whether an attempt's job belongs to any of these users and teams."""
         return any(owner in some for owner in self.owners_of(attempt))
 
     def owner_waits_s(self, owner: Owner, count: int = 1) -> float:
-        """Return how long it takes until so many gangs of a user or a team may be evicted at once; seconds."""
+        """Return the seconds until this number of gangs of a user or a team may be evicted at once."""
         if (most := self._rules.per_team if owner.is_team else self._rules.per_user) is None:
             return 0.0
         if count > 1 or owner not in self._budgets:
@@ -175,7 +175,7 @@ class EvictionCosts:
         return (task.node_id for task in self._running.jobs[attempt.job_id].gangs[attempt.gang].tasks)
 
     def job_waits_s(self, attempt: AttemptId) -> float:
-        """Return how long it takes until an attempt's gang, which may have been evicted too often, may be again."""
+        """Return the seconds until an attempt's gang is within its eviction budget."""
         if (most := self._rules.per_job) is None:
             return 0.0
         return _budget_s(self._gang(attempt).evicted_at, 0, 1, most, self.now)
@@ -187,7 +187,7 @@ class EvictionCosts:
         job = self._running.jobs[attempt.job_id]
         gang, band = job.gangs[attempt.gang], job.spec.priority
         if not gang.placed or gang.attempt != attempt.number:
-            return band, ()  # the attempt ends already
+            return band, ()  # the attempt has ended
         if is_idle(job):
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self.now - gang.running_since
@@ -201,19 +201,19 @@ class EvictionCosts:
 
 
 def is_idle(job: Job) -> bool:
-    """Return whether a job that has hosts leaves them for any job that comes before it."""
+    """Return whether a job with hosts leaves them for any job that precedes it."""
     return job.yields or job.spec.spare_for is not None
 
 
 def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, now: float) -> float:
-    """Return how long it takes until so many more evictions are allowed; seconds.
+    """Return the seconds until more evictions are allowed.
 
     Args:
-        evicted_at: when there were evictions; ascending.
-        leaving: how many there are now.
-        count: how many more there would be. If they are more than ``most``, there must have been none before.
-        most: how many there may be within `BUDGET_S`.
-        now: seconds.
+        evicted_at: the times of past evictions; ascending, seconds.
+        leaving: the number of current evictions.
+        count: the number of additional evictions. More than ``most`` are allowed only without any before.
+        most: the budget for `BUDGET_S`.
+        now: seconds on the clock of the events.
     """
     if not evicted_at and not leaving:
         return 0.0
@@ -227,10 +227,10 @@ def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, 
 def _cost(
     band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0, runs_once: bool = False
 ) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; 0, the place of its team among those that borrow; victims
-    by band, high to low; lost work; spares.
+    """Return a cost: seconds until the eviction is allowed; 0, for the rank of its team as a borrower; victims by band,
+    high to low; lost work; spares.
 
-    Of each band there are two numbers: the victims that run once, and all victims.
+    Each band has two numbers: the victims that run once, and all victims.
     """
     by_band = (float(count * (band is other)) for other in PriorityBand for count in (victims * runs_once, victims))
     return (protected_s, 0.0, *by_band, lost, float(spares))
@@ -241,29 +241,27 @@ NO_COST: Cost = _cost(PriorityBand.BATCH, victims=0, lost=0.0, spares=0)
 
 Victims = frozenset[AttemptId]
 Room = dict[str, Victims]
-"""Groups, each with the attempts that have to end so that it is free."""
+"""Groups, each with the victims that must end so that it is free."""
 
 
 class VictimSearch:
-    """Looks for victims for one job.
+    """Finds victims for a job.
 
     Args:
-        costs: what the end of each attempt costs.
-        fleet: the workers that the plan is made for.
-        plan: the hosts that the plan has given away.
-        available: the groups that the job's requirement finds.
-        reclaim: says which jobs of other teams have to leave for it.
-        patient: whether attempts may be taken that have not yet run for the minimum time.
-        only: the attempts that may be taken; None: any.
+        costs: the costs of ending attempts.
+        fleet: the workers.
+        plan: the hosts that the plan has taken so far.
+        available: the groups available to the job.
+        only: the possible victims; None: any attempt.
 
     Attributes:
         job: the job that needs room.
-        spared: users and teams whose gangs are left alone.
-        left_out: attempts that are left alone.
-        reclaim: see above.
-        patient: see above.
-        needed: how many groups the job needs.
-        exist: whether so many groups suit the job, free or in use.
+        spared: users and teams whose gangs can't be victims.
+        left_out: attempts that can't be victims.
+        reclaim: the job's right to reclaim quota.
+        patient: whether to include attempts that have not yet run for the minimum time.
+        needed: the number of groups that the job needs.
+        exist: whether that many groups suit the job, free or in use.
     """
 
     def __init__(
@@ -296,16 +294,15 @@ class VictimSearch:
         least = needed if job.spec.coscheduling else 1
         self.exist = sum(map(available.suitable, self._buckets)) >= least
 
-    # -- the whole -------------------------------------------------------------------------------------------------
+    # -- searching -------------------------------------------------------------------------------------------------
 
     def room_without_victims(self, own: Collection[str]) -> Room:
-        """Return groups that need no victims, as many as needed: free, or about to be free.
+        """Return the needed number of groups that are free or about to be free without victims, or fewer.
 
-        Args:
-            own: node ids of the hosts that were promised to the job.
+        ``own`` has the node ids of hosts promised to the job.
         """
         free = best_free(self.needed, self._available, self._buckets, preferred(self.job, self._fleet))
-        room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
+        room = dict.fromkeys(filter(self._is_unreserved, free), frozenset[AttemptId]())
         for name in chain(self.groups_of(own), self._about_to_be_free()):
             if len(room) >= self.needed:
                 break
@@ -314,7 +311,7 @@ class VictimSearch:
         return room
 
     def complete(self, room: Room, names: Iterable[str]) -> Room | None:
-        """Return enough groups, each with the attempts that have to end there; None if there are too few groups.
+        """Return enough groups, each with the victims that must end there; None if there are too few groups.
 
         Args:
             room: groups that need no victims.
@@ -335,7 +332,7 @@ class VictimSearch:
         return self._without_superfluous(room, victims, options)
 
     def groups_of(self, node_ids: Iterable[str | None]) -> list[str]:
-        """Return the names of the groups of some hosts that are in use, and that the job could use otherwise."""
+        """Return the names of these hosts' groups that are in use and that the job could use if they were freed."""
         workers = self._fleet.workers
         there = (workers[node_id] for node_id in dict.fromkeys(node_ids) if node_id in workers)
         names = dict.fromkeys(map(self._grouping.name_of, there))
@@ -344,10 +341,10 @@ class VictimSearch:
     def _about_to_be_free(self) -> Iterator[str]:
         ending = self._available.candidates.ending
         names = sorted(name for bucket in self._buckets for name in ending.get(bucket, ()))
-        return (name for name in names if self._is_nobodys(name) and self._available.is_free_soon(name))
+        return (name for name in names if self._is_unreserved(name) and self._available.is_free_soon(name))
 
     def _best(self, options: Iterable[Victims], victims: Victims, missing: int) -> Victims:
-        """Return the victims to add that cost least for each group that they free together with ``victims``."""
+        """Return the additional victims with the least cost for each group that they free, given ``victims``."""
         counts = Counter(needs - victims for needs in options)
         touching: dict[AttemptId, set[Victims]] = {}
         for more in counts:
@@ -362,9 +359,9 @@ class VictimSearch:
         return min(counts, key=price)
 
     def _without_superfluous(self, room: Room, victims: Victims, options: Room) -> Room:
-        """Leave out the victims that are superfluous, the most expensive ones first.
+        """Remove superfluous victims, the most expensive first.
 
-        A group that the other victims free besides may stand in for the group of a victim that is left out.
+        Another group that the remaining victims free may replace the group of a removed victim.
         """
         for victim in sorted(victims, key=lambda attempt: (self._total({attempt}), attempt), reverse=True):
             fewer = victims - {victim}
@@ -383,7 +380,7 @@ class VictimSearch:
     # -- one group -------------------------------------------------------------------------------------------------
 
     def cost_of(self, attempt: AttemptId) -> Cost | None:
-        """Return what the end of an attempt costs; None if it can't be a victim."""
+        """Return the cost of an attempt's end; None if it can't be a victim."""
         if self._only is not None and attempt not in self._only:
             return None
         if attempt in self.left_out:
@@ -398,14 +395,14 @@ class VictimSearch:
         found = available.candidates.evaluations.get(name)
         if found is None or found.bucket not in self._buckets or found.status is Status.UNSUITABLE:
             return False
-        return available.suits(name) and not available.is_free(name) and self._is_nobodys(name)
+        return available.suits(name) and not available.is_free(name) and self._is_unreserved(name)
 
-    def _is_nobodys(self, name: str) -> bool:
-        """Return whether no host of a group is kept for any job."""
+    def _is_unreserved(self, name: str) -> bool:
+        """Return whether no host of a group is reserved for a job."""
         return self._plan.kept.keys().isdisjoint(self._available.group(name).node_ids)
 
     def _option(self, name: str) -> Victims | None:
-        """Return the attempts that have to end so that a group is free: those on the hosts where this costs least."""
+        """Return the victims that must end so that a group is free, on the cheapest hosts; None if none suffice."""
         hosts = [victims for host in self._hosts(name) if (victims := self._victims_on(host)) is not None]
         tasks = self._available.tasks(name)
         if len(hosts) < tasks:
@@ -417,14 +414,14 @@ class VictimSearch:
         return sum(self._fits(host, victims) for host in self._hosts(name)) >= self._available.tasks(name)
 
     def _hosts(self, name: str) -> list[Worker]:
-        """Return the hosts of a group that suit the job's shape, whether they are in use or not."""
+        """Return the hosts of a group that suit the job's shape, including those in use."""
         suitable = self._available.candidates.evaluations[name].eligible
         return [host for host in suitable if not self._available.avoids(host)]
 
     # -- one host --------------------------------------------------------------------------------------------------
 
     def _victims_on(self, host: Worker) -> Victims | None:
-        """Return the attempts that have to end on a host so that a task finds room; None if no victims make room."""
+        """Return the victims that must end on a host so that a task fits; None if no victims suffice."""
         victims: Victims = frozenset()
         there: dict[AttemptId, float] = {}
         for occupant, held in host.occupants.items():
@@ -445,7 +442,7 @@ class VictimSearch:
         return victims
 
     def _worth(self, host: Worker, attempt: AttemptId, victims: Victims) -> tuple[float, Cost, AttemptId]:
-        """Sort the attempts that could end on a host: first the one that frees most of what is missing for its cost."""
+        """Return a sort key of attempts on a host: first the one that frees most missing resources for its cost."""
         cost = self._total({attempt})
         missing = self._missing(host, victims)
         freed = missing - self._missing(host, victims | {attempt})
@@ -455,7 +452,7 @@ class VictimSearch:
         return self._missing(host, victims) == 0.0
 
     def _missing(self, host: Worker, victims: Victims) -> float:
-        """Return how much of a task's needs a host lacks once these victims have ended, over all resources."""
+        """Return the missing share of a task's needs on a host, over all resources, once these victims have ended."""
         free = dict(host.free_soon(self._costs.now))
         for occupant, held in host.occupants.items():
             if occupant[1] in victims and occupant not in host.ending:

@@ -3,7 +3,7 @@
 import logging
 
 from iris_ray.actors.calls.service_parts import RunningPart
-from iris_ray.actors.controller.services import Controller, ControllerPart
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening
 from iris_ray.actors.protocol.messages import PoolProcess
 from iris_ray.errors import InvalidMessageError
 from iris_ray.model.checks import shown
@@ -11,7 +11,6 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.secret import StoredSecret
 from iris_ray.secrets.calls import SecretCalls, SecretStatus
 from iris_ray.secrets.store import SecretStore
-from iris_ray.state.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +20,7 @@ class SecretsInController(ControllerPart):
 
     calls = (SecretCalls,)
 
-    def __init__(self, controller: Controller, running: RunningPart[Event]) -> None:
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
         super().__init__(controller, running)
         self._store = SecretStore(controller.directory)
 

@@ -15,15 +15,16 @@ from pathlib import Path
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.redirect import started_tasks
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
 from iris_ray.logs.core import LogId
+from iris_ray.processes.identity import stat_of
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
 from iris_ray.sessions.core import LEASE_S, POLL_S, CommandLine, Piece, Size
 from iris_ray.sessions.surroundings import Surroundings
@@ -151,18 +152,16 @@ class HostSession:
             RuntimeError: it has no process here.
             SessionError: it does not tell its surroundings.
         """
-        deadline = asyncio.get_running_loop().time() + STARTING_S
-        while True:
-            try:
-                pid = _pid_of(task, self._directory)
-                if (stat := stat_of(pid)) is None:
-                    raise RuntimeError("its process has ended")
-                surroundings = Surroundings.of_process(pid)
-                return WatchedProcess(pid, stat.started), surroundings
-            except RuntimeError:  # a SessionError is one, too
-                if asyncio.get_running_loop().time() > deadline:
-                    raise
-            await asyncio.sleep(STARTING_POLL_S)
+
+        async def find() -> tuple[WatchedProcess, Surroundings]:
+            pid = _pid_of(task, self._directory)
+            if (stat := stat_of(pid)) is None:
+                raise RuntimeError("its process has ended")
+            surroundings = Surroundings.of_process(pid)
+            return WatchedProcess(stat.identity), surroundings
+
+        # a SessionError is a RuntimeError, too
+        return await ask_again(find, RuntimeError, within_s=STARTING_S, pause_s=STARTING_POLL_S)
 
     def _asked(self) -> None:
         self._asked_at = asyncio.get_running_loop().time()

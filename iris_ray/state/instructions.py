@@ -51,7 +51,7 @@ class FailedEvent:
 
 @dataclass(slots=True)
 class Instructions:
-    """The actions that an event requires outside. ``finished`` has job ids; ``failed`` events' jobs must be set aside."""
+    """The actions that an event requires outside. ``finished`` has job ids; jobs of ``failed`` are to be set aside."""
 
     notices: list[NotifyGang] = field(default_factory=list)
     dropped: list[DropSpare] = field(default_factory=list)

@@ -245,6 +245,10 @@ class ControllerInProcess(ClusterInProcess):
         latest = {task.info.task_index: task for task in self.tasks_of(job_id)}
         return [latest[index] for index in sorted(latest)]
 
+    def part_of_controller(self, service: str) -> Any:
+        """Return a service's part in the Controller."""
+        return next(running.part for running in self._controllers[-1]._services if running.service.name == service)
+
     def _ask(self, method: str, *args: Any) -> Any:
         """Return the answer of the Controller; if none runs, wait for the next one."""
         deadline = time.monotonic() + 60.0

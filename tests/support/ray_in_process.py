@@ -127,7 +127,7 @@ class Handle:
 
     def _call(self, name: str, args: tuple[Any, ...], is_repeated: bool) -> Reference:
         sent = cloudpickle.dumps(args)
-        self._ray.calls[name] += 1
+        self._ray.calls[args[1] if name == "serve" else name] += 1  # a service's call by its own name
         return Reference(self._ray.in_loop(self._answer(name, sent, is_repeated)))
 
     async def _answer(self, name: str, sent: bytes, is_repeated: bool) -> Any:

@@ -5,14 +5,14 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
-from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
 import iris_ray
 from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
+from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question, ReportedEvent
@@ -22,9 +22,9 @@ from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRec
 
 START_TIMEOUT_S = 120.0
 PATIENT_ANSWER_TIMEOUT_S = 10.0
-ASK_AGAIN_S = 0.5
-TRIES = 120
-"""Tries at intervals of `ASK_AGAIN_S`: the Controller's process restarts within seconds, its node within a minute."""
+AWAY_S = 20 * 60.0
+"""A pool waits so long for the Controller. One that hangs can be ended by an operator, and costs no job: jobs that wait
+report twice a minute, and would end if the pool gave up."""
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
@@ -83,16 +83,14 @@ class ControllerClient:
         """Return the Controller's answer. Ask again while it is unavailable.
 
         Raises:
-            ControllerUnavailableError: no answer after `TRIES` tries.
+            ControllerUnavailableError: no answer within `AWAY_S`.
             SupersededError: a newer process of the pool has replaced this one.
         """
-        again = AsyncRetrying(
-            retry=retry_if_result(lambda reply: isinstance(reply, Unreachable)),
-            wait=wait_fixed(ASK_AGAIN_S),
-            stop=stop_after_attempt(TRIES),
-            retry_error_callback=_give_up,
+        answer = await ask_again(
+            lambda: self._ask_within(PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs), within_s=AWAY_S
         )
-        answer: T = await again(self._ask_within, PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs)
+        if isinstance(answer, Unreachable):
+            raise ControllerUnavailableError(f"{answer.reason}; nothing can go on without it")
         return answer
 
     async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
@@ -119,11 +117,6 @@ class ControllerClient:
         if isinstance(reply, Unreachable) and self._controller is controller:
             self._controller = None  # it may have been replaced, so look it up before the next question
         return reply
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    assert state.outcome is not None
-    raise ControllerUnavailableError(f"{state.outcome.result().reason}; nothing can go on without it")
 
 
 async def get_or_start_controller() -> ActorHandle:

@@ -1,11 +1,14 @@
 """The connection to the cluster's Controller for programs that block on answers. It never starts a Controller.
 
-It imports Ray and tenacity when they are needed, so that the command line is quick.
+It imports Ray when it is needed, so that the command line is quick.
 """
 
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from iris_ray.actors.calls.asking_again import try_again
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.services import addressed
@@ -20,13 +23,9 @@ from iris_ray.actors.protocol.version import (
 )
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError, VersionMismatchError
 
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
-
 ANSWER_TIMEOUT_S = 30.0
 RESTART_S = 20.0
 """A caller waits so long for a Controller that Ray is restarting."""
-_ASK_AGAIN_S = 0.5
 _NAME_POLL_S = 0.1
 
 NO_CONTROLLER = (
@@ -61,17 +60,15 @@ class ControllerConnection:
     """
 
     def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
-        import tenacity
-
         self._any_version = any_version
         self._patience_s = max(patience_s, RESTART_S)
         self._handle: Any = None
-        tenacity.Retrying(
-            retry=tenacity.retry_if_result(lambda found: not found),
-            stop=tenacity.stop_after_delay(patience_s),
-            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
-            retry_error_callback=_no_controller,
-        )(self._look_up)
+
+        def find() -> None:
+            if not self._look_up():
+                raise _NoAnswerError(NO_CONTROLLER)
+
+        _answer_within(patience_s, find)
 
     def _look_up(self) -> bool:
         """Return whether a Controller runs. If it is another one than before, check its version."""
@@ -86,10 +83,6 @@ class ControllerConnection:
                 raise
         return handle is not None
 
-    def _look_up_again(self, state: "RetryCallState") -> None:
-        if state.attempt_number > 1:
-            self._look_up()
-
     def versions(self) -> Mapping[str, Any]:
         """Return the Controller's versions; see `versions_here`."""
         return self.ask(ControllerInterface.versions) if hasattr(self._handle, "versions") else NO_VERSIONS
@@ -100,16 +93,15 @@ class ControllerConnection:
         Raises:
             ControllerUnavailableError: no answer comes.
         """
-        import tenacity
+        tries = itertools.count()
 
-        answer: T = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(_NoAnswerError),
-            stop=tenacity.stop_after_delay(self._patience_s),
-            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
-            before=self._look_up_again,
-            retry_error_callback=_no_answer,
-        )(self._ask_once, *addressed(question, args, kwargs))
-        return answer
+        def ask_once() -> T:
+            if next(tries):
+                self._look_up()
+            answer: T = self._ask_once(*addressed(question, args, kwargs))
+            return answer
+
+        return _answer_within(self._patience_s, ask_once)
 
     def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Return all pages of a list. Raise like `ask`."""
@@ -121,17 +113,16 @@ class ControllerConnection:
         return found
 
     def end(self) -> None:
-        """End the Controller's process for good. Return when its name is free, or another Controller has taken it."""
+        """End the Controller's process for good. Wait until its name is free, or another Controller has taken it."""
         import ray
-        import tenacity
+
+        def require_end() -> None:
+            if find_controller() == self._handle:
+                raise _NoAnswerError("it has not ended yet")
 
         ray.kill(self._handle, no_restart=True)
-        tenacity.Retrying(
-            retry=tenacity.retry_if_result(lambda found: found == self._handle),
-            stop=tenacity.stop_after_delay(RESTART_S),
-            wait=tenacity.wait_fixed(_NAME_POLL_S),
-            retry_error_callback=lambda _: None,
-        )(find_controller)
+        with contextlib.suppress(_NoAnswerError):
+            try_again(require_end, _NoAnswerError, within_s=RESTART_S, pause_s=_NAME_POLL_S)
 
     def _ask_once(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         import ray
@@ -160,13 +151,11 @@ class ControllerConnection:
             raise _NoAnswerError(GONE) from None
 
 
-def _no_controller(_: "RetryCallState") -> NoReturn:
-    raise ControllerUnavailableError(NO_CONTROLLER)
-
-
-def _no_answer(state: "RetryCallState") -> NoReturn:
-    trouble = state.outcome.exception() if state.outcome else None
-    raise ControllerUnavailableError(str(trouble)) from None
+def _answer_within(seconds: float, ask: Callable[[], T]) -> T:
+    try:
+        return try_again(ask, _NoAnswerError, within_s=seconds)
+    except _NoAnswerError as missing:
+        raise ControllerUnavailableError(str(missing)) from None
 
 
 def find_controller() -> Any:

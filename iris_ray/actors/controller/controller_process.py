@@ -32,10 +32,15 @@ from iris_ray.capacity.board import CapacityBoard
 from iris_ray.capacity.cloud_tpu import ProviderWords
 from iris_ray.capacity.demand import missing_slices, slices_in
 from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
-from iris_ray.errors import ControllerUnavailableError, DeposedError, ProviderError, UnknownRecordError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    DeposedError,
+    ProviderError,
+    UnknownNameError,
+    UnknownRecordError,
+)
 from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
-from iris_ray.history.controller import HistoryService
-from iris_ray.logs.controller import LogService
+from iris_ray.model.checks import unknown
 from iris_ray.model.cluster_settings import (
     AUTOSCALER_DEMAND,
     CLOUD_TPU,
@@ -106,10 +111,10 @@ class ControllerProcess:
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
+        self._service_tasks = BackgroundTasks()
         self._scheduler = Scheduler()
         self._planner = Planner(self._state, NODE_POLL_S, self._scheduler, most_placed=MOST_PLACED)
         self._progress = ProgressBoard()
-        self._history = HistoryService(self._state, self._progress, self._clock, directory)
         self._events = EventProcessor(
             self._state,
             self._planner,
@@ -117,14 +122,18 @@ class ControllerProcess:
             self._background,
             self._end,
             self._measure_wait,
-            self._history.note,
             lambda events: self._services.note(events),
+            self._service_tasks.cancel,
         )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
-        self._logs = LogService()
         self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
-            self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
+            self._state,
+            self._journal,
+            self._pools,
+            lambda order: self._services.note([order]),
+            self._events.apply,
+            self._background,
         )
         self._nodes = NodeDiff(self._state, self._clock, self._journal.own_slices)
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
@@ -142,6 +151,7 @@ class ControllerProcess:
             self._board,
             self._journal.service_records,
             directory=directory,
+            job=self._job,
             apply=self._events.apply,
             recorded=self._events.recorded,
             require_pool=self._require_pool,
@@ -195,11 +205,9 @@ class ControllerProcess:
         self._background.start(self._watch_demand(), "asking for missing slices")
         self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
-        self._history.note_start(self._journal.epoch, iris_ray.__version__)
-        self._background.start(self._history.run(lambda: self._events.deposed), "writing the history")
         self._events.begin(self._dispatcher)
         for work, what in self._services.works():
-            self._background.start(work, what)
+            self._service_tasks.start(work, what)
 
     async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a call of a service; see `iris_ray.actors.protocol.services.addressed`."""
@@ -214,7 +222,6 @@ class ControllerProcess:
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
         self._provider.ask_at(settings.value(CLOUD_TPU))
-        self._history.follow_settings()
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
@@ -288,6 +295,14 @@ class ControllerProcess:
             if marks is not None
         ]
         self._events.apply([*marked, *events])
+
+    def _job(self, job_id: str) -> Job:
+        job = self._state.jobs.get(job_id)
+        if job is None and (lost := self._journal.contained.records.get(job_id)) is not None:
+            raise UnknownNameError(str(lost))
+        if job is None:
+            raise unknown("job", job_id, self._state.jobs)
+        return job
 
     def _require_pool(self, sender: PoolProcess, job_id: str) -> None:
         self._pools.require_latest(sender)

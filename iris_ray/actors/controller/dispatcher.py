@@ -13,7 +13,6 @@ from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
-from iris_ray.logs.controller import LogService
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.workers import string_attribute
@@ -43,7 +42,7 @@ class Dispatcher:
         state: read only. The results of the calls reach it as events.
         journal: knows the epoch that orders carry, and the time.
         pools: the pools to call.
-        logs: is told where attempts run.
+        placed: is told where attempts are about to run.
         apply: takes events.
         background: runs the calls.
     """
@@ -53,14 +52,14 @@ class Dispatcher:
         state: ControllerState,
         journal: Journal,
         pools: PoolRegistry,
-        logs: LogService,
+        placed: Callable[[AttemptOrder], object],
         apply: Callable[[Iterable[Event]], object],
         background: BackgroundTasks,
     ) -> None:
         self._state = state
         self._journal = journal
         self._pools = pools
-        self._logs = logs
+        self._placed = placed
         self._apply = apply
         self._background = background
 
@@ -116,7 +115,7 @@ class Dispatcher:
         """
         attempt = order.attempt
         if order.spare_for is None:
-            self._logs.placed(order)
+            self._placed(order)
         problem = await self._reclaim(reclaim)
         if problem is None:
             try:

@@ -36,8 +36,8 @@ class EventProcessor:
         background: runs the loop.
         end: called once when this Controller ends.
         placed: called with every gang that gets hosts, and the time.
-        seen: called with events before they are applied.
         applied: called with events after they were applied.
+        stepped_down: called once another Controller has taken over.
 
     Attributes:
         deposed: why this Controller acknowledges no events: another one has taken over; else None.
@@ -52,8 +52,8 @@ class EventProcessor:
         background: BackgroundTasks,
         end: Callable[[], object],
         placed: Callable[[Job, Gang, float], object] = lambda *_: None,
-        seen: Callable[[Collection[Event]], object] = lambda _: None,
         applied: Callable[[Collection[Event]], object] = lambda _: None,
+        stepped_down: Callable[[], object] = lambda: None,
     ) -> None:
         self.deposed: str | None = None
         self.failed: str | None = None
@@ -64,8 +64,8 @@ class EventProcessor:
         self._background = background
         self._end = end
         self._placed = placed
-        self._seen = seen
         self._applied = applied
+        self._stepped_down = stepped_down
         self._dispatcher: Dispatcher | None = None
         self._instructions = Instructions()  # of the latest events
         self._recorded: asyncio.Future[None] | None = None  # for events since the latest plan
@@ -90,7 +90,6 @@ class EventProcessor:
             self._refuse(ControllerUnavailableError(self.failed))
             return recorded
         now, known = TimePassedEvent(self._journal.clock.now()), list(self._contained.without(events))
-        self._seen(known)
         apply_safely(self._state, [now, *known], self._instructions)
         self._applied(known)
         try:
@@ -114,6 +113,7 @@ class EventProcessor:
         """Acknowledge no further events. Callers are told to look for another Controller."""
         logger.warning("%s", error)
         self.deposed = str(error)
+        self._stepped_down()
 
     def fail(self, error: Exception) -> None:
         """End all work. Events that are not acknowledged yet never are, and waiting callers are told to ask again."""

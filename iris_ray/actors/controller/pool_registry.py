@@ -12,6 +12,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.names import forget_incarnations, reservations_of
 from iris_ray.actors.calls.ray_internals import placement_group_by_id
@@ -38,8 +39,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LOOK_AGAIN_S = 0.5
-REMOVE_AGAIN_S, REMOVAL_TRIES = 1.0, 30
-"""The pause and the number of tries to remove the reservations of pools. A GCS that restarts takes some seconds."""
+REMOVE_AGAIN_S, REMOVAL_S = 1.0, 30.0
+"""The pause between two tries to remove the reservations of pools, and the time for all. A GCS restarts in seconds."""
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
@@ -207,20 +208,21 @@ class PoolRegistry(Mapping[str, Pool]):
         """
         self._left_by |= set(owners)
         async with self._removing:
-            for number in range(REMOVAL_TRIES):
-                if number:
-                    await asyncio.sleep(REMOVE_AGAIN_S)
-                left_by, self._left_by = self._left_by, set()
-                if not left_by:
-                    return  # an earlier call has removed them
-                try:
-                    await asyncio.to_thread(remove_reservations, left_by)
-                    return
-                except Exception:
-                    logger.exception("removing the reservations of pools whose processes are gone failed")
-                    self._left_by |= left_by
-            logger.error("the reservations of pools %s are left, and hold chips until the pools end", self._left_by)
-            self._left_by.clear()
+            try:
+                await ask_again(self._remove_left, Exception, within_s=REMOVAL_S, pause_s=REMOVE_AGAIN_S)
+            except Exception:
+                logger.error("the reservations of pools %s are left, and hold chips until the pools end", self._left_by)
+                self._left_by.clear()
+
+    async def _remove_left(self) -> None:
+        left_by, self._left_by = self._left_by, set()
+        try:
+            if left_by:  # else an earlier call has removed them
+                await asyncio.to_thread(remove_reservations, left_by)
+        except Exception:
+            logger.exception("removing the reservations of pools whose processes are gone failed")
+            self._left_by |= left_by
+            raise
 
     async def _look_at(self, owner: str, pool: Pool) -> bool:
         """Ask a pool that has not answered for a while for its slices. Return whether it answers now."""

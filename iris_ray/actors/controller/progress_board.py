@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Container
+from copy import copy
+from dataclasses import replace
 
 from iris_ray.actors.protocol.messages import GangProgress
 from iris_ray.actors.protocol.status import Heard
@@ -27,6 +29,15 @@ def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
 
 SAVES_RECORDED_EVERY_S = 60.0
 """The saves of a gang are recorded at most so often."""
+
+
+def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
+    """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
+    if (marks := newer_marks(times, heard)) is None:
+        return times
+    known = copy(times)
+    known.attempts = [*times.attempts[:-1], replace(times.attempts[-1], marks=marks)]
+    return known
 
 
 def news_of_saves(gang: Gang, progress: GangProgress, now: float) -> AttemptSavesEvent | None:

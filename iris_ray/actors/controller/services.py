@@ -12,9 +12,10 @@ from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.host.directories import host_directory
-from iris_ray.actors.protocol.messages import PoolProcess
+from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.actors.protocol.services import Service
 from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.model.plain_values import plain
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
@@ -22,6 +23,9 @@ from iris_ray.state.events import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+Happening = Event | AttemptOrder
+"""What parts in the Controller hear of: each event that was applied, and the order for each attempt that gets hosts."""
 
 
 def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -35,6 +39,8 @@ def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
         return Path(path, "iris_ray")
     return host_directory(environ)
 
+
+PlainValue = str | int | float | bool | None
 
 ADMIT_S = 10.0
 """A service may take this time to accept a job that uses it. After that the job is refused."""
@@ -53,7 +59,7 @@ class Published:
 
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     brings_slices: bool = False
-    about: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    about: Mapping[str, PlainValue] = field(default_factory=dict)
 
 
 class ServiceBoard:
@@ -83,7 +89,7 @@ class ServiceBoard:
         """Whether a service may bring slices that the cluster does not have."""
         return any(one.brings_slices for one in self._by_service.values())
 
-    def about(self) -> dict[str, dict[str, str | int | float | bool | None]]:
+    def about(self) -> dict[str, dict[str, PlainValue]]:
         """Return what each service says about itself, by its name."""
         return {name: dict(one.about) for name, one in self._by_service.items() if one.about}
 
@@ -130,6 +136,7 @@ class Controller:
         records: holds the services' records.
         directory: returns the directory on the head for services' files; None: there is no place for any.
         apply: applies events; the future is done when the decisions that follow are recorded.
+        job: returns a job, or raises UnknownNameError.
         recorded: applies events, and waits until the decisions that follow are recorded.
         require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
         settings_changed: applies the cluster's settings after they were set.
@@ -147,6 +154,7 @@ class Controller:
     board: ServiceBoard
     records: ServiceRecords
     directory: Callable[[], Path | None]
+    job: Callable[[str], Job]
     apply: Callable[[Iterable[Event]], Awaitable[None]]
     recorded: Callable[[Iterable[Event]], Awaitable[None]]
     require_pool: Callable[[PoolProcess, str], None]
@@ -155,7 +163,7 @@ class Controller:
     measurements: Callable[[], tuple[list[float], float]]
 
 
-class ControllerPart(ServicePart[Event]):
+class ControllerPart(ServicePart[Happening]):
     """The base of a service's part in the Controller.
 
     Args:
@@ -163,7 +171,7 @@ class ControllerPart(ServicePart[Event]):
         running: this part's supervision.
     """
 
-    def __init__(self, controller: Controller, running: RunningPart[Event]) -> None:
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
         self.controller = controller
         self._running = running
 
@@ -190,7 +198,7 @@ class ControllerPart(ServicePart[Event]):
         self.controller.board.withdraw(self._running.service.name)
 
 
-class ControllerParts(RunningParts[Event]):
+class ControllerParts(RunningParts[Happening]):
     """The services' parts in the Controller."""
 
     async def admit(self, spec: JobSpec) -> None:

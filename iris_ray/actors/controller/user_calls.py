@@ -42,9 +42,6 @@ from iris_ray.capacity.core import CapacityReport
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
 from iris_ray.goodput.sums import UserDay
 from iris_ray.handover.controller import take_over, what_is_there
-from iris_ray.history.reading import HistoryRows, Value
-from iris_ray.logs.controller import log_standing
-from iris_ray.logs.core import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
@@ -116,11 +113,6 @@ class UserCalls(ControllerProcess):
         return self._journal.fleet_times.since(since)
 
     @checked
-    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
-        await self.ping()
-        return await self._history.ask(sql, parameters, most_rows)
-
-    @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
         await self.ping()
         job = self._job(job_id)
@@ -133,30 +125,6 @@ class UserCalls(ControllerProcess):
         if index not in range(job.size):
             raise unknown_number(f"task of {job_id}", index, range(job.size))
         return task_status(job, index, self._state, self._clock)
-
-    @checked
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        await self.ping()
-        standing = log_standing(self._state, self._job(job_id), task_index, at.attempt)
-        return await self._logs.fetch(standing, self._state.workers, at, max_bytes)
-
-    @checked
-    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        await self.ping()
-        job = self._job(job_id)
-        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS))
-        calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
-        return dict(zip(there, await asyncio.gather(*calls), strict=True))
-
-    @checked
-    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        await self.ping()
-        job = self._job(job_id)
-        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes), MOST_LOGS)
-        return {
-            index: self._logs.locate(log_standing(self._state, job, index, at.attempt), self._state.workers)
-            for index, at in there
-        }
 
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
         await self.ping()
@@ -324,7 +292,8 @@ class UserCalls(ControllerProcess):
             "set_aside": self._set_aside(),
             "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
-            "history": self._history.about(),
+            "services": self._board.about(),
+            "service_health": self._services.health(),
         }
 
     def _status(self, job: Job) -> JobStatus:
@@ -338,14 +307,6 @@ class UserCalls(ControllerProcess):
         contained, wall = self._journal.contained, self._clock.wall_or_none
         found = {**contained.jobs, **self._planner.left_out, **contained.records}
         return [replace(one, since=wall(one.since), until=wall(one.until)) for one in found.values()]
-
-    def _job(self, job_id: str) -> Job:
-        job = self._state.jobs.get(job_id)
-        if job is None and (lost := self._journal.contained.records.get(job_id)) is not None:
-            raise UnknownNameError(str(lost))
-        if job is None:
-            raise unknown("job", job_id, self._state.jobs)
-        return job
 
     def _hosts(self, target: str) -> list[str]:
         found = [worker.node_id for worker in self._state.fleet.slice_workers(target)]

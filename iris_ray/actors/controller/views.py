@@ -3,19 +3,16 @@
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
-from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
+from iris_ray.actors.controller.progress_board import ProgressBoard, with_latest
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
-    Heard,
     HostCondition,
     JobEvent,
     JobFacts,
@@ -32,7 +29,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.goodput.sums import ChipState
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import JobTimes, Totals, failures, measure, time_lost
+from iris_ray.model.goodput import Totals, failures, measure, time_lost
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
@@ -201,15 +198,6 @@ def job_goodput(of: JobFacts, now: float, chip_hour: tuple[float, str] | None) -
         chip_hour=chip_hour,
         team=job.spec.team,
     )
-
-
-def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
-    """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
-    if (marks := newer_marks(times, heard)) is None:
-        return times
-    known = copy(times)
-    known.attempts = [*times.attempts[:-1], replace(times.attempts[-1], marks=marks)]
-    return known
 
 
 CHIP_STATES = {

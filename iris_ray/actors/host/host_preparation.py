@@ -1,16 +1,14 @@
-"""Makes a host ready for its first task: deletes old logs, ends leftovers of earlier tasks, waits for free chips."""
+"""Makes a host ready for its first task: ends leftovers of earlier tasks, waits for free chips."""
 
 import asyncio
 import logging
 import subprocess
-import time
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.host.chips import Devices, NotFree, wait_until_free
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.reaper import start_reaper
-from iris_ray.logs.files import logs_directory, prune
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +45,6 @@ class HostPreparation:
         return await asyncio.shield(self._latest)
 
     async def _prepare(self) -> NotFree | None:
-        await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
         if left := await asyncio.to_thread(self._ledger.end_leftovers):
             why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
             if self._devices is not None:

@@ -14,11 +14,12 @@ import termios
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
+from iris_ray.actors.calls.ray_internals import label_output
 from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.actors.protocol.services import imported, installed_services
 from iris_ray.actors.protocol.task_files import TaskFiles, remove_file
-from iris_ray.logs.core import LastLines
-from iris_ray.logs.host import TaskOutput
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,97 @@ STUCK_S = 30.0
 """`OutputPump.close` waits so long for a disk that does not answer."""
 
 
+class OutputSink(Protocol):
+    """Keeps and shows the output of one task, from its first byte to its last. A pump calls it, in its thread.
+
+    It is made with the `StartedTask`, the host's directory, the host's id in Ray, and a `TellPool`.
+    """
+
+    def take(self, data: bytes, is_stopped: bool) -> None:
+        """Take output.
+
+        Args:
+            data: the output.
+            is_stopped: whether iris_ray is ending the task. Then nothing of the output is shown: it is not the cause of
+                the end, and a native stack of a hundred lines from each task would hide the cause.
+        """
+
+    def pause(self) -> None:
+        """Show what was held back, because the task has printed nothing for a while."""
+
+    def report_if_due(self) -> None:
+        """Do what `patience_s` has waited for."""
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for output before `pause` or `report_if_due` has something to do; None: for ever."""
+
+    def end(self) -> None:
+        """Show and report the rest."""
+
+    def close(self) -> None:
+        """Release what the sink holds."""
+
+
+TellPool = Callable[..., None]
+"""Calls a method of the pool, such as a service's; returns at once. Any thread may call it."""
+
+
+class Terminal:
+    """The driver's terminal, to which Ray sends the output of this process. Tasks without chips share it on their host.
+
+    It suppresses `OSError`: the disk with Ray's logs may be full, while the host's directory is on another disk.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._label: str | None = None  # of the task that prints now
+
+    def begin(self, label: str) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._mark(label)
+
+    def show(self, label: str, lines: list[str]) -> None:
+        """Print lines of a task under its label."""
+        with self._lock, contextlib.suppress(OSError):
+            if label != self._label:
+                self._mark(label)
+            print("\n".join(lines), flush=True)
+
+    def _mark(self, label: str) -> None:
+        self._label = None
+        label_output(label, stderr=False)
+        self._label = label
+
+
+terminal = Terminal()
+
+
+class PlainOutput:
+    """Shows the output of a task on the driver's terminal, and keeps nothing. It stands in for a service of logs."""
+
+    patience_s = None
+
+    def __init__(self, task: StartedTask) -> None:
+        self._label = task.label
+        self._unfinished = b""
+
+    def take(self, data: bytes, is_stopped: bool) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if lines and not is_stopped:
+            terminal.show(self._label, [line.decode(errors="replace") for line in lines])
+
+    def pause(self) -> None: ...
+
+    def report_if_due(self) -> None: ...
+
+    def end(self) -> None:
+        if self._unfinished:
+            terminal.show(self._label, [self._unfinished.decode(errors="replace")])
+
+    def close(self) -> None: ...
+
+
 class OutputPump:
     """Reads the output of one task process, from before its start until `close`.
 
@@ -35,11 +127,11 @@ class OutputPump:
         directory: the host's directory.
         pid: the process.
         node_id: the host's id in Ray.
-        report: takes the last lines every few seconds while there are new ones, in the pump's thread.
+        tell_pool: calls the pool.
     """
 
-    def __init__(self, directory: Path, pid: int, node_id: str, report: Callable[[LastLines], None]) -> None:
-        self._directory, self._pid, self._node_id, self._report = directory, pid, node_id, report
+    def __init__(self, directory: Path, pid: int, node_id: str, tell_pool: TellPool) -> None:
+        self._directory, self._pid, self._node_id, self._tell_pool = directory, pid, node_id, tell_pool
         self._files = TaskFiles.of_process(directory, pid)
         self._files.output.unlink(missing_ok=True)  # of an earlier process with this pid
         os.mkfifo(self._files.output, 0o600)
@@ -53,7 +145,8 @@ class OutputPump:
             os.close(self._pipe)
             raise
         self._closing = self._is_stopped = False
-        self._output: TaskOutput | None = None
+        self._output: OutputSink | None = None
+        self._is_plain = False
         self._thread = threading.Thread(target=self._run, name=f"output of {pid}", daemon=True)
         self._thread.start()
 
@@ -73,8 +166,9 @@ class OutputPump:
             try:
                 self._pump()
             except Exception:
-                logger.exception("the output of process %d can no longer be kept", self._pid)
-                self._discard()
+                logger.exception("the output of process %d can no longer be kept; it is only shown", self._pid)
+                self._output, self._is_plain = None, True
+                self._pump()
         finally:
             remove_file(self._files.output)
             for fd in (self._pipe, self._wake):
@@ -99,15 +193,6 @@ class OutputPump:
         if (output := self._started_output()) is not None:
             output.end()
 
-    def _discard(self) -> None:
-        """Read until `close`, and keep nothing. If the FIFO had no reader, SIGPIPE would end the task."""
-        poll = select.poll()
-        poll.register(self._pipe, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        while self._wake not in {fd for fd, _ in poll.poll()}:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._pipe, CHUNK_BYTES)
-
     def _patience_ms(self) -> float | None:
         patience_s = None if self._output is None or self._is_stopped else self._output.patience_s
         return None if patience_s is None else 1000.0 * patience_s
@@ -128,8 +213,15 @@ class OutputPump:
                 output.take(data, self._is_stopped)
             count -= len(data)
 
-    def _started_output(self) -> TaskOutput | None:
+    def _started_output(self) -> OutputSink | None:
         """Return the output of the task that has started; None before that. The mark of the start names the task."""
         if self._output is None and (task := StartedTask.read(self._files)) is not None:
-            self._output = TaskOutput(task, self._directory, self._node_id, self._report)
+            self._output = self._sink(task)
         return self._output
+
+    def _sink(self, task: StartedTask) -> OutputSink:
+        place = next((service.output for service in installed_services() if service.output), None)
+        if place is None or self._is_plain:
+            return PlainOutput(task)
+        sink: OutputSink = imported(place)(task, self._directory, self._node_id, self._tell_pool)
+        return sink

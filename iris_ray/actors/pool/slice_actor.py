@@ -457,9 +457,9 @@ class SliceActor:
 
     async def _ask_of(self, task: HostTask, service: str, method: str, within_s: float) -> tuple[Any, float]:
         began = time.monotonic()
-        question = HostInterface.serve, service, method, (task.pid,), {}
+        host, about = self._hosts[task.host], (task.pid,)
         try:
-            answer: Any = await self._hosts[task.host].ask_within(within_s, *question)
+            answer: Any = await host.ask_within(within_s, HostInterface.serve, service, method, about, {})
         except Exception as error:  # the service's own
             answer = Unreachable(f"{type(error).__name__}: {error}")
         return answer, time.monotonic() - began

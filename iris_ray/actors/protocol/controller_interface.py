@@ -20,7 +20,6 @@ from iris_ray.actors.protocol.status import (
 )
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.goodput.sums import UserDay
-from iris_ray.logs.core import LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
@@ -47,7 +46,6 @@ if TYPE_CHECKING:  # these import Ray, which would make each command slow
     from ray.actor import ActorHandle
 
     from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
-    from iris_ray.history.reading import HistoryRows, Value
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,19 +102,6 @@ class ForPeople(Protocol):
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
         """Return the chip-seconds of the cluster by day and state, since a day in UTC, such as 2026-11-23."""
 
-    async def ask_history(self, sql: str, parameters: "Mapping[str, Value]", most_rows: int) -> "HistoryRows":
-        """Return the rows of a statement that reads the history; see docs/history.md for its tables.
-
-        Args:
-            sql: one statement; ``:name`` stands for a parameter.
-            parameters: their values by name.
-            most_rows: no more rows are returned.
-
-        Raises:
-            InvalidQueryError: the statement writes, makes no sense, or takes too long.
-            HistoryUnavailableError: the cluster keeps no history, or it can't be read.
-        """
-
     @in_pages(by="task_index")
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
         """Return a page of the tasks of a job: those after this index. Raise like `job_status`."""
@@ -126,34 +111,6 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: there is no such job, or it has no such task.
-        """
-
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        """Return a piece of a task's log.
-
-        Args:
-            job_id, task_index: the task.
-            at: the attempt, and where the piece begins.
-            max_bytes: the longest piece.
-
-        Raises:
-            UnknownNameError: there is no such job, task or attempt.
-        """
-
-    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Return pieces of the logs of several tasks of a job, by task index, without tasks that do not exist.
-
-        The first `MOST_LOGS` tasks are read; ask again for the others.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
-        """
-
-    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Return the places of the logs of several tasks of a job, by task index: the first `MOST_LOGS` that exist.
-
-        Raises:
-            UnknownNameError: there is no such job or attempt.
         """
 
     @in_pages(by="place")
@@ -310,7 +267,10 @@ class ForPeople(Protocol):
         """
 
     async def about(self) -> dict[str, Any]:
-        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside."""
+        """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside.
+
+        ``services`` holds what each service has published about itself, ``service_health`` a `ServiceHealth` of each.
+        """
 
 
 class ForPools(Protocol):
@@ -355,13 +315,6 @@ class ForPools(Protocol):
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """Return what the cloud provider says about the slices of these silent hosts, if the cluster asks it."""
-
-    async def note_last_lines(self, batch: list[LastLines], sender: "PoolProcess") -> None:
-        """Remember the last lines of a pool's tasks, in case their hosts vanish.
-
-        Raises:
-            NotPermittedError: they are tasks of another pool.
-        """
 
     async def note_progress(self, progress: "GangProgress", sender: "PoolProcess") -> None:
         """Remember the progress of an attempt.

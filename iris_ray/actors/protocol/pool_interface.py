@@ -4,7 +4,6 @@ from typing import Any, Protocol
 
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolView, RunRequest
-from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice
 
@@ -53,11 +52,11 @@ class ForCallers(Protocol):
 class ForHosts(Protocol):
     """The methods for hosts. They wait for no answer."""
 
-    async def take_last_lines(self, last: LastLines) -> None:
-        """Take the last lines of a task's output, so that they outlive its host."""
-
     async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
         """Take the notice of a host. `sent_at` is the time on the host's clock. Ray may not know of the notice."""
+
+    async def serve(self, service: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer a call of a service, as the Controller's ``serve`` does."""
 
     async def maintenance_called_off(self, node_id: str) -> None:
         """Note that a host's announced maintenance is called off."""

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
+from iris_ray.errors import ServiceUnavailableError
 from iris_ray.services import SERVICES
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Service:
     Attributes:
         name: the name in messages and calls, such as ``history``.
         controller, pool, host: the class of its part in the Controller, in a SlicePoolManager and in a TPUHostActor.
+        output: a class that keeps the output of a task on its host, an `OutputSink` of `actors/host/output.py`.
         in_standby: a function that is called with its `TaskFiles` in each process that waits for a task.
         in_task: a function that is called with its `TaskFiles` in each task process, just before user code.
         in_jax: a function that ``iris_ray.jax.initialize`` calls with the task's `JobInfo`, before JAX joins its peers.
@@ -57,6 +59,7 @@ class Service:
     controller: str | None = None
     pool: str | None = None
     host: str | None = None
+    output: str | None = None
     in_standby: str | None = None
     in_task: str | None = None
     in_jax: str | None = None
@@ -84,6 +87,17 @@ def imported(place: str) -> Any:
     """Return the object at a place such as ``iris_ray.history.cli:history``."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+def module_of(service: str, module: str) -> Any:
+    """Return a module of a service, such as its ``calls``, for a public method of the kernel that needs the service.
+
+    Raises:
+        ServiceUnavailableError: the service was taken out of iris_ray.
+    """
+    if not any(one.name == service for one in installed_services()):
+        raise ServiceUnavailableError(f"there is no service {service!r} here: it was taken out of iris_ray")
+    return import_module(f"iris_ray.{service}.{module}")
 
 
 # -- hooks in tasks ----------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
-from iris_ray.logs.stream import print_line
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
@@ -40,6 +39,7 @@ from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
 from iris_ray.settings import MODE
+from iris_ray.terminal import print_line
 
 MOST_AT_ONCE = 64
 """So many tasks run at a time: each is a Python process."""

@@ -158,7 +158,7 @@ def test_secrets_are_files_and_nowhere_else(engine: Engine, start: Start, tmp_pa
     assert [path.read_text() for path in read] == [key] * 2
     for path in read:
         path.unlink()
-    head = Path(ControllerConnection().ask(ControllerInterface.about)["history"]["path"]).parent
+    head = Path(ControllerConnection().ask(ControllerInterface.about)["services"]["history"]["path"]).parent
     places = places_with(key.encode(), head.parent, engine.path.parent / "none")
     assert len(places) == 2
     assert all(place.startswith("/dev/shm/iris-ray-secrets-") for place in places)

@@ -16,9 +16,9 @@ import ray
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.calls.ray_internals import ClusterStore
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
 from iris_ray.errors import TaskCrashedError, UnknownNameError
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.client import host_logs
 from iris_ray.logs.core import LogId, LogPosition, TaskLog
 from iris_ray.logs.stream import stream_logs
@@ -31,9 +31,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_bytes: int = 1 << 20, **at: Any) -> TaskLog:
-    return the_controller().ask(
-        ControllerInterface.fetch_task_logs, job_id, task_index, LogPosition(attempt, **at), max_bytes
-    )
+    return the_controller().ask(LogCalls.fetch_task_logs, job_id, task_index, LogPosition(attempt, **at), max_bytes)
 
 
 def has_last_lines(key: LogId) -> bool:

@@ -74,7 +74,7 @@ def test_values_are_with_tasks_and_in_the_store_alone(cluster: SimulatedCluster,
     job = IrisClient().submit(work, "secretive", detached=True, secrets=given_to_job)
     pid = wait_until(lambda: (tmp_path / "0-1").exists() and (tmp_path / "0-1").read_text())
     assert all(is_in_memory(each.encode(), int(pid)) for each in (stored, given)), "it would be found"
-    head = Path(ControllerConnection().ask(ControllerInterface.about)["history"]["path"]).parent
+    head = Path(ControllerConnection().ask(ControllerInterface.about)["services"]["history"]["path"]).parent
     assert (head / "secrets" / "STORED").read_text().endswith(f"\n{stored}\n")
     for each in (stored, given):
         assert places_with(each.encode(), head.parent, head / "secrets") == []

@@ -18,12 +18,12 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.dashboard import place, server
 from iris_ray.dashboard.access import COOKIE, MOST_WRONG, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
+from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition
 from iris_ray.model.checks import is_loopback
 from tests.support.controller_in_process import ControllerInProcess
@@ -194,7 +194,7 @@ class SilentHosts(ControllerConnection):
     asked: ClassVar[list[LogPosition]] = []
 
     def ask(self, question: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if question is ControllerInterface.fetch_task_logs:
+        if question is LogCalls.fetch_task_logs:
             _, _, at, _ = args
             self.asked.append(at)
             assert self.answer.wait(30)

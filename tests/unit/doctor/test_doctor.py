@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import iris_ray
+from iris_ray.actors.calls.service_parts import ServiceHealth
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
@@ -32,6 +33,7 @@ from iris_ray.doctor.cluster import (
     check_history,
     check_hosts,
     check_quarantine,
+    check_services,
     check_set_aside,
 )
 from iris_ray.doctor.google import check_chips, check_credentials
@@ -144,11 +146,24 @@ def test_doctor_names_latest_clock_jump_for_a_day() -> None:
     assert not list(check_clock({"clock_jumps": [(now - 90_000.0, 3600.0)]}))
 
 
+def test_doctor_names_services_that_fail_or_block() -> None:
+    health = [
+        ServiceHealth("history", "ValueError: broken", failures=2, last_error="ValueError: broken"),
+        ServiceHealth("secrets", longest_step_s=0.5),
+        ServiceHealth("logs"),
+    ]
+    failing, slow = check_services({"service_health": health})
+    assert "history is failing (2 failures): ValueError: broken" in failing.found
+    assert failing.level is Level.WARNING
+    assert "secrets has blocked the Controller for 0.50 s" in slow.found
+    assert slow.level is Level.INFO
+
+
 def test_doctor_says_that_history_is_not_written() -> None:
     about = {"path": "/mnt/history.sqlite", "trouble": "OperationalError: database or disk is full", "lost": 3}
-    (found,) = check_history({"history": about})
+    (found,) = check_history({"services": {"history": about}})
     assert "disk is full; 3 records are lost" in found.found
-    assert not list(check_history({"history": about | {"trouble": None}}))
+    assert not list(check_history({"services": {"history": about | {"trouble": None}}}))
     assert not list(check_history({})), "an older Controller says nothing of it"
     assert not list(check_clock({}))
 

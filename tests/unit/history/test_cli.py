@@ -1,13 +1,14 @@
 """``iris-ray history`` and ``iris-ray report``, of the real Controller's jobs."""
 
-import json
 import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from iris_ray.actors.calls import service_parts
 from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.history import controller as history_service
@@ -29,6 +30,12 @@ def world(bare_cluster: ControllerInProcess, tmp_path: Path) -> ControllerInProc
 def file_of(world: ControllerInProcess) -> Path:
     assert world.history is not None
     return world.history / NAME
+
+
+def about(world: ControllerInProcess) -> dict[str, Any]:
+    """Return what the history says about itself."""
+    found: dict[str, Any] = world.json("cluster", "controller", "status")["services"]["history"]
+    return found
 
 
 def crashed_once(world: ControllerInProcess, job: str = "train") -> None:
@@ -201,16 +208,16 @@ def test_copy_in_parquet_files_is_made_or_says_why_not(
     target = tmp_path / "copy"
     world.iris("cluster", "settings", "set", f"history_parquet={target}")
 
-    def copy() -> dict[str, object] | None:
-        found = json.loads(world.iris("cluster", "controller", "status", "--json").stdout)["history"]["parquet"]
-        return found if found["as_of"] or found["trouble"] else None
+    def copy() -> dict[str, Any] | None:
+        found = about(world)
+        return found if found.get("parquet_as_of") or found.get("parquet_trouble") else None
 
     found = wait_until(copy)
-    assert found["to"] == str(target)
-    if "pyarrow is not installed" in (found["trouble"] or ""):
+    assert found["parquet_to"] == str(target)
+    if "pyarrow is not installed" in (found["parquet_trouble"] or ""):
         assert not target.exists()
     else:
-        assert found["trouble"] is None
+        assert found["parquet_trouble"] is None
         assert len([*target.glob("jobs/*.parquet")]) == 1
     assert "gs://bucket" in world.iris("cluster", "settings", "set", "history_parquet=there", code=USAGE).stderr
 
@@ -234,9 +241,9 @@ def test_locked_file_costs_history_and_no_job(
     assert "train-5" in kept
     assert "train-0" not in kept
     assert "database is locked" in caplog.text
-    about = json.loads(world.iris("cluster", "controller", "status", "--json").stdout)["history"]
-    assert (about["path"], about["trouble"]) == (str(file_of(world)), None)
-    assert about["lost"] > 0
+    found = about(world)
+    assert (found["path"], found["trouble"]) == (str(file_of(world)), None)
+    assert found["lost"] > 0
 
 
 def test_corrupt_file_is_replaced_by_all_that_is_known(world: ControllerInProcess) -> None:
@@ -262,3 +269,25 @@ def test_running_jobs_are_refreshed_once_while_file_is_locked(
         wait_until(lambda: len(caplog.records) > 20)
         other.rollback()
     assert {record.getMessage().rpartition(", ")[2] for record in caplog.records} == {"0 are lost; no job is affected"}
+
+
+def test_history_that_is_made_anew_says_once_that_the_controller_has_begun(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(service_parts, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(history_service, "LOOK_S", 0.01)
+    look = history_service.HistoryInController.look
+    monkeypatch.setattr(history_service.HistoryInController, "look", failing)
+
+    def health() -> Any:
+        return {one["service"]: one for one in world.json("cluster", "controller", "status")["service_health"]}
+
+    wait_until(lambda: health()["history"]["failures"] > 1)
+    monkeypatch.setattr(history_service.HistoryInController, "look", look)
+    wait_until(lambda: health()["history"]["trouble"] is None)
+    crashed_once(world)
+    assert [row["subject"] for row in world.json("history", "--events") if row["kind"] == "controller"] == ["1"]
+
+
+async def failing(_: object) -> None:
+    raise ValueError("broken")

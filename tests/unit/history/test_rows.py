@@ -5,30 +5,18 @@ from dataclasses import replace
 import pytest
 
 from iris_ray.actors.protocol.status import Heard, JobFacts
-from iris_ray.history.rows import NOTABLE, CurvePoint, EventRow, curve_point, event_row, is_kept, sample, stage
-from iris_ray.model.cluster_settings import WasSet
+from iris_ray.history.rows import CurvePoint, curve_point, is_kept, sample, stage
 from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
-from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (
     AttemptMarkedEvent,
-    Event,
     JobCancelledEvent,
-    LimitsSetEvent,
-    SettingSetEvent,
-    TaintedEvent,
-    TaintLiftedEvent,
     TaskStateChangedEvent,
-    WorkerBlamedEvent,
     WorkerDrainedEvent,
-    WorkerFailedEvent,
-    WorkerRegisteredEvent,
-    WorkerSuspectedEvent,
 )
 from tests.support.histories import NOON, story, wall
-from tests.support.worlds import S, World, attempt_id, cpu_host, host
+from tests.support.worlds import S, World, attempt_id, cpu_host
 
 
 def fail(world: World, job: Job, index: int, exit_code: int | None = None) -> None:
@@ -158,44 +146,6 @@ def test_curve_has_step_and_numbers_of_status(world: World, says: str | None, nu
     assert (point is None) is not bool(numbers)
 
 
-EVENTS: list[tuple[Event, tuple[str, str, str | None, str]]] = [
-    (host("c", 1), ("host joined", "c/1", None, "it has joined")),
-    (cpu_host("cpu-7"), ("host joined", "10.0.0.9", None, "it has joined")),
-    (WorkerFailedEvent("a-1", "Ray declared it dead"), ("host lost", "a/1", None, "Ray declared it dead")),
-    (WorkerDrainedEvent("a-1", "maintenance"), ("notice", "a/1", None, "maintenance")),
-    (WorkerSuspectedEvent("a-0", "no answer", 100.0), ("host silent", "a/0", None, "no answer")),
-    (WorkerBlamedEvent("b-0", "job", "exit 139", Fault.CRASH), ("host blamed", "b/0", "job", "crash: exit 139")),
-    (TaintedEvent("a", "drained", "a fan"), ("tainted", "a", None, "drained: a fan")),
-    (TaintLiftedEvent("a", "drained"), ("taint lifted", "a", None, "drained")),
-    (LimitsSetEvent("ann", PriorityBand.BATCH, Limits(chips=8)), ("limits set", "ann", None, "batch: chips=8")),
-    (SettingSetEvent("evictions", WasSet("off", "olga", 0.0)), ("setting", "evictions", None, "off (by olga)")),
-]
-
-
-@pytest.mark.parametrize(("event", "expected"), EVENTS, ids=lambda one: type(one).__name__)
-def test_notable_events_have_rows(world: World, event: Event, expected: tuple[str, str, str | None, str]) -> None:
-    assert event_row(event, world.state, NOON, world.now) == EventRow(NOON, *expected)
-    assert type(event) in NOTABLE
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        host("a", 1),
-        WorkerFailedEvent("gone", "Ray declared it dead"),
-        WorkerDrainedEvent("b-0", "again"),
-        WorkerSuspectedEvent("b-1", "again", 100.0),
-        TaintedEvent("b", "drained", "again"),
-    ],
-    ids=lambda one: type(one).__name__,
-)
-def test_repeated_events_have_no_rows(world: World, event: Event) -> None:
-    world.do(WorkerDrainedEvent("b-0", "maintenance"))
-    world.do(WorkerSuspectedEvent("b-1", "no answer", world.now))
-    world.do(TaintedEvent("b", "drained", "a fan"))
-    assert event_row(event, world.state, NOON, world.now) is None
-
-
 def test_sample_counts_chips_in_use_and_waiting(world: World) -> None:
     world.start("train", user="ann", slices=(1,))
     world.start("eval", user="bob", priority=PriorityBand.BATCH)
@@ -210,9 +160,3 @@ def test_sample_counts_chips_in_use_and_waiting(world: World) -> None:
 
 def test_sample_of_no_hosts_is_a_sample(world: World) -> None:
     assert sample(World().state, NOON).chips == {"": 0.0}
-
-
-def test_registration_with_other_facts_is_no_event(world: World) -> None:
-    again = replace(host("a", 1), draining="soon")
-    assert isinstance(again, WorkerRegisteredEvent)
-    assert event_row(again, world.state, NOON, world.now) is None

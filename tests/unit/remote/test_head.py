@@ -247,7 +247,7 @@ def test_named_directory_travels_with_options_of_the_job(
 
 
 def test_dashboard_without_the_service_is_an_error_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iris_ray.client.transport.REMOTE", "iris_ray.taken_out")
+    monkeypatch.setattr("iris_ray.client.transport.REMOTE", "taken_out")
     done = invoke("ls", "--address", URL)
     assert done.exit_code == FAILED
-    assert "iris-ray: the URL of a dashboard needs the service iris_ray.taken_out" in done.output
+    assert "iris-ray: there is no service 'taken_out' here" in done.output

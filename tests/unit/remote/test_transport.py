@@ -242,7 +242,7 @@ def beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -
 
 
 def test_command_beside_task_is_run_by_head(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iris_ray.client.client.run_beside", beside)
+    monkeypatch.setattr("iris_ray.sessions.client.run_beside", beside)
     done: Any = client.exec("train-1", ["df"], 3)
     assert done == ("train-1", 3, ["df"], b"")
 
@@ -258,8 +258,8 @@ def test_output_of_function_on_head_is_printed_here(capsys: pytest.CaptureFixtur
 
 
 def test_missing_service_is_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_kernel, "REMOTE", "iris_ray.taken_out")
-    with pytest.raises(ServiceUnavailableError, match=r"needs the service iris_ray\.taken_out.*give HOST:PORT"):
+    monkeypatch.setattr(of_kernel, "REMOTE", "taken_out")
+    with pytest.raises(ServiceUnavailableError, match=r"no service 'taken_out' here.*give HOST:PORT"):
         IrisClient.remote("http://10.0.0.2:8265")
 
 

@@ -53,7 +53,7 @@ async def test_dispatch_fails_if_pool_is_forgotten_before_order() -> None:
         SimpleNamespace(holds_capacity=lambda attempt: False, jobs={}),  # type: ignore[arg-type]
         SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
         pools,  # type: ignore[arg-type]
-        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        lambda order: None,
         apply,
         background,
     )
@@ -96,7 +96,7 @@ async def test_warm_slice_holders_are_asked_in_parallel() -> None:
         SimpleNamespace(holds_capacity=lambda attempt: next(held, False), jobs={"job": job}),  # type: ignore[arg-type]
         SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
         {name: Pool.here(pool, name) for name, pool in pools.items()},  # type: ignore[arg-type]
-        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        lambda order: None,
         applied.extend,
         background,
     )
@@ -126,7 +126,7 @@ async def test_many_attempts_are_stopped_in_batches(monkeypatch: pytest.MonkeyPa
         SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
         SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
         {"owner": Pool.here(cast(Any, Stopping()), "the job's pool")},  # type: ignore[arg-type]
-        SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+        lambda order: None,
         lambda events: None,
         background,
     )

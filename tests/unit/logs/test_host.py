@@ -32,7 +32,7 @@ class Pumped:
     def __init__(self, directory: Path) -> None:
         (directory / "tasks").mkdir()
         self.reports: list[LastLines] = []
-        self.pump = OutputPump(directory, 7, "node", self.reports.append)
+        self.pump = OutputPump(directory, 7, "node", lambda _, last: self.reports.append(last))
         TaskFiles.of_process(directory, 7).started.write_text(MARK)
         self.pipe = TaskFiles.of_process(directory, 7).output
         self.log = AttemptLog(logs_directory(directory), "job-1", 3, 1)
@@ -148,7 +148,7 @@ def test_pump_shows_small_part_of_much_output(pumped: Pumped, capsys: pytest.Cap
 
 def test_tasks_sharing_host_are_shown_under_own_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = (StartedTask("job-1", index, 1, 2, f"train task={index}") for index in range(2))
-    one, other = (TaskOutput(task, tmp_path, "node", lambda last: None) for task in tasks)
+    one, other = (TaskOutput(task, tmp_path, "node", lambda *_: None) for task in tasks)
     one.take(b"from 0\n", is_stopped=False)
     one.take(b"from 0 again\n", is_stopped=False)
     other.take(b"from 1\n", is_stopped=False)
