@@ -26,6 +26,7 @@ from typing import Any
 from ray import cloudpickle
 
 import iris_ray
+from iris_ray.actors.calls.asking_again import try_again
 from iris_ray.actors.protocol.version import require_fit, versions_here
 from iris_ray.client.connection import AUTO, connect, current_user, new_job_id
 from iris_ray.errors import (
@@ -44,6 +45,8 @@ from iris_ray.settings import TEAM, USER
 MOST_ANSWER_BYTES = 32 << 20
 """Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+SILENT = NoClusterError, RayJobError
+"""The errors of a dashboard that may answer later."""
 PATIENCE_S = 60.0
 """Seconds for which a dashboard may be silent after a call was sent: a tunnel breaks, a laptop sleeps."""
 _VERSIONS, _CALL = "versions.json", "call.pickle"
@@ -114,17 +117,14 @@ class HeadCall:
             JobCancelledError, RayJobError: the job was stopped, or has ended without the answer.
             Exception: the function's own error.
         """
-        pause_s, answered_at = SHORTEST_PAUSE_S, time.monotonic()
+
+        def look() -> tuple[RayJobStatus, str]:
+            status = self.jobs.status(self.run_id)  # before its output, which is complete if it has ended
+            return status, self.jobs.logs(self.run_id)
+
+        pause_s = SHORTEST_PAUSE_S
         while True:
-            try:
-                status = self.jobs.status(self.run_id)  # before its output, which is complete if it has ended
-                output = self.jobs.logs(self.run_id)
-            except (NoClusterError, RayJobError):
-                if time.monotonic() - answered_at > patience_s:
-                    raise
-                time.sleep(LONGEST_PAUSE_S)
-                continue
-            answered_at = time.monotonic()
+            status, output = try_again(look, *SILENT, within_s=patience_s, pause_s=LONGEST_PAUSE_S)
             ours = (line.partition(" ")[2] for line in output.splitlines() if line.startswith(f"{self.word} "))
             answers = [line for line in ours if line != _BEGUN]
             if len(answers) > number:
@@ -170,7 +170,7 @@ class HeadCall:
             try:
                 if self.jobs.follow(self.run_id, take).finished:
                     return
-            except (NoClusterError, RayJobError):
+            except SILENT:
                 failed = 0 if came else failed + 1
                 if failed * LONGEST_PAUSE_S > PATIENCE_S:
                     raise

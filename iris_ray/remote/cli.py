@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -63,9 +64,7 @@ class DashboardHead(Head):
     def run(
         self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
     ) -> NoReturn:
-        command = CommandLine(tuple(words), takes_input=takes_input)
-        if on_terminal:
-            command = CommandLine(tuple(words), terminal_size(), True, os.environ.get("TERM", "xterm"))
+        command = _on_terminal(words) if on_terminal else CommandLine(tuple(words), takes_input=takes_input)
         raise click.exceptions.Exit(self._code(command, None, says=False, **sent))
 
     def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
@@ -74,7 +73,10 @@ class DashboardHead(Head):
         words = [there if word == target else word for word in words_for_head()]
         with _sent_directory(path, named is not None) as (directory, packages):
             more: dict[str, Any] = {**sent, "working_dir": directory, "packages": packages, "says": named is not None}
-            code = self._code(CommandLine(tuple(words)), None, with_secrets=named is not None, **more)
+            # on a terminal, the command shows the status of the job, and asks at Ctrl-C
+            is_person = on_a_terminal() and sys.stdout.isatty()
+            command = _on_terminal(words) if is_person else CommandLine(tuple(words))
+            code = self._code(command, None, with_secrets=named is not None, **more)
         raise click.exceptions.Exit(code)
 
     def read(self, words: Sequence[str], to: IO[bytes]) -> int:
@@ -229,6 +231,11 @@ class DashboardHead(Head):
         if status.state != "succeeded":
             say_error(f"{run_id} has ended: {status.state}: {one_line(status.message)}")
             raise click.exceptions.Exit(FAILED)
+
+
+def _on_terminal(words: Sequence[str]) -> CommandLine:
+    """Return a command that has a terminal like this one."""
+    return CommandLine(tuple(words), terminal_size(), True, os.environ.get("TERM", "xterm"))
 
 
 # -- directories that are sent -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 
+from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
 from iris_ray.remote.calls import HeadCall
@@ -31,6 +32,8 @@ MOST_PACKAGE_BYTES = 1 << 20
 MOST_PACKAGES = 4
 """The limit for packages under way: the GCS keeps them until they are taken."""
 AGAIN_S = 1.0
+SILENT = aiohttp.ClientError, TimeoutError
+"""The errors of a dashboard that may answer later."""
 REQUEST_S = 20.0
 
 T = TypeVar("T")
@@ -147,19 +150,15 @@ class Tunnel:
                 self._pending.task_done()
 
     async def _put(self, name: str, data: bytes) -> None:
-        url, timeout = f"{self._url}/api/packages/gcs/{name}", aiohttp.ClientTimeout(REQUEST_S)
-        deadline = time.monotonic() + SILENCE_S
-        while True:
-            try:
-                async with self._http.put(url, data=io.BytesIO(data), timeout=timeout) as answer:
-                    if answer.status == 200:
-                        return
-                    why = f"status {answer.status}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                why = type(error).__name__
-            if time.monotonic() > deadline:
-                raise SessionError(f"the dashboard at {self._url} takes nothing any more ({why})")
-            await asyncio.sleep(AGAIN_S)
+        async def put() -> None:
+            url, timeout = f"{self._url}/api/packages/gcs/{name}", aiohttp.ClientTimeout(REQUEST_S)
+            async with self._http.put(url, data=io.BytesIO(data), timeout=timeout, raise_for_status=True):
+                pass
+
+        try:
+            await ask_again(put, *SILENT, within_s=SILENCE_S, pause_s=AGAIN_S)
+        except SILENT as error:
+            raise SessionError(f"the dashboard at {self._url} takes nothing any more ({error!r})") from None
 
     # -- from the head ------------------------------------------------------------------------------------------------
 
@@ -174,7 +173,7 @@ class Tunnel:
                         self._heard_at = time.monotonic()
                         if (follows := self._take_all(frames.feed(data))) is not None:
                             break
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except SILENT as error:
                 why = type(error).__name__
             if follows is not None:
                 number, frames, known = follows, Frames(), 0
