@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +73,7 @@ class DashboardHead(Head):
         with _sent_directory(path, named is not None) as (directory, packages):
             more: dict[str, Any] = {**sent, "working_dir": directory, "packages": packages, "says": named is not None}
             # on a terminal, the command shows the status of the job, and asks at Ctrl-C
-            is_person = on_a_terminal() and sys.stdout.isatty()
+            is_person = on_a_terminal() and os.isatty(1)
             command = _on_terminal(words) if is_person else CommandLine(tuple(words))
             code = self._code(command, None, with_secrets=named is not None, **more)
         raise click.exceptions.Exit(code)

@@ -16,7 +16,7 @@ from iris_ray.dev.checkout import CodeRecord
 from iris_ray.remote import cli, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.cli import DashboardHead
-from iris_ray.sessions.core import CommandLine
+from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
 from tests.unit.dev.test_code_directory import git
@@ -244,6 +244,22 @@ def test_named_directory_travels_with_options_of_the_job(
     assert job["entrypoint"].startswith("env IRIS_USER=ann python -m iris_ray.remote.calls ")
     assert job["runtime_env"]["env_vars"] == {"A": "a value", "TOKEN": "s3cret"}
     assert not any(b"variables" in data for data in dashboard.packages)
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_command_with_directory_has_this_terminal(
+    url: str, tunnelled: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, on_terminal: bool
+) -> None:
+    async def follow(_: object) -> int:
+        return 7
+
+    Path("train.py").write_text("print(1)")
+    monkeypatch.setattr(cli, "on_a_terminal", lambda: on_terminal)
+    monkeypatch.setattr(cli.os, "isatty", lambda _: True)
+    monkeypatch.setattr(cli, "terminal_size", lambda: Size(24, 80))
+    monkeypatch.setattr(cli, "follow_on_terminal", follow)
+    assert invoke("submit", "--address", url, "-f", "train.py").exit_code == (7 if on_terminal else OK)
+    assert tunnelled == [("submit", "-f", "train.py")]
 
 
 def test_dashboard_without_the_service_is_an_error_line(monkeypatch: pytest.MonkeyPatch) -> None:
