@@ -15,7 +15,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
     fields_in,
 )
-from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU
@@ -200,31 +200,15 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
     for report in reports:
         last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
         for batch in report.batches:
-            rows[f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"] = {
-                "provisioner": report.owner,
-                "type": batch.tpu_type,
-                "source": batch.source,
-                "market": batch.market,
-                "joined": batch.joined,
-                "slices": batch.slices,
-                "chips": batch.chips,
-                "since": batch.since or None,
-                "hourly": batch.hourly,
-                "currency": report.currency,
-                "note": "" if batch.joined else last.get((batch.tpu_type, batch.source), ""),
-            }
+            key = f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"
+            rows[key] = _capacity(report, batch, "" if batch.joined else last.get((batch.tpu_type, batch.source), ""))
         for tpu_type, why in report.waits:
-            rows[f"{report.owner}/{tpu_type}/waits"] = {
-                "provisioner": report.owner,
-                "type": tpu_type,
-                "source": "",
-                "market": "",
-                "joined": False,
-                "slices": 0,
-                "chips": 0,
-                "since": None,
-                "hourly": None,
-                "currency": report.currency,
-                "note": why,
-            }
+            none = SliceBatch(tpu_type, "", "", joined=False, slices=0, chips=0, since=0.0)
+            rows[f"{report.owner}/{tpu_type}/waits"] = _capacity(report, none, why)
     return rows
+
+
+def _capacity(report: CapacityReport, batch: SliceBatch, note: str) -> Row:
+    found: dict[str, Any] = as_json(batch)
+    own = {"type": found.pop("tpu_type"), "since": batch.since or None, "note": note}
+    return found | own | {"provisioner": report.owner, "currency": report.currency}

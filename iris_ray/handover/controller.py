@@ -6,7 +6,7 @@ See `iris_ray.handover.file` for the format. Times are wall times in the file.
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
@@ -99,18 +99,7 @@ def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
 
 def user_days(times: UserTimes) -> list[Line]:
     """Return the lines of the sums of all users."""
-    return [
-        {
-            "kind": "user_day",
-            "day": one.day,
-            "user": one.user,
-            "team": one.team,
-            "jobs": one.jobs,
-            "seconds": dict(one.seconds),
-            "chip_seconds": dict(one.chip_seconds),
-        }
-        for one in times.since(0.0)
-    ]
+    return [{"kind": "user_day", **asdict(one)} for one in times.since(0.0)]
 
 
 def fleet_days(times: FleetTimes) -> list[Line]:

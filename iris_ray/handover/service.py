@@ -6,4 +6,5 @@ from iris_ray.actors.protocol.services import Service
 
 SERVICE: Final = Service(
     "handover",
+    pool="iris_ray.handover.pool:HandoverInPool",
 )

@@ -8,12 +8,13 @@ from iris_ray.actors.protocol.status import TeamChips, TeamsStatus, TeamStatus
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.teams import NO_TEAM, Team, Teams, chips_of
+from iris_ray.model.teams import NO_TEAM, Team, Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, rounded
 from iris_ray.state import ControllerState
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import in_band
+from iris_ray.teams.core import chips_of
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each team and its parts hold, and all jobs of the cluster under `NO_TEAM`, as in `TeamUse`."""

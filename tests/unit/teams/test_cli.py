@@ -8,7 +8,8 @@ import pytest
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.errors import InvalidTeamsError, NotPermittedError
-from iris_ray.model.teams import Quota, Team, Teams, read_teams
+from iris_ray.model.teams import Quota, Team, Teams
+from iris_ray.teams.core import read_teams, to_toml
 from tests.support.controller_in_process import ControllerInProcess
 
 TREE = """
@@ -226,7 +227,7 @@ def test_two_thousand_teams_are_applied_and_shown_quickly(site: Site) -> None:
     tops = [Team(f"t{top}", {"v4-16": Quota(99)}) for top in range(20)]
     parts = [Team(f"t{top}/p{part}", {"v4-16": Quota(1)}, users=("ann",)) for top in range(20) for part in range(99)]
     began = time.process_time()
-    assert "2000 teams set" in site.apply(Teams([*tops, *parts]).to_toml())[-1]
+    assert "2000 teams set" in site.apply(to_toml(Teams([*tops, *parts])))[-1]
     assert len(site.world.iris("team", "show").stdout.splitlines()) == 2001
     assert time.process_time() - began < 10
     with pytest.raises(InvalidTeamsError, match="and 1975 more; say which"):

@@ -8,7 +8,8 @@ import pytest
 from iris_ray import Secret
 from iris_ray.errors import InvalidRequestError, NotPermittedError
 from iris_ray.model.options import OPTIONS
-from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, StoredSecret, of_file, text_of, to_file, with_value
+from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, with_value
+from iris_ray.secrets.core import StoredSecret, of_file, text_of, to_file
 
 VALUE = "s3cr3t-value"
 STORED = StoredSecret("KEY", "olga", 7.0, 3, ("ann",), ("research",))
@@ -39,9 +40,9 @@ def test_secret_shows_itself_nowhere() -> None:
         (lambda: Secret.from_file("/no/such/file"), "can't be read: No such file"),
         (lambda: Secret.from_file("/bin/true"), "no text"),
         (lambda: Secret.from_env("NO_SUCH_VARIABLE"), "not set"),
-        (lambda: Secret.from_store(""), "'' is no name of a secret"),
-        (lambda: Secret.from_store("../key"), "'../key' is no name of a secret; give a name of letters"),
-        (lambda: Secret.from_store(VALUE * 9), "a text of 108 characters is no name"),
+        (lambda: Secret.from_store(""), "'' is not a name of a secret"),
+        (lambda: Secret.from_store("../key"), "'../key' is not a name of a secret; give a name of letters"),
+        (lambda: Secret.from_store(VALUE * 9), "a text of 108 characters is not a name"),
         (lambda: Secret(VALUE, stored="KEY"), "give one of them"),
         (lambda: text_of(b"\xff\xfe"), "base64"),
         (lambda: text_of(b"\r\n"), "0 characters"),
