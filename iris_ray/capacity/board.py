@@ -1,13 +1,14 @@
 """What provisioners have asked for and hold. It is in memory only: they report it again at every look."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.services import Gauge, PlainValue
 from iris_ray.capacity.autoscaler import since_words
 from iris_ray.capacity.core import CapacityReport, Lot, chip_hour
 from iris_ray.errors import ProvisionerTakenError
-from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
 """How long the last report of a silent provisioner is shown."""
@@ -84,21 +85,20 @@ class CapacityBoard:
         }
         return [one for _, one in self._reports.values()]
 
-    def chip_hour(self, device: str) -> tuple[float, str] | None:
-        """Return the price of a chip-hour of a type and its currency; None if no provisioner tells one."""
-        return chip_hour(self.reports(), get_tpu_config(device).name) if self._reports else None
+    def prices(self) -> dict[str, tuple[float, str]]:
+        """Return the price of a chip-hour and its currency, by the types of which provisioners tell one."""
+        reports = self.reports()
+        types = {lot.tpu_type for report in reports for lot in report.lots}
+        found = {tpu_type: chip_hour(reports, tpu_type) for tpu_type in sorted(types)}
+        return {tpu_type: price for tpu_type, price in found.items() if price is not None}
 
-    def words(self, device: str) -> tuple[str, ...]:
-        """Return the open requests of a type in words: slices, source, time, price, and why there are no more."""
-        if not self._reports:
-            return ()
-        tpu_type = get_tpu_config(device).name
-        return tuple(
-            words
-            for report in self.reports()
-            if tpu_type in report.tpu_types
-            for words in self._words(report, tpu_type)
-        )
+    def words(self) -> dict[str, tuple[str, ...]]:
+        """Return the open requests by type, in words: slices, source, time, price, and why there are no more."""
+        found: dict[str, tuple[str, ...]] = {}
+        for report in self.reports():
+            for tpu_type in report.tpu_types:
+                found[tpu_type] = (*found.get(tpu_type, ()), *self._words(report, tpu_type))
+        return found
 
     def _words(self, report: CapacityReport, tpu_type: str) -> Iterator[str]:
         who = f"provisioner {report.owner}"
@@ -121,3 +121,63 @@ class CapacityBoard:
     def waited_s(self, lot: Lot) -> float:
         """Return for how many seconds the oldest of the slices has been asked for."""
         return max(0.0, self._clock.wall(self._clock.now()) - lot.since)
+
+    def gauges(self) -> list[Gauge]:
+        """Return the metrics of provisioners: a name, the values of the labels, and a value."""
+        sums: defaultdict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        largest: dict[tuple[str, tuple[str, ...]], float] = {}
+
+        def note(name: str, labels: tuple[str, ...], value: float) -> None:
+            largest[name, labels] = max(largest.get((name, labels), 0.0), value)
+
+        for report in self.reports():
+            for lot in report.lots:
+                kind, paid = (lot.tpu_type, lot.source), (lot.tpu_type, lot.source, lot.market)
+                sums["iris_provisioned_chips", (*paid, "held" if lot.joined else "asked")] += lot.chips
+                if not lot.joined and lot.since:
+                    note("iris_provisioning_oldest_request", kind, self.waited_s(lot))
+                if lot.joined and lot.hourly is not None:
+                    sums["iris_provisioned_cost_per_hour", (*paid, report.currency)] += lot.hourly
+            if report.undeleted:
+                sums["iris_provisioner_undeleted_slices", (report.owner,)] += len(report.undeleted)
+            for trouble in report.troubles:
+                note("iris_provisioner_failures", (report.owner, trouble.source), trouble.failures)
+        for owner, late_s in self.overdue().items():
+            note("iris_provisioner_overdue_seconds", (owner,), late_s)
+        return [(*named, value) for named, value in {**sums, **largest}.items()]
+
+
+def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, dict[str, PlainValue]]:
+    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
+    rows: dict[str, dict[str, PlainValue]] = {}
+    for report in reports:
+        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
+        for lot in report.lots:
+            rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
+                "provisioner": report.owner,
+                "type": lot.tpu_type,
+                "source": lot.source,
+                "market": lot.market,
+                "joined": lot.joined,
+                "slices": lot.slices,
+                "chips": lot.chips,
+                "since": lot.since or None,
+                "hourly": lot.hourly,
+                "currency": report.currency,
+                "note": "" if lot.joined else last.get((lot.tpu_type, lot.source), ""),
+            }
+        for tpu_type, why in report.waits:
+            rows[f"{report.owner}/{tpu_type}/waits"] = {
+                "provisioner": report.owner,
+                "type": tpu_type,
+                "source": "",
+                "market": "",
+                "joined": False,
+                "slices": 0,
+                "chips": 0,
+                "since": None,
+                "hourly": None,
+                "currency": report.currency,
+                "note": why,
+            }
+    return rows

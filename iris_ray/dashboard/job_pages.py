@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import as_json
-from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
+from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
+from iris_ray.goodput.calls import GoodputCalls, JobGoodput
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     Question,
@@ -134,7 +135,7 @@ def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
         "tasks": [_task(task) for task in source.ask(ControllerInterface.list_tasks, job_id)],
         "size": sum(status.tasks.values()),
         "events": as_json(source.ask(ControllerInterface.job_events, job_id)),
-        "goodput": as_json(source.ask(ControllerInterface.job_goodput, job_id)) if measured else None,
+        "goodput": as_json(source.ask(GoodputCalls.job_goodput, job_id)) if measured else None,
     }
 
 
@@ -161,7 +162,7 @@ def _task(task: TaskStatus) -> dict[str, Any]:
 
 
 def _goodput(source: ControllerConnection) -> dict[str, Any]:
-    return goodput_by_user(source.ask_all(ControllerInterface.list_goodput))
+    return goodput_by_user(source.ask_all(GoodputCalls.list_goodput))
 
 
 def _ask_history(source: ControllerConnection, question: Question, most_rows: int = MOST_ROWS_EVER) -> HistoryRows:

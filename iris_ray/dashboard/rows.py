@@ -15,7 +15,6 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
     fields_in,
 )
-from iris_ray.capacity.core import CapacityReport
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU
@@ -191,40 +190,4 @@ def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
                     "running": team.running,
                     "waiting": team.waiting,
                 }
-    return rows
-
-
-def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
-    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
-    rows: dict[str, Row] = {}
-    for report in reports:
-        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
-        for lot in report.lots:
-            rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
-                "provisioner": report.owner,
-                "type": lot.tpu_type,
-                "source": lot.source,
-                "market": lot.market,
-                "joined": lot.joined,
-                "slices": lot.slices,
-                "chips": lot.chips,
-                "since": lot.since or None,
-                "hourly": lot.hourly,
-                "currency": report.currency,
-                "note": "" if lot.joined else last.get((lot.tpu_type, lot.source), ""),
-            }
-        for tpu_type, why in report.waits:
-            rows[f"{report.owner}/{tpu_type}/waits"] = {
-                "provisioner": report.owner,
-                "type": tpu_type,
-                "source": "",
-                "market": "",
-                "joined": False,
-                "slices": 0,
-                "chips": 0,
-                "since": None,
-                "hourly": None,
-                "currency": report.currency,
-                "note": why,
-            }
     return rows

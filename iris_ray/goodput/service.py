@@ -6,6 +6,7 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "goodput",
+    controller="iris_ray.goodput.controller:GoodputInController",
     commands={
         "job goodput": Command(
             "iris_ray.goodput.cli:goodput",

@@ -6,4 +6,5 @@ from iris_ray.actors.protocol.services import Service
 
 SERVICE: Final = Service(
     "handover",
+    controller="iris_ray.handover.controller:HandoverInController",
 )

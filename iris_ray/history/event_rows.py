@@ -46,7 +46,7 @@ class EventRows:
         self._version = state.fleet.version
         self._catch_up()
 
-    def of(self, events: Iterable[Event], at: float, now: float) -> list[EventRow]:
+    def of(self, events: Iterable[object], at: float, now: float) -> list[EventRow]:
         """Return the rows of events that the state has just applied. Events that change nothing have no row.
 
         Args:
