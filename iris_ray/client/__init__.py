@@ -1,6 +1,6 @@
 """The public API outside a task: the ``run_on_pod`` family, and `IrisClient` with its job handles.
 
-May import: `actors`, `history`, `task`, `terminal`, the pure core; `testing` for ``IrisClient.local``.
+May import: `actors`, `history`, `task`, `terminal`, `processes`, the pure core; `testing` for ``IrisClient.local``.
 Start with `run_on_pod.py` and `client.py`: both make a request (`job_request.py`; the table of options is
 `model/options.py`) and hand it to a pool (`caller_pool.py`), which may outlive its caller. `modes/` runs a request on
 this machine instead. `ray_jobs.py` sends a whole script to a cluster, by Ray's job API; `dashboard_client.py` makes the

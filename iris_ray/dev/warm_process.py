@@ -31,7 +31,8 @@ from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
 from iris_ray.framing import Connection, ConnectionLost, Frame
 from iris_ray.inspection.jax_traces import answer_trace_requests
-from iris_ray.sessions.keeper import DEFAULTS, end_all, end_with_parent, settle, take_orphans
+from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
+from iris_ray.sessions.keeper import DEFAULTS, settle
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
 """The run before, which is being ended, has so long to be gone."""
@@ -138,8 +139,9 @@ class _Run:
             return None
         self._directory.used.touch()
         streams = [os.pipe() for _ in range(3)]
-        root = os.fork()
+        keeper, root = os.getpid(), os.fork()
         if root == 0:
+            settle(keeper)
             return self._become(asked, copy, streams)
         (theirs, into), (out, its_out), (err, its_err) = streams
         for descriptor in (theirs, its_out, its_err):
@@ -167,11 +169,11 @@ class _Run:
         code: int | None = None
         with contextlib.suppress(OSError):  # the connection is gone, and so is the run
             code = self._pump_until_end(root, into, outputs)
-        end_all()
+        end_descendants()
         for descriptor, kind in outputs.items():
             while self._pass_on(descriptor, kind):
                 pass
-        self._person.say(exit_code=code if code is None or code >= 0 else 128 - code)
+        self._person.say(exit_code=None if code is None else as_shells_say(code))
 
     def _pump_until_end(self, root: int, into: int, outputs: dict[int, bytes]) -> int | None:
         """Return the exit code of the program as the kernel says it; None if the run ends before.
@@ -197,9 +199,8 @@ class _Run:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(root, int(said["signal"]))
             given.write()
-            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
-                if reaped[0] == root:
-                    return os.waitstatus_to_exitcode(reaped[1])
+            if root in (codes := reap()):
+                return codes[root]
             if (now := time.monotonic()) >= look_at:
                 look_at = now + LOOK_S
                 self._person.require_other_end()
@@ -235,7 +236,6 @@ class _Run:
     def _become(self, asked: dict[str, Any], copy: CodeCopy, streams: Sequence[tuple[int, int]]) -> Program:
         """Make this process the run's. Return what it is to do, unless that is another program: then be that."""
         (stdin, _), (_, stdout), (_, stderr) = streams
-        settle()
         for stream, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, stream)
         for descriptor in itertools.chain(*streams):

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
@@ -21,12 +19,12 @@ from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import MOST_LOGS, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
-    IDLE_S,
     READ_TIMEOUT_S,
     SEARCH_TIMEOUT_S,
+    Host,
     LogQuestion,
     LogReader,
-    start_log_reader,
+    LogReaders,
     with_piece,
 )
 from iris_ray.logs.search import FoundLines, LogSearch, search_text
@@ -40,9 +38,6 @@ ATTEMPTS_SEARCHED = 10
 """The limit for the attempts of a task that a search looks at: the latest ones."""
 LAST_BYTES, MOST_LINES = 1 << 20, 1 << 20
 """The limits for the search in an attempt whose host is gone: bytes and lines."""
-
-Host = tuple[str, str]
-"""Node id and address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +64,8 @@ class HostLogs:
 
     def __init__(self, controller: ControllerConnection) -> None:
         self._controller = controller
-        self._connection = this_connection()
-        self._readers: dict[Host, ActorHandle] = {}
-        self._used_at: dict[Host, float] = {}
+        connection = this_connection()  # without it Ray would start a cluster on this machine
+        self._readers = LogReaders(lambda: this_connection() == connection)
         self._places: dict[tuple[str, int, int | None], tuple[float, LogPlace]] = {}
 
     def job_status(self, job_id: str) -> JobStatus:
@@ -86,7 +80,7 @@ class HostLogs:
         found = {index: place.log for index, place in places.items() if place.log.attempt == 0}
         for index, piece in self._read(places, wanted, max_bytes):
             found[index] = with_piece(places[index].log, wanted[index], piece)
-        self._end_idle()
+        self._readers.end_idle()
         left = iter([(index, at) for index, at in wanted.items() if index in places and index not in found])
         while some := dict(islice(left, MOST_LOGS)):
             found |= self._controller.ask(LogCalls.fetch_logs, job_id, some, max_bytes)
@@ -110,16 +104,13 @@ class HostLogs:
                 by_host[place.host].append(one)
             else:
                 found[one] = SearchedLog(place.log, search_text(place.log.data, wanted), place.log.note)
-        asked = {
-            host: Actor[LogReader](self._reader(host)).call(LogReader.search, ids, wanted)
-            for host, ids in by_host.items()
-        }
+        asked = {host: self._readers.on(host).call(LogReader.search, ids, wanted) for host, ids in by_host.items()}
         deadline = time.monotonic() + SEARCH_TIMEOUT_S
         for host, call in asked.items():
             try:
                 answers = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
             except RayError:  # the host is gone, or silent, or the pattern takes for ever
-                self._end(host)
+                self._readers.end(host)
                 answers = [None] * len(by_host[host])
                 why: str | None = f"its host has not answered within {SEARCH_TIMEOUT_S:g} s"
             else:
@@ -152,8 +143,7 @@ class HostLogs:
 
     def close(self) -> None:
         """End all readers."""
-        for host in list(self._readers):
-            self._end(host)
+        self._readers.end_all()
 
     def _locate(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
         """Return where the tasks run. The Controller is asked about those whose place is older than `PLACES_S`."""
@@ -177,30 +167,15 @@ class HostLogs:
         asked = {}
         for host, indexes in by_host.items():
             of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
-            asked[host] = Actor[LogReader](self._reader(host)).call(LogReader.read, of_host)
+            asked[host] = self._readers.on(host).call(LogReader.read, of_host)
         deadline = time.monotonic() + READ_TIMEOUT_S
         for host, call in asked.items():
             try:
                 pieces = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
             except RayError:  # the host is gone, or silent
-                self._end(host)
+                self._readers.end(host)
             else:
                 yield from zip(by_host[host], pieces, strict=True)
-
-    def _reader(self, host: Host) -> ActorHandle:
-        self._used_at[host] = time.monotonic()
-        if host not in self._readers:
-            self._readers[host] = start_log_reader(*host)
-        return self._readers[host]
-
-    def _end_idle(self) -> None:
-        for host in [host for host in self._readers if time.monotonic() - self._used_at[host] > IDLE_S]:
-            self._end(host)
-
-    def _end(self, host: Host) -> None:
-        reader = self._readers.pop(host)
-        if this_connection() == self._connection:  # without a connection Ray would start a cluster on this machine
-            ray.kill(reader)
 
 
 @contextmanager

@@ -9,12 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
 
-import ray
-from ray.actor import ActorHandle
-
-from iris_ray.actors.calls.asking import Actor, answer
+from iris_ray.actors.calls.asking import answer
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.controller.services import Controller, ControllerPart, Happening
@@ -28,8 +24,8 @@ from iris_ray.logs.reader import (
     READ_TIMEOUT_S,
     LogQuestion,
     LogReader,
+    LogReaders,
     piece_in,
-    start_log_reader,
     with_piece,
 )
 from iris_ray.model.checks import unknown_number
@@ -48,19 +44,12 @@ SEARCHES_AT_ONCE = 2
 NOT_PLACED = "it has not been placed on a host yet"
 
 
-@dataclass(slots=True)
-class _LogReader:
-    actor: ActorHandle
-    busy: int = 0
-    used_at: float = 0.0
-
-
 class LogService:
     """Remembers each attempt's host and last lines, and reads the rest on the hosts."""
 
     def __init__(self) -> None:
         self._memory = LogMemory()
-        self._readers: dict[str, _LogReader] = {}
+        self._readers = LogReaders()
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._background = BackgroundTasks()
         self._sweeper: asyncio.Task[None] | None = None
@@ -147,39 +136,23 @@ class LogService:
         return None
 
     async def _read(self, node_id: str, address: str, question: LogQuestion) -> LogPiece | Unreachable | None:
-        reader = self._readers.get(node_id)
-        if reader is None:
-            reader = self._readers[node_id] = _LogReader(start_log_reader(node_id, address))
+        host = node_id, address
+        reader = self._readers.on(host)
         if self._sweeper is None or self._sweeper.done():
             self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
-        reader.busy += 1
         try:
-            call = Actor[LogReader](reader.actor).call(LogReader.read, [question])
-            pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
+            pieces = await answer(reader.call(LogReader.read, [question]), reader.name, READ_TIMEOUT_S)
         except OSError as error:  # the disk there is faulty
             pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")
-        finally:
-            reader.busy -= 1
-            reader.used_at = asyncio.get_running_loop().time()
-        if not isinstance(pieces, Unreachable):
-            found: LogPiece | None = pieces[0]
-            return found
-        if self._readers.get(node_id) is reader:
-            self._end(node_id)
-        return pieces
+        if isinstance(pieces, Unreachable):
+            self._readers.end(host, reader)
+            return pieces
+        return pieces[0]
 
     async def _end_idle_readers(self) -> bool:
         """End idle readers. Return whether no reader is left."""
         await asyncio.sleep(IDLE_S / 4)
-        now = asyncio.get_running_loop().time()
-        idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
-        for node_id in idle:
-            self._end(node_id)
-        return not self._readers
-
-    def _end(self, node_id: str) -> None:
-        ray.kill(self._readers[node_id].actor)
-        del self._readers[node_id]
+        return self._readers.end_idle()
 
 
 class LogsInController(ControllerPart):

@@ -4,7 +4,8 @@ The job's own actors may be gone, so the process that asks starts a reader. That
 """
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.logs.core import LogId, LogPosition, TaskLog
@@ -25,6 +27,10 @@ SEARCH_TIMEOUT_S = 120.0
 """So long it may take to start and to search all logs of a job on its host, some 100 MB a second or more."""
 IDLE_S = 60.0
 """A reader that was not asked for so long is ended."""
+
+
+Host = tuple[str, str]
+"""Node id and address."""
 
 
 class LogQuestion(NamedTuple):
@@ -89,6 +95,44 @@ def start_log_reader(node_id: str, address: str) -> ActorHandle:
     """Start a reader on a host, and return at once. It ends with the calling process at the latest."""
     handle: ActorHandle = _LogReader.options(**on_host(node_id, address), max_concurrency=8).remote()
     return handle
+
+
+class LogReaders:
+    """The readers that this process has started, one for each host.
+
+    Args:
+        may_end: whether this process is still in the cluster in which it has started them.
+    """
+
+    def __init__(self, may_end: Callable[[], bool] = lambda: True) -> None:
+        self._may_end = may_end
+        self._readers: dict[Host, Actor[LogReader]] = {}
+        self._asked_at: dict[Host, float] = {}
+
+    def on(self, host: Host) -> Actor[LogReader]:
+        """Return the reader on a host, to be asked now. Start it if there is none."""
+        self._asked_at[host] = time.monotonic()
+        if host not in self._readers:
+            self._readers[host] = Actor[LogReader](start_log_reader(*host), f"the reader on its host ({host[1]})")
+        return self._readers[host]
+
+    def end(self, host: Host, reader: Actor[LogReader] | None = None) -> None:
+        """End the reader on a host; if one is given, only that one, and not its successor."""
+        if reader in (None, self._readers.get(host)):
+            if self._may_end():
+                ray.kill(self._readers[host].handle)
+            del self._readers[host], self._asked_at[host]
+
+    def end_idle(self) -> bool:
+        """End the readers that were not asked for `IDLE_S`. Return whether no reader is left."""
+        idle_since = time.monotonic() - IDLE_S
+        for host in [host for host, asked_at in self._asked_at.items() if asked_at < idle_since]:
+            self.end(host)
+        return not self._readers
+
+    def end_all(self) -> None:
+        for host in list(self._readers):
+            self.end(host)
 
 
 def with_piece(log: TaskLog, at: LogPosition, piece: LogPiece | None) -> TaskLog:

@@ -20,7 +20,10 @@ class NoticeKind(StrEnum):
 
 
 OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION, NoticeKind.TIME_LIMIT})
-"""Kinds of notices that iris_ray gives, at no cost to the gang. Those of growth and eviction may be called off."""
+"""Kinds of notices that iris_ray itself gives, at no cost to the gang."""
+MAY_BE_CALLED_OFF = frozenset({NoticeKind.MAINTENANCE, NoticeKind.GROWTH, NoticeKind.EVICTION})
+SAME_DEADLINE_S = 1.0
+"""Deadlines that differ by at most this many seconds are considered equal: clocks of hosts differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +55,37 @@ class Notice:
     reason: str
     deadline: float
 
-
-SAME_DEADLINE_S = 1.0
-"""Deadlines that differ by at most this many seconds are considered equal."""
-
-
-def is_as_urgent(known: Notice, deadline: float | None) -> bool:
-    """Return whether a known notice is at least as urgent as one with this deadline (None if unknown)."""
-    return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S
+    def repeats(self, known: "Notice | HostNotice") -> bool:
+        """Return whether both notices are the same except for their words, which depend on the sender."""
+        if known.deadline is None:
+            return False
+        return self.kind is known.kind and abs(self.deadline - known.deadline) <= SAME_DEADLINE_S
 
 
-def is_same(known: Notice, notice: Notice) -> bool:
-    """Return whether two notices, such as a host's own and the Controller's, are the same except for their words."""
-    return known.kind is notice.kind and abs(known.deadline - notice.deadline) <= SAME_DEADLINE_S
+@dataclass(frozen=True, slots=True)
+class Replacement(Notice):
+    """A notice that counts although the one before it is more urgent, because that one was called off."""
 
 
-def is_news(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether a notice adds to the known one: it is more urgent, or the known one's deadline has passed.
+def is_news(known: Notice | None, notice: Notice | HostNotice, now: float) -> bool:
+    """Return whether a notice adds to the known one. Otherwise it is a double, or the known one is as urgent.
+
+    Every process that a notice passes asks this: the Controller, the pool, and each host of the gang.
 
     Args:
-        known: the latest notice that a task or host has, or None.
-        notice: the other notice, from any host of the gang.
+        known: the latest notice, or None.
+        notice: the other notice, from any host of the gang or from the Controller.
         now: seconds since the epoch.
     """
     if known is None:
         return True
-    if is_same(known, notice):
+    if known.repeats(notice):
         return False
-    is_only_growth = known.kind is NoticeKind.GROWTH and notice.kind is not NoticeKind.GROWTH
-    return is_only_growth or not is_as_urgent(known, notice.deadline) or known.deadline <= now < notice.deadline
-
-
-def keeps(known: Notice | None, notice: Notice, now: float) -> bool:
-    """Return whether a task keeps its notice, although its pool has another one.
-
-    It does if both are the same, or if both come from the provider and the known deadline is still the earliest. For
-    iris_ray's own moves the pool's notice wins, since the known one may have been called off. For the arguments, see
-    `is_news`.
-    """
-    if known is None or known.kind is not notice.kind:
+    if isinstance(notice, Replacement) and known.kind in MAY_BE_CALLED_OFF:
+        return True
+    if NoticeKind.GROWTH in (known.kind, notice.kind):
+        return notice.kind is not NoticeKind.GROWTH
+    if notice.deadline is None:
         return False
-    return is_same(known, notice) or not (known.kind in OUR_MOVES or is_news(known, notice, now))
+    is_earlier = notice.deadline < known.deadline - SAME_DEADLINE_S
+    return is_earlier or known.deadline <= now < notice.deadline

@@ -15,6 +15,7 @@ from typing import Any
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
 from iris_ray.framing import Frame, Frames
+from iris_ray.processes.subtree import as_shells_say, end_with_parent
 from iris_ray.remote.frames import (
     BYE,
     CHUNK_BYTES,
@@ -35,7 +36,6 @@ from iris_ray.remote.frames import (
     TAKEN,
     Credit,
 )
-from iris_ray.sessions.keeper import end_with_parent
 
 MOST_FILE_BYTES = 16 << 20
 """What travels to the person lies in a file for a while; after so many bytes the next file begins."""
@@ -290,7 +290,7 @@ class _Channel:
         taking = None if process.stdin is None else asyncio.create_task(self._hand_over(process.stdin))
         try:
             await asyncio.gather(self._copy(process.stdout.read, DATA), self._copy(process.stderr.read, ERR))
-            return _as_shells_say(await process.wait())
+            return as_shells_say(await process.wait())
         finally:
             if taking is not None:
                 taking.cancel()
@@ -314,7 +314,7 @@ class _Channel:
         taking = asyncio.create_task(self._type(ours))
         try:
             await self._copy(lambda size: _read_terminal(ours, size), DATA)
-            return _as_shells_say(await self._process.wait())
+            return as_shells_say(await self._process.wait())
         finally:
             self._terminal = None
             taking.cancel()
@@ -354,7 +354,3 @@ async def _read_terminal(terminal: int, size: int) -> bytes:
 def _set_size(terminal: int, size: Sequence[int]) -> None:
     rows, columns = size
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-
-def _as_shells_say(code: int) -> int:
-    return 128 - code if code < 0 else code

@@ -12,13 +12,13 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import termios
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.errors import CommandNotFoundError, SessionError
+from iris_ray.processes.bare import bare_command
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions import keeper
 from iris_ray.sessions.core import CHUNK_BYTES, POLL_S, Piece, Size
 
@@ -325,7 +325,7 @@ def _start_keeper(
     descriptor = its_control.fileno()
     stdin, stdout, stderr = streams
     subprocess.run(
-        [sys.executable, "-I", "-S", keeper.__file__, str(descriptor)],
+        [*bare_command(keeper.__file__), str(descriptor)],
         stdin=stdin, stdout=stdout, stderr=stderr, pass_fds=[descriptor], env={**os.environ, **environ}, check=True,
     )  # fmt: skip
     its_control.close()

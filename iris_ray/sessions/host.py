@@ -20,11 +20,11 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.redirect import started_tasks
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
 from iris_ray.logs.core import LogId
+from iris_ray.processes.identity import stat_of
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
 from iris_ray.sessions.core import LEASE_S, POLL_S, CommandLine, Piece, Size
 from iris_ray.sessions.surroundings import Surroundings
@@ -157,7 +157,8 @@ class HostSession:
             pid = _pid_of(task, self._directory)
             if (stat := stat_of(pid)) is None:
                 raise RuntimeError("its process has ended")
-            return WatchedProcess(pid, stat.started), Surroundings.of_process(pid)
+            surroundings = Surroundings.of_process(pid)
+            return WatchedProcess(stat.identity), surroundings
 
         # a SessionError is a RuntimeError, too
         return await ask_again(find, RuntimeError, within_s=STARTING_S, pause_s=STARTING_POLL_S)

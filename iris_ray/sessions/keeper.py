@@ -1,6 +1,6 @@
 """The keeper of a command: the parent of its process tree, which ends the whole tree with the session.
 
-It is a program of its own, runs outside of Ray and imports nothing of iris_ray, so that it starts within milliseconds.
+It is a program of its own, runs outside of Ray and is started by `bare_command`, so that it starts within milliseconds.
 The kernel gives it every process of the tree that loses its parent, so a daemon can't escape, whatever its variables
 and its process group are. The session's process holds the other end of a socket: when that closes, because the session
 is over or its process was killed, the keeper kills the tree.
@@ -11,7 +11,6 @@ closes the socket when no process of the tree is left. Its stdin, stdout and std
 """
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -20,17 +19,13 @@ import signal
 import socket
 import sys
 import termios
-import time
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
+
 DEFAULTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 LOOK_S = 1.0
 """Seconds between two looks for adopted processes that have ended."""
-AGAIN_S = 0.005
-SLOWLY_S = 0.5
-BRISK_S = 5.0
-"""After so long the keeper kills less often: what is left waits for a disk, or belongs to another user."""
 
 
 def main() -> None:
@@ -56,7 +51,7 @@ def main() -> None:
         os.dup2(nothing, stream)  # only the command and what it starts hold its output open
     os.chdir("/")
     code = keep(root, control, lines)
-    end_all()
+    end_descendants()
     if code is not None:
         say(control, exit_code=code)
 
@@ -68,10 +63,10 @@ def start(wanted: dict[str, Any]) -> int:
         OSError: there is no such program or directory, or it can't be run.
     """
     told, tell = os.pipe()
-    pid = os.fork()
+    keeper, pid = os.getpid(), os.fork()
     if pid == 0:
         try:
-            settle(wanted["terminal"])
+            settle(keeper, wanted["terminal"])
             os.chdir(wanted["directory"])
             os.execvpe(wanted["command"][0], wanted["command"], wanted["environ"])
         except OSError as error:
@@ -87,10 +82,10 @@ def start(wanted: dict[str, Any]) -> int:
     return pid
 
 
-def settle(terminal: bool = False) -> None:
+def settle(keeper: int, terminal: bool = False) -> None:
     """Make this process, a new child of its keeper, the root of a command's tree: a session with default signals."""
     os.setsid()
-    end_with_parent()  # should somebody kill the keeper
+    end_with_parent(keeper)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for number in (*DEFAULTS, signal.SIGPIPE):
@@ -98,16 +93,6 @@ def settle(terminal: bool = False) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's worker blocks some, and children inherit that
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # if the host's memory is used up, this goes before the task
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def take_orphans() -> None:
-    """Have the kernel give this process every process below it that loses its parent."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def keep(root: int, control: socket.socket, lines: "Lines") -> int | None:
@@ -127,40 +112,8 @@ def keep(root: int, control: socket.socket, lines: "Lines") -> int | None:
             for number in numbers:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(root, int(number))
-        with contextlib.suppress(ChildProcessError):
-            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
-                if reaped[0] == root:
-                    code = os.waitstatus_to_exitcode(reaped[1])
-                    return 128 - code if code < 0 else code
-
-
-def end_all() -> None:
-    """Kill every process below this one until there is none."""
-    began = time.monotonic()
-    while True:
-        for pid in below():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:  # each has been given to this process before it ended
-            return
-        time.sleep(AGAIN_S if time.monotonic() - began < BRISK_S else SLOWLY_S)
-
-
-def below() -> set[int]:
-    """Return the pids of all processes below this one."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    found: set[int] = set()
-    mine = {os.getpid()}
-    while mine := {pid for pid, parent in parents.items() if parent in mine} - found:
-        found |= mine
-    return found
+        if root in (codes := reap()):
+            return as_shells_say(codes[root])
 
 
 def say(control: socket.socket, **facts: object) -> None:
@@ -198,10 +151,6 @@ class Lines:
             pass
         except OSError:
             self._closed = True
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from iris_ray.model.goodput import ForgottenJob
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.notices import is_as_urgent
+from iris_ray.model.notices import HostNotice, NoticeKind, is_news
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.teams import Teams
@@ -465,7 +465,8 @@ class ControllerState:
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
         """Return whether a registration would not change anything."""
         known = self.workers.get(worker.node_id)
-        heard = known is not None and known.final is not None and is_as_urgent(known.final[1], worker.deadline)
+        drain = HostNotice(NoticeKind.PREEMPTION, worker.draining or "", worker.deadline)
+        heard = known is not None and known.final is not None and not is_news(known.final[1], drain, self._now)
         if known is not None and (worker.draining is None or heard):
             worker = replace(worker, draining=known.draining)
         return known is not None and (

@@ -79,12 +79,14 @@ class WorkerDrainedEvent:
     Args:
         node_id, reason, kind: the worker and the cause.
         deadline: the latest time at which it will be lost, or None if unknown; seconds.
+        told_by: the owner of the pool that reports it and has told its own gangs, or None.
     """
 
     node_id: str
     reason: Words
     kind: NoticeKind = NoticeKind.PREEMPTION
     deadline: float | None = None
+    told_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

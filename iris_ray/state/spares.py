@@ -13,7 +13,7 @@ from dataclasses import replace
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, Notice, NoticeKind, is_as_urgent
+from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, HostNotice, Notice, NoticeKind, is_news
 from iris_ray.model.workers import Worker
 from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.fleet import Allocations, Fleet
@@ -300,16 +300,16 @@ class GangNotices:
             deadline = change.now + NOTICE_S if known is None else known.deadline
         place = f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
         notice = Notice(event.kind, f"{place}: {event.reason}", deadline)
-        is_final = event.kind is not NoticeKind.MAINTENANCE
-        if is_final and (worker.final is None or not is_as_urgent(worker.final[1], event.deadline)):
+        heard, is_final = HostNotice(event.kind, event.reason, event.deadline), event.kind is not NoticeKind.MAINTENANCE
+        if is_final and is_news(None if worker.final is None else worker.final[1], heard, change.now):
             worker.final = event.reason, notice
-        if known is not None and is_as_urgent(known, event.deadline):
+        if not is_news(known, heard, change.now):
             return
         self._fleet.put(replace(worker, draining=event.reason, notice=notice))
         for _, attempt in worker.occupants:
             if (found := self._table.live(attempt)) is not None:
                 self._spares.look_at(found[0])
-                self.tell(*found, notice, change)
+                self.tell(*found, notice, change, event.told_by)
 
     def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
         """Cancel a maintenance. If the worker is draining for another reason, its gangs get that notice.
@@ -346,16 +346,17 @@ class GangNotices:
         if left:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 
-    def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
-        """Give a gang a notice, unless it has one that is at least as urgent. Spares get none."""
-        known = gang.notice
-        if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
-            return
-        if job.spec.spare_for is not None:
+    def tell(self, job: Job, gang: Gang, notice: Notice, change: Change, told_by: str | None = None) -> None:
+        """Give a gang a notice, unless it is no news to the gang. Spares get none.
+
+        The pool that has reported the notice, ``told_by``, has told the tasks itself if they ran by then.
+        """
+        if job.spec.spare_for is not None or not is_news(gang.notice, notice, change.now):
             return
         gang.notice = notice
         self._table.gang_changed(job, gang)
-        change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
+        if told_by != job.spec.owner or gang.running_since == math.inf:
+            change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
     def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
         """Give a gang the notices that its hosts had before the gang was placed or restored."""

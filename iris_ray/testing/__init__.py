@@ -1,6 +1,6 @@
 """Run code on TPU slices without TPUs: real Ray nodes pose as TPU hosts, and emulators stand in for Google's servers.
 
-May import: `model`, `terminal`, `errors`.
+May import: `model`, `terminal`, `errors`, `processes`.
 Start with `cluster.py`, the public `SimulatedCluster`: it starts a `HeadMachine` and, by `HostStarter`, the hosts;
 `HostFaults` takes them away. Each node is a `Machine`, whose processes a supervisor owns (`process_supervisor.py`).
 """

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from iris_ray.processes.bare import bare_command
+
 _SCRIPTS = Path(__file__).parent
 _NOT_RUNNING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, None)
 _SIGNAL_ROUNDS = 50
@@ -47,7 +49,7 @@ class Machine:
     ) -> None:
         with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
-                [*prefix, *script_command("process_supervisor.py"), str(lifeline), str(os.getpid()), *command],
+                [*prefix, *bare_command(_SCRIPTS / "process_supervisor.py"), str(lifeline), str(os.getpid()), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -1,10 +1,10 @@
 """Runs one command and owns every process that descends from it: the power switch of a simulated machine.
 
-Run as a script, never imported: ``python -I -S process_supervisor.py LIFELINE_FD DRIVER_PID COMMAND [ARG ...]``. It
-uses only the standard library, and little of that, because every simulated host starts one.
+Run by `bare_command`, never imported: ``process_supervisor.py LIFELINE_FD DRIVER_PID COMMAND [ARG ...]``. It imports
+little, because every simulated host starts one.
 
-- The supervisor is the *subreaper* of its descendants: a process that outlives its parent, or calls ``setsid``, becomes
-  a child of the supervisor instead of escaping, and the supervisor reaps it.
+- The supervisor takes orphans: a process that outlives its parent, or calls ``setsid``, becomes a child of the
+  supervisor instead of escaping, and the supervisor reaps it.
 - The supervisor ends when the command ends, when its standard input is closed or written to, on SIGTERM, or when the
   driver process is gone (a pidfd reports that even if a forked child of the driver still holds the pipe). Before it
   ends, it sends SIGKILL to all descendants and waits until they are gone. Exit code: 0, or 3 if some are still there
@@ -15,69 +15,18 @@ uses only the standard library, and little of that, because every simulated host
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from iris_ray.processes.subtree import end_descendants, end_with_parent, read_of_process, reap, take_orphans
+
 _KILL_TIMEOUT_S = 10.0
 _WITHOUT_COMMAND_S = 30.0
 LEFTOVERS = 3
-
-
-def descendants(root: int) -> list[int]:
-    """Return the pids of all descendants of ``root``, including zombies, from one pass over /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as stat:
-                    fields = stat.read()
-            except OSError:
-                continue  # the process has ended meanwhile
-            # The second field, the command's name, may hold parentheses, too: count from the last one.
-            parent = int(fields[fields.rindex(b")") + 2 :].split()[1])
-            children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    queue = [root]
-    while queue:
-        queue = [child for pid in queue for child in children.get(pid, ())]
-        found += queue
-    return found
-
-
-def reap() -> dict[int, int]:
-    """Reap every child that has ended. Return exit codes by pid; the code of a signal is its number, negative."""
-    codes: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            codes[pid] = os.waitstatus_to_exitcode(status)
-    return codes
-
-
-def kill_descendants() -> bool:
-    """Kill and reap all descendants, including those that start meanwhile. Return whether all are gone."""
-    deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while True:
-        pids = descendants(os.getpid())
-        if not pids:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        for pid in sorted(pids, key=is_agent, reverse=True):  # or it would report the raylet's end to the driver
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        reap()
-        time.sleep(0.003)
 
 
 def remove_containers(host: str) -> None:
@@ -106,21 +55,17 @@ def run(command: list[str]) -> None:
 
 def is_agent(pid: int) -> bool:
     """Return whether this is Ray's runtime_env agent, or our `lazy_agent.py`."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
-            arguments = cmdline.read().split(b"\0")
-    except OSError:
-        return False
+    arguments = read_of_process(pid, "cmdline").split(b"\0")
     return arguments[0] == b"ray::RuntimeEnvAgent" or any(one.endswith(b"/lazy_agent.py") for one in arguments)
 
 
-def start(command: list[str], prctl: Callable[..., int]) -> int:
+def start(command: list[str]) -> int:
     """Fork and execute ``command``; the kernel kills it if the supervisor is killed. Return its pid."""
-    pid = os.fork()
+    supervisor, pid = os.getpid(), os.fork()
     if pid:
         return pid
     try:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent(supervisor)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         signal.set_wakeup_fd(-1)
@@ -178,17 +123,16 @@ def wait_for_the_end(poll: select.poll, signals: Signals, child: int, program: s
 def main(argv: list[str]) -> int:
     lifeline, driver, command = int(argv[0]), int(argv[1]), argv[2:]
     os.set_inheritable(lifeline, False)
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    take_orphans()
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
     if not watch_driver(poll, driver):
         return 0
     signals = Signals()
-    child = start(command, prctl)
+    child = start(command)
     poll.register(signals.woken, select.POLLIN)
     wait_for_the_end(poll, signals, child, command[0])
-    all_gone = kill_descendants()
+    all_gone = end_descendants(_KILL_TIMEOUT_S, first=is_agent)  # or it would report the raylet's end to the driver
     remove_containers(os.environ.get("IRIS_RAY_HOST_DIR", ""))
     return 0 if all_gone else LEFTOVERS
 

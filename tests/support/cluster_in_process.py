@@ -25,7 +25,7 @@ from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.pool import others_waiting, reserved_slice
+from iris_ray.actors.pool import reserved_slice, slice_pool_manager
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.services import installed_services
@@ -101,7 +101,7 @@ class ClusterInProcess:
                 monkeypatch.setattr(place, stand_in)
         monkeypatch.setattr(NodeTable, "read", staticmethod(self.read_nodes))
         monkeypatch.setattr(ray, "nodes", lambda: self.read_nodes().nodes)
-        for module in (reserved_slice, others_waiting, pool_registry, sys.modules["ray.util.placement_group"]):
+        for module in (reserved_slice, slice_pool_manager, pool_registry, sys.modules["ray.util.placement_group"]):
             for name, stand_in in (
                 ("placement_group", self._reserve),
                 ("remove_placement_group", self._remove),

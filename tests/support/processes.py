@@ -9,16 +9,17 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output import OutputPump
-from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.processes.identity import ProcessIdentity, stat_of
+from iris_ray.processes.tree import ProcessTree
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
@@ -30,7 +31,7 @@ import os, subprocess, sys, time
 
 def fork(token):
     global mark
-    from iris_ray.actors.host.process_tree import mark_forks
+    from iris_ray.processes.tree import mark_forks
     mark = mark_forks(token)
     said, say = os.pipe()
     if between := os.fork():
@@ -110,11 +111,28 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def tree(process: psutil.Process, token: str = TOKEN) -> ProcessTree:
-    """Return the tree of a process, with no descendant known."""
+class HasPid(Protocol):
+    """A process of psutil's, of subprocess's, or a test's own."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+def identity_of(process: HasPid) -> ProcessIdentity:
     stat = stat_of(process.pid)
     assert stat is not None
-    return ProcessTree(stat.pid, stat.started, token)
+    return stat.identity
+
+
+def earlier_than(process: HasPid) -> ProcessIdentity:
+    """Return the identity of an earlier process with the same pid."""
+    now = identity_of(process)
+    return now._replace(started=now.started - 1)
+
+
+def tree(process: HasPid, token: str = TOKEN) -> ProcessTree:
+    """Return the tree of a process, with no descendant known."""
+    return ProcessTree(identity_of(process), token)
 
 
 NOTICE = Notice(NoticeKind.MAINTENANCE, "slice-a host 1: it is to be repaired", time.time() + 3600.0)
@@ -203,7 +221,7 @@ def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[
 
     async def run() -> Any:
         one = tree(psutil.Process(child.process.pid))
-        process = WatchedProcess(one.pid, one.started)
+        process = WatchedProcess(one.root)
         watch = TaskWatch(standby, process, one, ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)

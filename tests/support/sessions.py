@@ -18,7 +18,8 @@ _TASK = """
     from pathlib import Path
     from iris_ray.actors.host.redirect import StartedTask
     from iris_ray.sessions.surroundings import Surroundings
-    from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+    from iris_ray.actors.protocol.task_files import TaskFiles
+    from iris_ray.processes.tree import TOKEN_VARIABLE
     directory, work, token, job, index, attempt = sys.argv[1:]
     (Path(directory) / "tasks").mkdir(exist_ok=True)
     os.environ |= {"WHO": f"task {index}", "MEGASCALE_NUM_SLICES": "2", "JAX_PLATFORMS": "tpu,cpu"}

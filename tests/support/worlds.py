@@ -1,8 +1,10 @@
 """A small cluster on paper: the controller's state and its scheduler, with the words that tests use."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_group import GroupSpec
@@ -25,6 +27,7 @@ from iris_ray.state.events import (
     GangMovedEvent,
     GroupAssignedEvent,
     JobAssignedEvent,
+    JobRestoredEvent,
     JobSubmittedEvent,
     PromiseEvent,
     TaskDispatchFailedEvent,
@@ -36,6 +39,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import Instructions
+from iris_ray.state.records import JobRecord
 
 S = TaskState
 LONG = 1000.0
@@ -108,12 +112,17 @@ def tagged(event: WorkerRegisteredEvent, attributes: Mapping[str, Scalar]) -> Wo
 
 
 class World:
-    """A controller's state and its scheduler, with the words that tests use."""
+    """A controller's state and its scheduler, with the words that tests use.
 
-    def __init__(self) -> None:
+    Args:
+        slices: the names of the v4-16 slices, of two hosts each, that the world has from the start.
+    """
+
+    def __init__(self, *slices: str) -> None:
         self.state = ControllerState()
         self.scheduler = Scheduler()
         self.now = 100.0
+        add_slices(self, *slices)
 
     def do(self, event: Event) -> Instructions:
         self.state.handle_event(TimePassedEvent(self.now))
@@ -215,8 +224,29 @@ class World:
         self.confirm(job)
         assert self.state.holders == {"a": owner, "b": owner}
 
+    def restore(self, old: "World", *job_ids: str) -> Instructions:
+        """Read the records of another world's jobs, of all unless told, as a new Controller does."""
+        self.state.handle_event(TimePassedEvent(self.now))
+        records = [old.state.record(job_id) for job_id in job_ids or old.state.jobs]
+        return apply_all(self.state, [JobRestoredEvent(JobRecord.joined(one.to_bytes())) for one in records if one])
+
     def busy(self) -> set[str]:
         return {worker.node_id for worker in self.state.workers.values() if worker.occupants}
+
+
+def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For a fixture: the invariants of each world that a test makes are checked when the test is over."""
+    worlds: list[World] = []
+    make = World.__init__
+
+    def noted(world: World, *slices: str) -> None:
+        worlds.append(world)
+        make(world, *slices)
+
+    monkeypatch.setattr(World, "__init__", noted)
+    yield
+    for world in worlds:
+        world.check()
 
 
 def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
@@ -294,8 +324,8 @@ def submit_group(world: World, *specs: JobSpec, **about: Any) -> list[Job]:
 class PlannedWorld(World):
     """A world whose plans are the Controller's, one after the other."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *slices: str) -> None:
+        super().__init__(*slices)
         self.now = 10_000.0
         self.planner = Planner(self.state, look_again_s=0.5)
 

@@ -102,7 +102,8 @@ class PoolCalls(ControllerProcess):
             raise InvalidMessageError("a host gives notice of preemption or maintenance only")
         events = self._permissions.of_pools_own(sender.owner if sender else "", events)
         self._nodes.note_drains(events)
-        await self._events.recorded(map(self._by_our_clock, events))
+        owner = sender.owner if sender is not None else None
+        await self._events.recorded(self._as_of_pool(event, owner) for event in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
@@ -158,8 +159,8 @@ class PoolCalls(ControllerProcess):
             if marks is not None and len(marks.steps) > 1 and not times.attempts[-1].marks.steps:
                 self._events.apply([AttemptMarkedEvent(progress.attempt, marks)])  # a gang makes progress again
 
-    def _by_our_clock(self, event: ReportedEvent) -> Event:
-        """Return a pool's event with times by the Controller's clock."""
+    def _as_of_pool(self, event: ReportedEvent, owner: str | None) -> Event:
+        """Return a pool's event with times by the Controller's clock, and with its sender."""
         if isinstance(event, TIMED):
             return replace(event, now=self._clock.now())
-        return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event
+        return self._clock.heard(replace(event, told_by=owner)) if isinstance(event, WorkerDrainedEvent) else event

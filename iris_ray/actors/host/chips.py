@@ -159,7 +159,7 @@ def describe(pid: int, ledger: ProcessLedger | None) -> Holder:
         return Holder(pid)
     try:
         process = psutil.Process(pid)
-        return Holder(pid, process.name(), process.create_time(), ledger is not None and ledger.owns(process))
+        return Holder(pid, process.name(), process.create_time(), ledger is not None and ledger.owns(pid))
     except psutil.Error:
         return Holder(pid)  # it has just ended
 

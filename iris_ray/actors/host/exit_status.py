@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
-from iris_ray.actors.host.process_tree import runs_since
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.subtree import as_shells_say
 
 # From linux/pidfd.h: struct pidfd_info, version 0 (64 bytes): u64 mask, u64 cgroupid, 11 × u32 ids, i32 exit_code.
 _INFO = struct.Struct("=QQ11Ii")
@@ -45,11 +46,6 @@ def in_words(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def as_shells_say(code: int | None) -> int | None:
-    """Return an exit code; for a process that a signal killed 128 plus the signal's number, as shells do."""
-    return 128 - code if code is not None and code < 0 else code
 
 
 class ProgramExit(SystemExit):
@@ -94,7 +90,7 @@ def diagnose(found: ProcessExit) -> TaskEnd:
     if found.stopped_for is not None:
         return TaskEnd(EndKind.STOPPED, found.at, error=found.stopped_for)
     how = "ended without a word" if found.code is None else in_words(found.code)
-    exit_code = as_shells_say(found.code)
+    exit_code = None if found.code is None else as_shells_say(found.code)
     if not found.had_started:
         return TaskEnd(EndKind.NEVER_STARTED, found.at, error=f"the waiting task process {how}", exit_code=exit_code)
     if found.memory_was_short and found.code in (None, -SIGKILL):
@@ -150,14 +146,16 @@ class WatchedProcess:
     """One running process of this host, held by a pidfd, so that signals can't hit another process with its pid.
 
     Args:
-        pid, started: the process and its start in clock ticks since boot.
+        process: the process.
 
     Raises:
         RuntimeError: the process has ended; another process may have its pid.
     """
 
-    def __init__(self, pid: int, started: int) -> None:
-        self._pidfd = _open_pidfd(pid, started)
+    def __init__(self, process: ProcessIdentity) -> None:
+        if (pidfd := process.open_pidfd()) is None:
+            raise RuntimeError(f"the process that waited for a task, pid {process.pid}, has ended before it got one")
+        self._pidfd = pidfd
         self._exited = asyncio.Event()
 
     def watch(self, on_exit: Callable[[], None]) -> None:
@@ -197,12 +195,3 @@ class WatchedProcess:
     def close(self) -> None:
         """Close the file descriptor. Call this once, when the process has ended or no caller watches it any more."""
         os.close(self._pidfd)
-
-
-def _open_pidfd(pid: int, started: int) -> int:
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        if runs_since(pid, started):
-            return pidfd
-        os.close(pidfd)
-    raise RuntimeError(f"the process that waited for a task, pid {pid}, has ended before it got one")

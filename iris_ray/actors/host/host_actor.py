@@ -22,11 +22,10 @@ from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import NotFree, host_devices
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.gang_peers import GangPeers
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
-from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.services import Host, HostParts, host_parts
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
@@ -39,6 +38,8 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.tree import ProcessTree
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,8 @@ class TPUHostActor:
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
-        process, tree = WatchedProcess(pid, started), ProcessTree(pid, started, token)
+        root = ProcessIdentity(pid, started)
+        process, tree = WatchedProcess(root), ProcessTree(root, token)
         try:
             output = OutputPump(host_directory(), pid, self._place.node_id, self._pool_caller())
         except OSError:

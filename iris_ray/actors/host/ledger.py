@@ -1,6 +1,5 @@
 """The record of a host's task processes, on disk. A later actor finds processes there that an earlier one left."""
 
-import contextlib
 import json
 import os
 import threading
@@ -8,11 +7,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from iris_ray.actors.host.owned import end_owned
-from iris_ray.actors.host.process_tree import ProcessTree, end_task, runs_since, stat_of
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, remove_file, write_whole
+from iris_ray.actors.protocol.task_files import TaskFiles, remove_file, write_whole
+from iris_ray.processes.identity import ProcessIdentity, ancestry, environ_of
+from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
 TERM_GRACE_S = 1.0
 """Leftover processes may take so long to end after SIGTERM."""
@@ -72,12 +70,12 @@ class ProcessLedger:
         remove_file(self._files(tree.pid).output)
         self._files(tree.pid).remove()
 
-    def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: tuple[int, int] | None = None) -> list[str]:
+    def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: ProcessIdentity | None = None) -> list[str]:
         """End the processes that earlier actors left running, except the calling process.
 
         Args:
             grace_s: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
-            recorder: pid and start of an actor that is gone, to end only its tasks; None ends the tasks of all actors.
+            recorder: an actor that is gone, to end only its tasks; None ends the tasks of all actors.
 
         Returns:
             The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and what `end_owned`
@@ -89,31 +87,31 @@ class ProcessLedger:
             if tree.pid == os.getpid():
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
-            if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
+            if never_ran and not tree.root.exists():  # so it has no descendants
                 self.forget(tree)
                 continue
-            left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_owned(self._files(tree.pid))
-            if left:
+            left = end_processes(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s)
+            if left := left + end_owned(self._files(tree.pid)):
                 still_running += left
             else:
                 self.forget(tree)
         return still_running + unread + self._end_lost()
 
-    def owns(self, process: psutil.Process) -> bool:
+    def owns(self, pid: int) -> bool:
         """Return whether a process provably belongs to a task of this host, with or without chips.
 
-        It does if it or one of its ancestors is recorded or carries the token of a recorded task. A process in a
-        container has such an ancestor: the container's first process.
+        It does if the process or one of its ancestors is recorded or carries the token of a recorded task. A process in
+        a container has such an ancestor: the container's first process.
         """
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
         entries = [entry for folder in folders for entry in self._entries([], folder=folder)]
+        tokens = {f"{TOKEN_VARIABLE}={tree.token}".encode() for tree in entries}
         try:
-            recorded = {member for tree in entries for member in tree.known.items()}
-            line = (process, *process.parents())
-            if any((stat.pid, stat.started) in recorded for one in line if (stat := stat_of(one.pid)) is not None):
+            line = ancestry(pid)
+            if any(tree.known.intersection(line) for tree in entries):
                 return True
-            return not {tree.token for tree in entries}.isdisjoint(map(_token_of, line))
-        except (psutil.Error, OSError):
+            return any(not tokens.isdisjoint(environ_of(process)) for process in line)
+        except OSError:
             return False
 
     def _end_lost(self) -> list[str]:
@@ -131,43 +129,43 @@ class ProcessLedger:
 
     def _has_recorded(self, tree: ProcessTree) -> bool:
         try:
-            return int(json.loads(self._entry(tree.pid).read_text())["started"]) == tree.started
+            return int(json.loads(self._entry(tree.pid).read_text())["started"]) == tree.root.started
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
     def _write(self, tree: ProcessTree) -> None:
-        descendants = [[pid, started] for pid, started in tree.known.items() if pid != tree.pid]
-        entry = {"pid": tree.pid, "started": tree.started, "token": tree.token, "descendants": descendants}
-        if (recorder := stat_of(os.getpid())) is not None:
-            entry["recorder"] = [recorder.pid, recorder.started]
+        recorder, descendants = ProcessIdentity.of_this_process(), sorted(tree.known - {tree.root})
+        entry = {**tree.root._asdict(), "token": tree.token, "descendants": descendants, "recorder": recorder}
         write_whole(self._entry(tree.pid), json.dumps(entry).encode())
 
-    def _is_leftover(self, gone: tuple[int, int] | None, recorder: list[int] | None) -> bool:
+    def _is_leftover(self, gone: ProcessIdentity | None, recorder: ProcessIdentity | None) -> bool:
         """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""
         if gone is not None:
-            return recorder == list(gone)
-        return self._exclusive or _has_ended(recorder)
+            return recorder == gone
+        return self._exclusive or (recorder is not None and not recorder.exists())
 
     def _entries(
         self,
         unread: list[str],
-        wanted: Callable[[list[int] | None], bool] | None = None,
+        wanted: Callable[[ProcessIdentity | None], bool] | None = None,
         folder: Path | None = None,
     ) -> Iterator[ProcessTree]:
         """Yield each recorded tree. Remove damaged entries.
 
         Args:
             unread: gets a description of each entry that the disk can't read.
-            wanted: decides by the recorder which trees to yield; None: all.
+            wanted: returns whether to yield the trees of a recorder, which is None if the entry names none. None: all.
             folder: the folder of the entries; None: this ledger's own.
         """
         for path in (folder or self._directory).glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
-                known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
-                tree = ProcessTree(int(entry["pid"]), int(entry["started"]), str(entry["token"]), known)
+                known = [ProcessIdentity(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
+                root = ProcessIdentity(int(entry["pid"]), int(entry["started"]))
+                tree = ProcessTree(root, str(entry["token"]), known)
                 tree.adopt(self._files(tree.pid).read_members())
-                if wanted is None or wanted(entry.get("recorder")):
+                recorder = ProcessIdentity(*entry["recorder"]) if "recorder" in entry else None
+                if wanted is None or wanted(recorder):
                     yield tree
             except FileNotFoundError:  # another actor has removed it
                 pass
@@ -175,15 +173,3 @@ class ProcessLedger:
                 unread.append(f"pid {path.stem} (its record can't be read: {error.strerror})")
             except (ValueError, KeyError, TypeError, AttributeError):  # damaged
                 remove_file(path)
-
-
-def _has_ended(recorder: list[int] | None) -> bool:
-    """Return whether an entry's recorder has ended; False if the entry names none."""
-    return recorder is not None and not runs_since(*recorder)
-
-
-def _token_of(process: psutil.Process) -> str | None:
-    """Return the token that a process carries; None if it has none or we may not see it."""
-    with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(TOKEN_VARIABLE)
-    return None

@@ -12,11 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import runs_since, stat_of
+from iris_ray.processes.identity import ProcessIdentity
 
 AGAIN_S = 1.0
 LOCAL_DIRECTORIES_KEPT_S = 600.0
@@ -32,9 +30,8 @@ def start_reaper(directory: Path, exclusive: bool) -> None:
     Raises:
         OSError, subprocess.CalledProcessError: it can't be started.
     """
-    own = stat_of(os.getpid())
-    assert own is not None
-    command = [sys.executable, "-m", __name__, str(directory), str(int(exclusive)), str(own.pid), str(own.started)]
+    own = map(str, ProcessIdentity.of_this_process())
+    command = [sys.executable, "-m", __name__, str(directory), str(int(exclusive)), *own]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     nothing = subprocess.DEVNULL
     subprocess.run(
@@ -45,10 +42,10 @@ def start_reaper(directory: Path, exclusive: bool) -> None:
 def main() -> None:
     """Wait until the process that records the tasks has ended, then end the tasks."""
     directory, exclusive, pid, started = sys.argv[1:]
-    ledger, recorder = ProcessLedger(Path(directory), bool(int(exclusive))), (int(pid), int(started))
+    ledger, recorder = ProcessLedger(Path(directory), bool(int(exclusive))), ProcessIdentity(int(pid), int(started))
     if os.fork():
         os._exit(0)  # Ray ends the children of its workers, so the reaper must not be a child
-    _wait_for_end(*recorder)
+    _wait_for_end(recorder)
     end_what_is_left(ledger, recorder)
     directories = LocalDirectories.of_host(Path(directory))
     if int(exclusive) and (left := directories.left()):
@@ -56,26 +53,22 @@ def main() -> None:
         directories.remove(not_taken_since=left)
 
 
-def end_what_is_left(ledger: ProcessLedger, recorder: tuple[int, int]) -> None:
+def end_what_is_left(ledger: ProcessLedger, recorder: ProcessIdentity) -> None:
     """End the tasks of a TPUHostActor that is gone. Block until none is left, because no other process would try again.
 
     Args:
         ledger: the host's records of processes.
-        recorder: pid and start of the TPUHostActor.
+        recorder: the process of the TPUHostActor.
     """
     while True:
-        with contextlib.suppress(OSError, psutil.Error):  # the machine may be out of file descriptors or memory
+        with contextlib.suppress(OSError):  # the machine may be out of file descriptors or memory
             if not ledger.end_leftovers(recorder=recorder):
                 return
         time.sleep(AGAIN_S)
 
 
-def _wait_for_end(pid: int, started: int) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    if runs_since(pid, started):  # else another process has its pid
+def _wait_for_end(process: ProcessIdentity) -> None:
+    if (pidfd := process.open_pidfd()) is not None:
         select.select([pidfd], [], [])
 
 

@@ -19,7 +19,6 @@ from iris_ray.actors.calls.ray_internals import label_output
 from iris_ray.actors.host.chips import LockProbe, NotFree, describe, in_use, lock_file
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import mark_forks, stat_of
 from iris_ray.actors.host.redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.task_environment import (
     PORTS_HELD,
@@ -34,10 +33,12 @@ from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_ha
 from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.services import call_hooks, installed_services
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles, print_stacks_when_asked, survive_notices
+from iris_ray.actors.protocol.task_files import TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.tree import TOKEN_VARIABLE, mark_forks
 
 
 class TaskProcess:
@@ -66,10 +67,8 @@ class TaskProcess:
 
     def ready(self) -> StandbyReady:
         ports = tuple(held.getsockname()[1] for held in self._held)
-        stat = stat_of(os.getpid())
-        assert stat is not None
         cores, free_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
-        return StandbyReady(stat.pid, stat.started, self._token, ports, cores, free_bytes, self._error)
+        return StandbyReady(*ProcessIdentity.of_this_process(), self._token, ports, cores, free_bytes, self._error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         if left := ProcessLedger(host_directory(), exclusive).end_leftovers(grace_s=0.0):

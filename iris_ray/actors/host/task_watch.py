@@ -6,13 +6,11 @@ import json
 import logging
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.actor import ActorHandle
 
@@ -23,9 +21,9 @@ from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import ProcessExit, RecentOomKills, WatchedProcess, diagnose
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.notices import TaskNotices
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.owned import end_owned
-from iris_ray.actors.host.process_tree import ProcessTree, end_task
 from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.protocol.messages import Progress, Saves
 from iris_ray.actors.protocol.task_files import (
@@ -35,10 +33,12 @@ from iris_ray.actors.protocol.task_files import (
 )
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.membership import Membership
-from iris_ray.model.notices import Notice, is_news, keeps
+from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
 from iris_ray.model.rhythm import Rhythm
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.tree import ProcessTree, end_processes
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class TaskWatch:
         self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
-        self._searched_at_exit: asyncio.Task[list[psutil.Process]] | None = None
+        self._searched_at_exit: asyncio.Task[list[ProcessIdentity]] | None = None
         self._ending: asyncio.Task[str | None] | None = None
         self._hurry = asyncio.Event()
         process.watch(self._on_exit)
@@ -123,11 +123,12 @@ class TaskWatch:
         return diagnose(await asyncio.shield(self._exit))
 
     async def notify(self, notice: Notice) -> bool:
-        """Tell the task that it is to move. Return whether it has saved its state, as `TaskNotices.deliver` does."""
-        return await self._notices.deliver(notice)
+        """Tell the task that it is to move. Return whether it has saved its state, as `TaskNotices.has_saved` does."""
+        self._notices.hear(notice)
+        return await self._notices.has_saved(notice.deadline)
 
     def hear(self, notice: Notice) -> None:
-        """Tell the task of a notice from a host of its gang, unless it is being ended. Return at once."""
+        """Tell the task that it is to move, unless it is being ended. Return at once."""
         if not self.ended and self._ending is None:
             self._notices.hear(notice)
 
@@ -178,7 +179,7 @@ class TaskWatch:
         """Remove the record of the ended process."""
         self._ledger.forget(self._tree)
 
-    def _search(self, just_ended: bool = False) -> list[psutil.Process]:
+    def _search(self, just_ended: bool = False) -> list[ProcessIdentity]:
         """Return all processes of the task, including those that it has named."""
         self._tree.adopt(self.files.read_members())
         return self._tree.search(just_ended)
@@ -191,7 +192,7 @@ class TaskWatch:
         found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
             found = await asyncio.to_thread(self._search)
-        left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
+        left = await asyncio.to_thread(end_processes, found, self._search, DYING_S)
         self.gone.set()
         if left := left + await asyncio.to_thread(end_owned, self.files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
@@ -257,86 +258,6 @@ class TaskWatch:
             await asyncio.sleep(EXIT_STATUS_POLL_S)
         self._process.close()
         return ProcessExit(at, had_started, memory_was_short, code, self._stopped_for)
-
-
-# -- notices -----------------------------------------------------------------------------------------------------------
-
-WRITE_AGAIN_S = 0.5
-SAVED_POLL_S = 0.02
-"""Seconds between two looks whether a task has saved its state; its gang moves once all tasks have."""
-LATE_ANSWER_S = 5.0
-"""A caller gets an answer so long after a notice's deadline at the latest. It allows for clocks that differ."""
-
-
-class TaskNotices:
-    """Delivers notices to one task, as a file and a SIGTERM, and waits until the task has saved its state.
-
-    Args:
-        process: the task's process.
-        files: the files that the process and its host share.
-        has_started: whether user code has begun to run in the process. Before that it has no signal handler.
-        background: runs the delivery.
-    """
-
-    def __init__(
-        self,
-        process: WatchedProcess,
-        files: TaskFiles,
-        has_started: Callable[[], bool],
-        background: BackgroundTasks,
-    ) -> None:
-        self._process = process
-        self._files = files
-        self._has_started = has_started
-        self._background = background
-        self._latest: Notice | None = None
-        self._delivery: asyncio.Task[bool] | None = None
-        self._was_signalled = False
-
-    async def deliver(self, notice: Notice) -> bool:
-        """Tell the task. Return whether it has saved its state by the notice's deadline, or `LATE_ANSWER_S` later.
-
-        A new notice replaces the one before, unless the task keeps that (see `keeps`). The same notice is told once,
-        though several callers may wait.
-        """
-        if self._delivery is None or not keeps(self._latest, notice, time.time()):
-            self._delivery = self._begin(notice)
-        delivery = self._delivery
-        await asyncio.wait({delivery}, timeout=max(0.0, notice.deadline - time.time()) + LATE_ANSWER_S)
-        return delivery.done() and not delivery.cancelled() and delivery.result()
-
-    def hear(self, notice: Notice) -> None:
-        """Begin to tell the task of a notice that did not come from its pool, if it is news."""
-        if is_news(self._latest, notice, time.time()):
-            self._delivery = self._begin(notice)
-
-    def _begin(self, notice: Notice) -> "asyncio.Task[bool]":
-        if self._delivery is not None:
-            self._delivery.cancel()
-        self._latest = notice
-        return self._background.start(self._tell(notice), "delivering a notice to a task")
-
-    async def _tell(self, notice: Notice) -> bool:
-        """Deliver a notice, and wait until the task has saved its state or ended. Return whether it has saved."""
-        while not self._process.ended and not self._write(notice):
-            await self._process.wait_at_most(WRITE_AGAIN_S)
-        while not self._process.ended and not self._has_started():
-            await self._process.wait_at_most(SAVED_POLL_S)
-        if not self._was_signalled:  # a second signal would interrupt a handler that is saving
-            self._was_signalled = True
-            self._process.signal(signal.SIGTERM)
-        while not self._process.ended and not os.path.exists(self._files.saved):
-            await self._process.wait_at_most(SAVED_POLL_S)
-        return os.path.exists(self._files.saved)
-
-    def _write(self, notice: Notice) -> bool:
-        """Return whether the notice could be written. A full disk may have room later."""
-        try:
-            self._files.write_notice(notice)
-        except OSError as error:
-            logger.warning("the notice %s can't be written for now: %s", notice.reason, error)
-            return False
-        return True
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaun
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, is_as_urgent, is_same
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
 RUNNING_DELAY_S = 0.1
@@ -92,13 +92,23 @@ class Attempt:
         self._stop.ask(reason)
 
     def notify(self, notice: Notice) -> None:
+        """Take a notice of the Controller."""
+        self._tell(self._notices.heard_from_controller(notice))
+
+    def host_goes(self, node_id: str, notice: HostNotice) -> None:
+        """Take the notice of a host, which may have no task of this gang."""
+        self._tell(self._notices.heard_from_host(node_id, notice))
+
+    def host_stays(self, node_id: str) -> None:
+        """Note that the maintenance of a host is called off."""
+        self._tell(self._notices.maintenance_called_off(node_id))
+
+    def _tell(self, notice: Notice | None) -> None:
         """Tell every task that the gang is to move. It moves once all tasks have saved their state.
 
         If the attempt has not started any task yet, a notice ends it, unless the gang is only to grow.
         """
-        told = self._notices.latest
-        is_known = told is not None and is_same(told, notice)
-        if is_known or self._stop.asked or self.phase > Phase.RUNNING:
+        if notice is None or self._stop.asked or self.phase > Phase.RUNNING:
             return
         self._hangs.progress_made()  # saving takes time, and is no hang
         if self.phase is Phase.RUNNING:
@@ -107,21 +117,6 @@ class Attempt:
         self._notices.latest = notice
         if notice.kind is not NoticeKind.GROWTH:
             self._stop.move(notice, notice.reason)
-
-    def host_goes(self, node_id: str, notice: HostNotice) -> None:
-        """Tell every task that the gang is to move, if it has a task on this host and no notice that is as urgent.
-
-        The Controller says the same later; but it may be gone, and the host does not wait for it.
-        """
-        told = self._notices.latest
-        if told is not None and told.kind is not NoticeKind.GROWTH and is_as_urgent(told, notice.deadline):
-            return
-        there = (key for key in self.place.tasks() if self.place.host(key).node_id == node_id)
-        if (key := next(there, None)) is not None:
-            host = self.place.host(key)
-            name = f"{host.slice_name} host {host.host_index}" if self.place.on_slices else f"host {host.address}"
-            deadline = time.time() + NOTICE_S if notice.deadline is None else notice.deadline
-            self.notify(Notice(notice.kind, f"{name}: {notice.reason}", deadline))
 
     @property
     def evicted(self) -> bool:

@@ -15,7 +15,15 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt, Phase
 from iris_ray.actors.pool.attempt_end import AttemptEnd
-from iris_ray.actors.pool.launch import LaunchFailed, silent_hosts
+from iris_ray.actors.pool.launch import (
+    ChipsInUse,
+    LaunchFailed,
+    MovedBeforeStart,
+    OtherVersions,
+    SecretNotReadable,
+    SetupImpossible,
+    silent_hosts,
+)
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
 from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
@@ -34,7 +42,7 @@ from iris_ray.errors import (
 )
 from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.notices import OUR_MOVES, HostNotice, Notice
+from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
@@ -68,10 +76,11 @@ class GangRun:
         slices: its attempts run on these.
         controller: gives orders, and is told how attempts end.
         request: the job.
-        number: the gang's position among those of its job.
+        number: the gang's index among those of its job.
         changed: called when an attempt has started its tasks, and as soon as these have ended.
 
     Attributes:
+        attempt: the latest attempt, which may be over.
         returned: whether all its tasks have returned.
     """
 
@@ -93,7 +102,7 @@ class GangRun:
         self._slices = slices
         self._controller = controller
         self._request = request
-        self._attempt: Attempt | None = None
+        self.attempt: Attempt | None = None
         self._stall_limit = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
@@ -101,7 +110,7 @@ class GangRun:
         self._suspected: dict[str, str] = {}  # why hosts may be at fault for the end before, by node id
         self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
         self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
-        self._background = BackgroundTasks()
+        self._background, self._spares = BackgroundTasks(), BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
         """Run the gang to its end. Return its results by rank, or the error that ends it for good."""
@@ -124,7 +133,7 @@ class GangRun:
     @property
     def running(self) -> Attempt | None:
         """The attempt whose tasks run now, or None."""
-        return self._attempt if self._attempt is not None and self._attempt.phase is Phase.RUNNING else None
+        return self.attempt if self.attempt is not None and self.attempt.phase is Phase.RUNNING else None
 
     def take(self, order: AttemptOrder) -> None:
         """Queue an order, unless it has come before."""
@@ -144,16 +153,15 @@ class GangRun:
         """Take a notice that the gang is to move. It may come before the order of its attempt."""
         if self._told is None or attempt >= self._told[0]:
             self._told = attempt, notice
-        if self._attempt is not None and self._attempt.id.number == attempt:
-            self._attempt.notify(notice)
+        if self.attempt is not None and self.attempt.id.number == attempt:
+            self.attempt.notify(notice)
 
-    def host_goes(self, node_id: str, notice: HostNotice) -> None:
-        """Take the notice of a host, on which the gang may have a task."""
-        if self._attempt is not None:
-            self._attempt.host_goes(node_id, notice)
+    def hold_spare(self, order: AttemptOrder) -> None:
+        """Begin to hold slices ready for this gang, as the Controller orders."""
+        self._spares.start(self._hold_spare(order), f"holding the spare {order.attempt.job_id}")
 
-    async def hold_spare(self, order: AttemptOrder) -> None:
-        """Hold slices ready for this gang, as the Controller orders. Report whether they are."""
+    async def _hold_spare(self, order: AttemptOrder) -> None:
+        """Hold slices ready, and report whether they are."""
         try:
             await self._slices.hold_ready(
                 order, self._request.process, self._request.keep_warm, self._request.host_silence
@@ -176,9 +184,9 @@ class GangRun:
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End an attempt if it runs; else keep it from starting. Return when it is over."""
         self._refused = max(self._refused, number)
-        if self._attempt is not None and self._attempt.id.number <= number:
-            self._attempt.stop(reason)
-            await self._attempt.over.wait()
+        if self.attempt is not None and self.attempt.id.number <= number:
+            self.attempt.stop(reason)
+            await self.attempt.over.wait()
 
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
@@ -208,7 +216,7 @@ class GangRun:
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
-        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
+        attempt = self.attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:
@@ -320,25 +328,22 @@ class GangRun:
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Return the gang to the queue, since no task ran, and the slices that were at fault to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
-        suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
-        released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
+        broken = failure.broken
+        suspects = {**broken.unfit, **await silent_hosts(attempt.place, self._slices, broken.silent)}
+        released = self._free(attempt, broken.names if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
         events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
-        events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
-        is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
-        self._setup_failed |= failure.by_request
-        self._other_version = failure.other_version
-        if failure.by_request and is_hopeless:
-            events.append(
-                TaskStateChangedEvent(
-                    attempt.id, attempt.place.order.first_task, TaskState.FAILED, reason, is_hopeless=True
-                )
-            )
-        elif failure.moves:
+        events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in broken.blamed.items()]
+        if isinstance(failure, SetupImpossible) and (failure.is_certain or self._setup_failed):
+            first = attempt.place.order.first_task
+            events.append(TaskStateChangedEvent(attempt.id, first, TaskState.FAILED, reason, is_hopeless=True))
+        elif isinstance(failure, MovedBeforeStart):
             events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
-            counts, blames = failure.counts, not failure.no_secret
-            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, counts, blames))
+            counts, blames = not isinstance(failure, ChipsInUse), not isinstance(failure, SecretNotReadable)
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, broken.names, counts, blames))
+        self._setup_failed |= isinstance(failure, SetupImpossible)  # one host alone is no evidence
+        self._other_version = isinstance(failure, OtherVersions)
         job = await self._report(attempt_over(attempt.id, events, released))
         self._refill(attempt, job_goes_on=not job.state.finished)
         return job
@@ -366,7 +371,7 @@ class GangRun:
 
     async def abandon(self, reason: str) -> list[ReportedEvent]:
         """Stop the running attempt. Return the events to report behind the job's cancellation."""
-        attempt, released = self._attempt, list[SliceReleasedEvent]()
+        attempt, released = self.attempt, list[SliceReleasedEvent]()
         if attempt is None or attempt.over.is_set():
             return []
         if attempt.phase is not Phase.TIDY:
@@ -377,8 +382,8 @@ class GangRun:
 
     def abandoned(self) -> None:
         """Note that the events of `abandon` were reported, so the attempt is over."""
-        if self._attempt is not None:
-            self._attempt.over.set()
+        if self.attempt is not None:
+            self.attempt.over.set()
 
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:

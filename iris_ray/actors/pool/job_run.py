@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,12 @@ import ray
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.gang_run import GangRun
-from iris_ray.actors.pool.membership_telling import MembershipTelling
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.errors import (
     InvalidRequestError,
     JobCancelledError,
@@ -23,8 +25,8 @@ from iris_ray.errors import (
     ResultsLostError,
     SecretStoreError,
 )
-from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.notices import HostNotice, Notice
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.state.events import JobCancelledEvent
 
@@ -44,7 +46,8 @@ class JobRun:
         incarnation: the number of this process among those of the pool.
 
     Attributes:
-        request: the same.
+        request: the job.
+        gangs: its gangs, by number. The pool hands them what the Controller says about them.
     """
 
     def __init__(
@@ -61,11 +64,10 @@ class JobRun:
         self._spec = replace(request.spec, owner=slices.owner)
         self._accepted = accepted
         self._incarnation = incarnation
-        self._background = BackgroundTasks()
         numbers = range(self._spec.num_gangs)
-        self._gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
+        self.gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
         by_slice = self._spec.failure_domain == EACH_SLICE
-        self._telling = MembershipTelling(self._gangs, slices) if by_slice else None
+        self._telling = MembershipTelling(self.gangs, slices) if by_slice else None
 
     async def run(self) -> list[Any]:
         """Return the tasks' results by index, or raise the job's own error.
@@ -76,7 +78,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             await self._submit()
-            runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
+            runs = [asyncio.ensure_future(gang.run()) for gang in self.gangs]
             outcomes = await asyncio.gather(*runs)
             failed = any(isinstance(outcome, Exception) for outcome in outcomes) and not await self._has_succeeded()
         except BaseException as error:
@@ -97,28 +99,6 @@ class JobRun:
         if self._telling is not None:
             self._telling.changed()
 
-    def take(self, order: AttemptOrder) -> None:
-        """Queue an order, unless it has come before."""
-        self._gangs[order.attempt.gang].take(order)
-
-    def notify(self, attempt: AttemptId, notice: Notice) -> None:
-        """Take a notice that a gang is to move."""
-        self._gangs[attempt.gang].notify(attempt.number, notice)
-
-    def host_goes(self, node_id: str, notice: HostNotice) -> None:
-        """Take the notice of a host. It concerns the gangs that have tasks there."""
-        for gang in self._gangs:
-            gang.host_goes(node_id, notice)
-
-    def hold_spare(self, order: AttemptOrder) -> None:
-        """Hold spare slices ready for the job's gang. Return at once."""
-        self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
-
-    def wake(self) -> None:
-        """Note that the Controller has ended the job."""
-        for gang in self._gangs:
-            gang.wake()
-
     def is_warm_for(self, request: RunRequest) -> bool:
         """Return whether the slices that this job leaves will be warm for that request."""
         mine, spec = self.request, self._spec
@@ -127,11 +107,7 @@ class JobRun:
 
     async def settled(self) -> None:
         """Wait until all gangs have reported all events."""
-        await asyncio.gather(*(gang.settled() for gang in self._gangs))
-
-    async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
-        """End an attempt if it runs; else keep it from starting. Return when it is over."""
-        await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
+        await asyncio.gather(*(gang.settled() for gang in self.gangs))
 
     async def _submit(self) -> None:
         """Submit the job to the Controller, unless the Controller has it already."""
@@ -140,7 +116,8 @@ class JobRun:
         if not self._accepted.done():
             self._accepted.set_result(True)
         if state.finished:  # the job ended while the pool's process was restarted
-            self.wake()
+            for gang in self.gangs:
+                gang.wake()
         if state is JobState.SUCCEEDED:
             raise ResultsLostError(
                 f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
@@ -160,16 +137,62 @@ class JobRun:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
         try:
-            ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
+            ends = await asyncio.gather(*(gang.abandon(reason) for gang in self.gangs))
             events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
             await self._controller.report(self.job_id, events)
         except Exception:
             logger.exception("%s: cancelling it failed", self.job_id)
         finally:
-            for gang in self._gangs:
+            for gang in self.gangs:
                 gang.abandoned()
 
 
 def _telling_error(errors: Sequence[Exception]) -> Exception:
     """Return the first error that says why the job ended. Skip gangs that were only cancelled with the job."""
     return next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
+
+
+# -- membership --------------------------------------------------------------------------------------------------------
+
+TELL_AGAIN_S = 0.1
+"""The pause before tasks are told again that could not be told: their processes may be just starting."""
+
+
+class MembershipTelling:
+    """Tells the tasks of a job which of its slices run, at once when that changes. Each slice is a gang of its own.
+
+    Args:
+        gangs: the job's gangs, by slice id.
+        slices: tell the tasks.
+
+    Attributes:
+        latest: the membership that is told.
+    """
+
+    def __init__(self, gangs: Sequence[GangRun], slices: ReservedSlices) -> None:
+        self.latest = Membership(0, token=secrets.token_hex(16))
+        self._gangs = gangs
+        self._slices = slices
+        self._background = BackgroundTasks()
+
+    def changed(self) -> None:
+        """Note that a slice has started or ended, and begin to tell all that run. Return at once."""
+        attempts = [gang.running for gang in self._gangs]
+        now = {attempt.id.gang: attempt.id.number for attempt in attempts if attempt is not None}
+        stay = {i: number for i, number in self.latest.running.items() if now.get(i) == number}
+        returned = frozenset(i for i, gang in enumerate(self._gangs) if gang.returned)
+        self.latest = Membership(self.latest.epoch + 1, stay | now, returned, self.latest.token)
+        for gang, attempt in zip(self._gangs, attempts, strict=True):
+            if attempt is not None:
+                telling = self._tell(gang, attempt, self.latest)
+                self._background.start(telling, f"telling {attempt.id} which slices run")
+
+    async def _tell(self, gang: GangRun, attempt: Attempt, membership: Membership) -> None:
+        """Tell the tasks of an attempt, again and again until all have heard it or there is something newer to tell."""
+        while self.latest is membership and gang.running is attempt:
+            actors = map(self._slices.actor, attempt.place.names)
+            asks = (actor.ask_once(SliceActor.hear_membership, attempt.id, membership) for actor in actors)
+            replies = await asyncio.gather(*asks, return_exceptions=True)
+            if all(reply is True for reply in replies):
+                return
+            await asyncio.sleep(TELL_AGAIN_S)

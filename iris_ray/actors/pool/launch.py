@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iris_ray.actors.calls.controller_client import ControllerClient
@@ -45,48 +44,65 @@ class Launch:
     refill: Refill = FEW_CORES
 
 
-class LaunchFailed(Exception):
-    """Some host did not get ready, so no task of the attempt started.
+@dataclass(frozen=True, slots=True)
+class BrokenSlices:
+    """The slices that did not get ready.
 
     Attributes:
-        broken: the slices that are at fault.
-        suspicious: the broken slices with a host that may be gone.
-        suspects: why a host can't take a task, by node id.
-        by_request: whether the user's request is at fault: no host could set up its environment.
-        is_hopeless: whether several hosts could not set it up, so no other host need be tried.
+        names: the slices.
+        silent: those with a host that may be gone.
+        unfit: why a host can't take a task, by node id.
         blamed: hosts that answer and are at fault, by node id: why, and the kind of fault.
-        counts: whether it counts as a failed launch. It does not if other tasks of iris_ray hold all missing chips;
-            then the gang only has to wait.
-        moves: whether the attempt had notice to move before it began.
-        no_secret: whether no host is at fault, but a secret is missing in the cluster's store.
-        other_version: whether all broken slices have an iris_ray that does not go with this one.
     """
 
-    def __init__(
-        self,
-        reason: str,
-        broken: tuple[str, ...] = (),
-        suspicious: tuple[str, ...] = (),
-        suspects: Mapping[str, str] = MappingProxyType({}),
-        by_request: bool = False,
-        is_hopeless: bool = False,
-        blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
-        counts: bool = True,
-        moves: bool = False,
-        no_secret: bool = False,
-        other_version: bool = False,
-    ) -> None:
+    names: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    blamed: Mapping[str, tuple[str, Fault]] = field(default_factory=dict)
+
+
+class LaunchFailed(Exception):
+    """No task of the attempt started. The subclasses are the reasons that make a difference::
+
+    LaunchFailed            some host did not get ready, or the attempt was asked to end
+    ├─ MovedBeforeStart     the attempt had notice to move before it began
+    ├─ SecretNotReadable    the job can't have a secret of the cluster's store; no host is at fault
+    ├─ ChipsInUse           other tasks of iris_ray hold all missing chips, so the gang only has to wait
+    └─ SetupImpossible      no host could set up the environment of the user's request
+       └─ OtherVersions     the iris_ray on the hosts does not work with this one
+    """
+
+    def __init__(self, reason: str, broken: BrokenSlices = BrokenSlices()) -> None:
         super().__init__(reason)
         self.broken = broken
-        self.suspicious = suspicious
-        self.suspects = suspects
-        self.by_request = by_request
-        self.is_hopeless = is_hopeless
-        self.blamed = blamed
-        self.counts = counts
-        self.moves = moves
-        self.no_secret = no_secret
-        self.other_version = other_version
+
+
+class MovedBeforeStart(LaunchFailed):
+    """The attempt had notice to move before it began."""
+
+
+class SecretNotReadable(LaunchFailed):
+    """A secret is missing in the cluster's store, is for others, or can't be read."""
+
+
+class ChipsInUse(LaunchFailed):
+    """Other tasks of iris_ray hold all missing chips."""
+
+
+class SetupImpossible(LaunchFailed):
+    """No host could set up the environment of the user's request.
+
+    Attributes:
+        is_certain: whether several hosts have failed, so that no other host need be tried.
+    """
+
+    def __init__(self, reason: str, broken: BrokenSlices, is_certain: bool) -> None:
+        super().__init__(reason, broken)
+        self.is_certain = is_certain
+
+
+class OtherVersions(SetupImpossible):
+    """The iris_ray on the hosts does not work with this one."""
 
 
 async def prepare_launch(
@@ -106,7 +122,7 @@ async def prepare_launch(
     try:
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if stop.asked:
-            raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
+            raise (LaunchFailed if stop.moved_for is None else MovedBeforeStart)(stop.reason.result())
         answers = ready.result()
         if not any(map(is_broken, answers.values())):
             answers |= await preflight.failed()
@@ -130,7 +146,7 @@ async def with_stored_secrets(request: RunRequest, controller: ControllerClient)
     """Return a request with the values that its secrets have in the cluster's store now, for one attempt.
 
     Raises:
-        LaunchFailed: a secret is not there any more, is for others now, or can't be read.
+        SecretNotReadable: a secret is not there any more, is for others now, or can't be read.
     """
     stored = {one.stored for one in request.secrets.values() if one.stored}
     if not stored:
@@ -140,7 +156,7 @@ async def with_stored_secrets(request: RunRequest, controller: ControllerClient)
     try:  # each in an answer of its own, as Ray puts large ones into its object store
         values = dict(zip(stored, await asyncio.gather(*asking), strict=True))
     except (SecretNotFoundError, SecretStoreError, NotPermittedError) as error:
-        raise LaunchFailed(str(error), no_secret=True) from None
+        raise SecretNotReadable(str(error)) from None
     found = {
         name: with_value(one, values[one.stored].decode()) if one.stored else one
         for name, one in request.secrets.items()
@@ -164,36 +180,34 @@ def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:
     return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
 
 
-def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
+def _failed_launch(place: AttemptPlace, replies: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
     """Return the error for these slices.
 
     Args:
         place: all hosts of the attempt.
-        broken: the answers of the slices that can't be used, by name.
+        replies: the answers of the slices that can't be used, by name.
         has_worked: whether any host could set up the request's environment. Then the request is not at fault.
     """
-    setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
+    setups = {name: reply for name, reply in replies.items() if isinstance(reply, SetupFailed)}
     works = has_worked or any(setup.works_elsewhere for setup in setups.values())
-    unfit = [reply for reply in broken.values() if isinstance(reply, Unfit)]
+    unfit = [reply for reply in replies.values() if isinstance(reply, Unfit)]
     blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
     if works:
         for hosts in place.order.slices:
             setup = setups.get(hosts[0].slice_name)
             if setup is not None and not isinstance(setup, OtherVersion):  # for others these hosts may be right
                 blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
-    answer = (NotReserved, Unfit, SetupFailed)
-    suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
-    return LaunchFailed(
-        in_words(broken),
-        broken=tuple(broken),
-        suspicious=tuple(suspicious),
-        suspects={reply.node_id: reply.why for reply in unfit},
-        by_request=bool(setups) and not works,
-        is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
-        blamed=blamed,
-        counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
-        other_version=all(isinstance(reply, OtherVersion) for reply in broken.values()),
-    )
+    known = (NotReserved, Unfit, SetupFailed)
+    silent = (n for n, a in replies.items() if isinstance(a, Unreachable) and not isinstance(a, known))
+    suspects = {reply.node_id: reply.why for reply in unfit}
+    reason, broken = in_words(replies), BrokenSlices(tuple(replies), tuple(silent), suspects, blamed)
+    if setups and not works:
+        is_certain = sum(len(setup.hosts) for setup in setups.values()) > 1
+        differ = all(isinstance(reply, OtherVersion) for reply in replies.values())
+        return (OtherVersions if differ else SetupImpossible)(reason, broken, is_certain)
+    if len(unfit) == len(replies) and all(reply.ours for reply in unfit):
+        return ChipsInUse(reason, broken)
+    return LaunchFailed(reason, broken)
 
 
 async def silent_hosts(place: AttemptPlace, slices: ReservedSlices, names: tuple[str, ...]) -> dict[str, str]:

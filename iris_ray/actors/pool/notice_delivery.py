@@ -1,4 +1,7 @@
-"""Tells a gang's tasks that the gang is to move, until all have saved their state or time is up."""
+"""The pool's part of a notice's way: what an attempt has heard from its hosts and the Controller goes to its tasks.
+
+It then asks the tasks until all have saved their state or time is up.
+"""
 
 import asyncio
 import logging
@@ -12,7 +15,7 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, Replacement, is_news
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +23,9 @@ ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
 """The first and the longest pause before tasks are asked again whether they have saved."""
 LATE_ANSWER_S = 5.0
 """A slice may answer so long after the deadline."""
+
+_Source = tuple[str, NoticeKind] | None
+"""A host's node id and the kind of its notice, or None for the Controller."""
 
 
 def peers_of(index: int, hosts: int) -> list[int]:
@@ -31,7 +37,7 @@ def peers_of(index: int, hosts: int) -> list[int]:
 
 
 class NoticeDelivery:
-    """Delivers the latest notice of an attempt. The attempt moves when all tasks have saved, or at the deadline.
+    """Delivers the most urgent notice of an attempt. The attempt moves when all tasks have saved, or at the deadline.
 
     Args:
         place: the hosts of the attempt.
@@ -40,13 +46,14 @@ class NoticeDelivery:
         stop: is asked to move the attempt.
 
     Attributes:
-        latest: the latest notice that still holds, or None.
+        latest: the notice that was delivered last and still holds, or None.
     """
 
     def __init__(
         self, place: AttemptPlace, slices: ReservedSlices, controller: ControllerClient, stop: StopRequest
     ) -> None:
         self.latest: Notice | None = None
+        self._known: dict[_Source, Notice] = {}
         self._place = place
         self._slices = slices
         self._controller = controller
@@ -54,6 +61,50 @@ class NoticeDelivery:
         self._background = BackgroundTasks()
         self._telling: asyncio.Future[None] | None = None
         self._heard: Notice | None = None  # the last notice that tasks were told; it can't be taken back
+
+    # -- what was heard --------------------------------------------------------------------------------------------
+
+    def heard_from_controller(self, notice: Notice) -> Notice | None:
+        """Take the Controller's notice in place of its last one. Return the notice that is due for delivery, if any."""
+        self._known[None] = notice
+        return self._due()
+
+    def heard_from_host(self, node_id: str, notice: HostNotice) -> Notice | None:
+        """Take a host's notice, if a task runs there. Return the notice that is due for delivery, if any."""
+        host = next((host for hosts in self._place.order.slices for host in hosts if host.node_id == node_id), None)
+        if host is None:
+            return None
+        name = f"{host.slice_name} host {host.host_index}" if self._place.on_slices else f"host {host.address}"
+        deadline = time.time() + NOTICE_S if notice.deadline is None else notice.deadline
+        told = Notice(notice.kind, f"{name}: {notice.reason}", deadline)
+        if is_news(self._known.get((node_id, notice.kind)), told, time.time()):
+            self._known[node_id, notice.kind] = told
+        return self._due()
+
+    def maintenance_called_off(self, node_id: str) -> Notice | None:
+        """Forget a host's maintenance. Return the notice that is due for delivery in its place, if any.
+
+        The tasks keep it if no other notice is known. What the Controller has said before may have been called off
+        meanwhile; it says what still holds.
+        """
+        called_off = self._known.pop((node_id, NoticeKind.MAINTENANCE), None)
+        if called_off is None or self.latest is None or not called_off.repeats(self.latest):
+            return None
+        self._known.pop(None, None)
+        return self._due()
+
+    def _due(self) -> Notice | None:
+        """Return the most urgent notice, unless it was delivered last."""
+        now, known = time.time(), self._known.values()
+        if not known:
+            return None
+        first = min(known, key=lambda one: (one.deadline <= now, one.kind is NoticeKind.GROWTH, one.deadline))
+        if self.latest is not None and first.repeats(self.latest):
+            return None
+        is_next = is_news(self.latest, first, now)
+        return first if is_next else Replacement(first.kind, first.reason, first.deadline)
+
+    # -- delivery --------------------------------------------------------------------------------------------------
 
     async def introduce(self) -> None:
         """Let the hosts know each other, so that they can pass notices on without this process and the SliceActors."""
@@ -132,4 +183,5 @@ class NoticeDelivery:
         if there is False:
             logger.info("%s stays: the slices for it are gone", attempt)
             self.latest = None
+            self._known.pop(None, None)
         return there is True

@@ -7,17 +7,18 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
+from ray.util.placement_group import placement_group_table
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
-from iris_ray.actors.calls.names import take_incarnation
+from iris_ray.actors.calls.names import NAMESPACE, take_incarnation
+from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
-from iris_ray.actors.pool.others_waiting import OthersWaiting
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.services import Pool, pool_parts
@@ -68,6 +69,7 @@ class SlicePoolManager:
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, but their end is not reported yet
+        self._gangs: dict[tuple[str, int], GangRun] = {}  # of both, by job id and number
         self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
@@ -95,6 +97,7 @@ class SlicePoolManager:
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
+        self._gangs |= {(run.job_id, number): gang for number, gang in enumerate(run.gangs)}
         self._had.add(run.job_id)
         try:
             await self._controller.connect()
@@ -167,14 +170,18 @@ class SlicePoolManager:
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
-        for run in self._runs.values():  # at once: the Controller may be gone, and tells them again later
-            run.host_goes(node_id, notice)
+        for gang in self._gangs.values():
+            if gang.attempt is not None:
+                gang.attempt.host_goes(node_id, notice)
         async with self._passing_on:
             await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
+        for gang in self._gangs.values():
+            if gang.attempt is not None:
+                gang.attempt.host_stays(node_id)
         async with self._passing_on:
             await self._controller.report(None, [MaintenanceCalledOffEvent(node_id)])
 
@@ -201,17 +208,17 @@ class SlicePoolManager:
         self._obey(order.epoch)
         if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
             return None
-        run = self._known(order.spare_for or order.attempt.job_id)
-        if run is None:
+        gang = self._gangs.get((order.spare_for, 0) if order.spare_for else _gang_of(order.attempt))
+        if gang is None:
             if order.attempt.job_id not in self._had and time.monotonic() < self._began + REPEATED_WITHIN_S:
                 raise NotYetError(
                     f"job {order.attempt.job_id} has not come back since its pool's process was started anew"
                 )
             return False
         if order.spare_for:
-            run.hold_spare(order)
+            gang.hold_spare(order)
         else:
-            run.take(order)
+            gang.take(order)
         return True
 
     async def drop_spare(self, job_id: str) -> None:
@@ -219,17 +226,17 @@ class SlicePoolManager:
 
     async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
         self._obey(epoch)
-        if run := self._known(attempt.job_id):
-            run.notify(attempt, notice)
+        if gang := self._gangs.get(_gang_of(attempt)):
+            gang.notify(attempt.number, notice)
 
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
         self._obey(epoch)
-        if run := self._known(attempt.job_id):
-            await run.stop_attempt(attempt, reason)
+        if gang := self._gangs.get(_gang_of(attempt)):
+            await gang.stop_attempt(attempt.number, reason)
 
     async def job_ended(self, job_id: str) -> None:
-        if run := self._runs.get(job_id):
-            run.wake()
+        for gang in self._runs[job_id].gangs if job_id in self._runs else ():
+            gang.wake()
 
     async def give_up_slice(self, name: str, epoch: int) -> bool:
         self._obey(epoch)
@@ -245,9 +252,6 @@ class SlicePoolManager:
 
     def _unused(self, held: ReservedSlice) -> bool:
         return held.used_by not in self._runs
-
-    def _known(self, job_id: str) -> JobRun | None:
-        return self._runs.get(job_id) or self._unsettled.get(job_id)
 
     def _obey(self, epoch: int) -> None:
         if epoch < self._epoch:
@@ -267,6 +271,9 @@ class SlicePoolManager:
         await self._slices.job_over(run.job_id)
         await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
         del self._unsettled[run.job_id]
+        for number, gang in enumerate(run.gangs):
+            if self._gangs.get((run.job_id, number)) is gang:  # the job may have been run again
+                del self._gangs[run.job_id, number]
 
     # -- idle slices -----------------------------------------------------------------------------------------------
 
@@ -332,6 +339,45 @@ class SlicePoolManager:
             self._changed.notify_all()
 
 
+def _gang_of(attempt: AttemptId) -> tuple[str, int]:
+    return attempt.job_id, attempt.gang
+
+
 def drained(node_id: str, notice: HostNotice) -> WorkerDrainedEvent:
     """Return a host's notice as an event for the Controller."""
     return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)
+
+
+# -- other Ray work ----------------------------------------------------------------------------------------------------
+
+
+class OthersWaiting:
+    """Placement groups of others, such as Ray Train's, that wait for chips.
+
+    Ray Train reserves a slice by its head, which no job of ours claims, and then waits for the chips of that slice. Its
+    workers have 60 s to start (``DEFAULT_WORKER_GROUP_START_TIMEOUT_S``, Ray 2.60), which ``keep_warm`` may exceed.
+    Each group is yielded to once: one that can't be placed for another reason must not end every later warm time.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: set[str] = set()
+        self._yielded: set[str] = set()
+
+    def look(self) -> float | None:
+        """Return how many chips a host needs to be of use to a group that has waited since the last look, at least.
+
+        None if there is none. This blocks for a few milliseconds.
+        """
+        chips = dict(_waiting_for_chips(placement_group_table().items()))
+        new = (chips.keys() & self._waiting) - self._yielded
+        self._waiting = set(chips)
+        self._yielded = (self._yielded & chips.keys()) | new
+        return min((chips[group] for group in new), default=None)
+
+
+def _waiting_for_chips(groups: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterable[tuple[str, float]]:
+    """Yield the id and the chips of the largest bundle of each waiting group of others."""
+    for group_id, group in groups:
+        chips = max((bundle.get(TPU, 0.0) for bundle in group["bundles"].values()), default=0.0)
+        if chips > 0 and group["state"] == "PENDING" and not group["name"].startswith(NAMESPACE):
+            yield group_id, chips

@@ -1,4 +1,4 @@
-"""The files, signals and token through which the processes of a task and its TPUHostActor talk."""
+"""The files and signals through which the processes of a task and its TPUHostActor talk."""
 
 import contextlib
 import faulthandler
@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.processes.identity import ProcessIdentity
 
-TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
-"""The environment variable with a task's token. All processes that the task starts inherit it."""
 OWNED = "owned-"
 STATUS_CHARACTERS = 200
 """A task's status may have so many characters."""
@@ -133,19 +132,20 @@ class TaskFiles:
         """Processes that belong to the task though it has not started them: a line of pid and start tick for each."""
         return Path(f"{self.prefix}.members")
 
-    def add_member(self, pid: int, started: int) -> None:
-        """Have a process end with the task; ``started`` is the process's start in clock ticks since boot."""
+    def add_member(self, process: ProcessIdentity) -> None:
+        """Have a process end with the task."""
         with open(self.members, "a", encoding="ascii") as file:
-            file.write(f"{pid} {started}\n")
+            file.write(f"{process.pid} {process.started}\n")
 
-    def read_members(self) -> dict[int, int]:
-        """Return the start ticks of the processes that `add_member` has named, by pid."""
+    def read_members(self) -> set[ProcessIdentity]:
+        """Return the processes that `add_member` has named."""
         try:
             lines = self.members.read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:
-            return {}
+            return set()
         found = (line.split() for line in lines)  # a line may be torn, after a power failure or on a full disk
-        return {int(words[0]): int(words[1]) for words in found if len(words) == 2 and all(map(str.isdecimal, words))}
+        whole = (words for words in found if len(words) == 2 and all(map(str.isdecimal, words)))
+        return {ProcessIdentity(int(pid), int(started)) for pid, started in whole}
 
     def write_notice(self, notice: Notice) -> None:
         """Write a notice for the task, in place of an earlier one, whole or not at all."""

@@ -1,7 +1,6 @@
 """Python processes of this machine that end with the process that has started them."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import site
@@ -10,8 +9,6 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
-
-_PR_SET_PDEATHSIG = 1
 
 
 class LocalProcess:
@@ -57,13 +54,6 @@ class LocalProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends. Linux only."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent was gone before
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_module_path(environ: Mapping[str, str]) -> dict[str, str]:

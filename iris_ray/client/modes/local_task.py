@@ -6,8 +6,8 @@ from pathlib import Path
 
 from iris_ray.actors.host.user_code import flush_output, import_all, raised, run_function
 from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
-from iris_ray.client.modes.local_process import end_with_parent
 from iris_ray.errors import TaskSetupError
+from iris_ray.processes.subtree import end_with_parent
 
 
 def main(launch_file: Path) -> None:

@@ -7,8 +7,11 @@ from contextlib import suppress
 
 import psutil
 
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.subtree import descendants
+from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.slots.actors.gpu_memory import gpu_memory
-from iris_ray.slots.actors.slot_actor import ProcessIdentity, join_task
+from iris_ray.slots.actors.slot_actor import join_task
 
 LOOK_AGAIN_S = 0.02
 OWNER = "IRIS_SLOT_PROCESS"
@@ -17,11 +20,11 @@ OWNER = "IRIS_SLOT_PROCESS"
 
 def owner_of_this_process() -> str:
     """Return the value of `OWNER` for processes that this one starts."""
-    return _owner(os.getpid(), psutil.Process().create_time())
+    return _owner(ProcessIdentity.of_this_process())
 
 
-def _owner(pid: int, began: float) -> str:
-    return f"{pid} {began:.2f}"
+def _owner(process: ProcessIdentity) -> str:
+    return f"{process.pid} {process.started}"
 
 
 class RunnerAgent:
@@ -41,7 +44,7 @@ class RunnerAgent:
 
     async def alive(self, processes: Mapping[str, ProcessIdentity]) -> set[str]:
         """Return the names of the processes that are alive."""
-        return {name for name, process in processes.items() if _is_alive(process)}
+        return {name for name, process in processes.items() if process.runs()}
 
     async def memory(self, processes: Collection[ProcessIdentity]) -> int:
         """Return the bytes of memory that processes and their children use."""
@@ -55,42 +58,29 @@ class RunnerAgent:
             return []
 
     async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
-        """Wait until a process is gone, and kill what it has started as its own; return whether all are gone."""
-        for _ in range(round(timeout_s / LOOK_AGAIN_S)):
-            if not _is_alive(process) and not await asyncio.to_thread(_kill_orphans, process):
-                return True
+        """Wait until a process is gone, and kill the programs that it has started. Return whether all are gone."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while process.runs():
+            if asyncio.get_running_loop().time() > deadline:
+                return False
             await asyncio.sleep(LOOK_AGAIN_S)
-        return False
+        left_s = deadline - asyncio.get_running_loop().time()
+        return await asyncio.to_thread(_end_programs, process, left_s) == []
 
 
-def _kill_orphans(process: ProcessIdentity) -> bool:
-    """Kill the processes that an ended process has started, by their environment; return whether there were any."""
-    found = False
-    for each in psutil.process_iter():
-        with suppress(psutil.Error):
-            if each.environ().get(OWNER) == _owner(process.pid, process.began):
-                each.kill()
-                found = each.status() != psutil.STATUS_ZOMBIE or found
-    return found
-
-
-def _is_alive(process: ProcessIdentity) -> bool:
-    try:
-        found = psutil.Process(process.pid)
-        return abs(found.create_time() - process.began) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def _end_programs(process: ProcessIdentity, timeout_s: float) -> list[str]:
+    """End the programs that an ended process has started, as `end_processes` does."""
+    programs = ProcessTree(process, _owner(process), variable=OWNER)
+    return end_processes(programs.search(), programs.search, timeout_s)
 
 
 def _memory_of(process: ProcessIdentity) -> int:
     """Return the bytes of a process tree without shared memory, which is Ray's object store, or files."""
-    if not _is_alive(process):
+    if not process.runs():
         return 0
     used = 0
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(process.pid)
-        for each in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                memory = each.memory_info()
-                used += memory.rss - getattr(memory, "shared", 0)
+    for pid in (process.pid, *descendants(process.pid)):
+        with suppress(psutil.NoSuchProcess):
+            memory = psutil.Process(pid).memory_info()
+            used += memory.rss - getattr(memory, "shared", 0)
     return used

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
-import psutil
 import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
 from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, StopReasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
@@ -40,19 +39,10 @@ def _runs_user_code(method: Callable[P, T]) -> Callable[P, T]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """A process: its pid, and the time of its start, by which it differs from a later process of the same pid."""
-
-    pid: int
-    began: float
-
-
 def join_task() -> None:
     """Have this process end with the task that keeps its host, even if the SlotManager is gone."""
-    files, stat = TaskFiles.of_this_task(), stat_of(os.getpid())
-    if files is not None and stat is not None:
-        files.add_member(stat.pid, stat.started)
+    if (files := TaskFiles.of_this_task()) is not None:
+        files.add_member(ProcessIdentity.of_this_process())
 
 
 class SlotActor:
@@ -77,7 +67,7 @@ class SlotActor:
 
     def identity(self) -> ProcessIdentity:
         """Return the identity of this process."""
-        return ProcessIdentity(os.getpid(), psutil.Process().create_time())
+        return ProcessIdentity.of_this_process()
 
     def watch(self) -> None:
         """Never return: the call fails when this process is gone."""

@@ -14,10 +14,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere, RunnerHere
-from iris_ray.slots.actors.slot_actor import CALLS, ProcessIdentity, SlotActor
+from iris_ray.slots.actors.slot_actor import CALLS, SlotActor
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.core.instructions import CreateSlot

@@ -17,7 +17,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import attributes_of
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.client import launch
 from iris_ray.client.connection import current_user
 from iris_ray.client.job_request import make_request
@@ -28,6 +28,7 @@ from iris_ray.model.options import default_of
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.slots.actors.gpu_memory import NoLibraryError, gpu_memory
 from iris_ray.slots.actors.messages import SlotHosts, runner_names
 from iris_ray.slots.actors.runner_agent import RunnerAgent

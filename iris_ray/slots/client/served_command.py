@@ -17,10 +17,10 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psutil
-
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import is_name, is_positive_seconds, is_texts, is_variables, require
+from iris_ray.processes.identity import stat_of
+from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.slots.actors.runner_agent import OWNER, owner_of_this_process
 from iris_ray.slots.actors.slot_processes import SHARE, SHARE_BYTES
 
@@ -132,6 +132,9 @@ class ServedProgram:
             RuntimeError: it ended, or was not healthy in time; the message has the end of its output.
         """
         self._url, self._process = self._start()
+        stat = stat_of(self._process.pid)
+        assert stat is not None, "nobody has waited for its end yet"
+        self._tree = ProcessTree(stat.identity)
         threading.Thread(target=self._copy_output, name="program's output", daemon=True).start()
         import aiohttp  # noqa: F401 — it takes 0.1 s, for which the first request would wait
 
@@ -226,15 +229,11 @@ class ServedProgram:
 
     def _end(self) -> None:
         self._ending = True
-        with suppress(psutil.NoSuchProcess):
-            tree = psutil.Process(self._process.pid).children(recursive=True)
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(END_S)
-            for each in tree:
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-        self._process.kill()
+        self._tree.update()  # while its descendants still have their parents
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        end_processes(self._tree.known, self._tree.search)
         self._process.wait()
 
     def _copy_output(self) -> None:

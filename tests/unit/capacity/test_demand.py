@@ -6,7 +6,7 @@ from iris_ray.capacity.demand import ARRIVAL_S, Arrivals, missing_slices, net_de
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from tests.support.costs import calls
-from tests.support.worlds import World
+from tests.support.worlds import World, add_slices
 
 
 def missing(world: World) -> dict[str, list[int]]:
@@ -15,8 +15,7 @@ def missing(world: World) -> dict[str, list[int]]:
 
 
 def test_missing_is_demand_beyond_free_slices() -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     world.submit("two", slices=(2,))
     assert missing(world) == {"v4-16": [1]}
     world.submit("three", slices=(3,))
@@ -25,8 +24,7 @@ def test_missing_is_demand_beyond_free_slices() -> None:
 
 
 def test_missing_counts_job_waiting_for_busy_slices() -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     world.start("first")
     assert missing(world) == {}
     world.submit("second")
@@ -37,15 +35,13 @@ def test_missing_is_least_count_of_waiting_flexible_job() -> None:
     world = World()
     world.submit("job", slices=(2, 4))
     assert missing(world) == {"v4-16": [2]}
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.schedule()
     assert missing(world) == {}
 
 
 def test_missing_for_many_equal_jobs_is_fast() -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     for number in range(100):
         world.submit(f"job-{number}")
     reasons = world.plan().pending_reasons
@@ -76,8 +72,7 @@ def test_missing_omits_job_that_new_slice_would_not_help(constraint: Constraint)
 
 
 def test_missing_omits_pausing_job() -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     job = world.submit("job")
     world.schedule()
     world.dispatch_fails(job)

@@ -1,7 +1,6 @@
 """Commands about jobs: what they print about the real Controller's jobs."""
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,9 @@ from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.controller import user_calls
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.errors import UnknownNameError
-from iris_ray.inspection import client as inspection
-from iris_ray.inspection.host import Profile
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
+from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -172,40 +169,6 @@ def test_story_of_twice_failing_job_survives_restart(world: ControllerInProcess)
     assert world.json("job", "events", job) == found
     assert "charged as a failure" in world.iris("job", "events", job).stdout
     assert "did you mean train" in world.iris("job", "events", "trian", code=USAGE).stderr
-
-
-# -- stacks and profile of what does not run (tests/cluster/inspection has what does) ---------------------------------
-
-
-def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess) -> None:
-    world.start("train", slices=(3,))
-    waits = world.submit("eval")
-    assert "no task runs: pending" in world.iris("job", "stacks", waits).stderr
-    assert world.json("job", "stacks", waits) == []
-    refused = world.iris("job", "profile", waits, "1", code=USAGE).stderr
-    assert "task 1 is pending: only a running one can be looked into" in refused
-    assert "did you mean train" in world.iris("job", "stacks", "trian", code=USAGE).stderr
-    assert "7" in world.iris("job", "profile", waits, "7", code=USAGE).stderr
-
-
-def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
-    for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
-        done = invoke("job", "profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
-        assert done.exit_code == USAGE
-        assert said in done.stderr
-
-
-def test_profile_of_a_tasks_own_job_is_written_locally(
-    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
-    monkeypatch.setattr(inspection, "profile", lambda *_: Profile(b"a picture", waits=True))
-    world.start("parent/child")
-    done = world.iris("job", "profile", "parent/child", "0")
-    assert "parent-child-0.svg: 9 bytes" in done.stdout
-    assert "all threads waited" in done.stderr
-    assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"
 
 
 def test_status_says_when_time_is_up(world: ControllerInProcess) -> None:

@@ -11,8 +11,6 @@ import ray
 from iris_ray.client import job_handle
 from iris_ray.client.job_handle import JobHandle
 from iris_ray.errors import NoClusterError
-from iris_ray.inspection import client as inspection
-from iris_ray.inspection.client import SameStacks
 
 # -- handles ----------------------------------------------------------------------------------------------------------
 
@@ -69,38 +67,3 @@ def test_received_results_outlive_cluster_connection(connection: Connection) -> 
 def test_timeout_is_reported_while_connected(connection: Connection) -> None:
     with pytest.raises(TimeoutError):
         handle_of(Future()).results(0.05)
-
-
-# -- stacks -----------------------------------------------------------------------------------------------------------
-
-
-DUMP = """Process {pid}: ray::TaskProcess
-Python v3.11.7 (/usr/bin/python3.11)
-
-Thread {pid} (idle): "MainThread"
-    {function} (train.py:{line})
-Thread 0x7F{pid} (idle): "pump"
-    wait (threading.py:320)
-"""
-
-
-def dump(pid: int, function: str, line: int = 7) -> str:
-    return DUMP.format(pid=pid, function=function, line=line)
-
-
-def test_equal_stacks_are_shown_once_most_frequent_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [
-        (0, dump(100, "all_reduce"), False),
-        (1, dump(101, "load_data"), False),
-        (2, dump(102, "all_reduce"), False),
-        (3, "its host is gone", True),
-        (4, dump(104, "all_reduce"), False),
-        (5, dump(105, "all_reduce", line=8), False),
-    ]
-    monkeypatch.setattr(inspection, "_all_stacks", lambda _: iter(found))
-    assert inspection.stacks([]) == [
-        SameStacks((0, 2, 4), dump(100, "all_reduce")),
-        SameStacks((1,), dump(101, "load_data")),
-        SameStacks((3,), None, "its host is gone"),
-        SameStacks((5,), dump(105, "all_reduce", line=8)),
-    ]

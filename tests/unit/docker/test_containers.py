@@ -12,7 +12,7 @@ import pytest
 
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.docker import host as module
 from iris_ray.docker.host import (
     ContainerEngine,
@@ -26,6 +26,7 @@ from iris_ray.docker.host import (
 )
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_spec import ContainerSpec
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
@@ -302,9 +303,9 @@ def test_containers_program_and_children_belong_to_their_task(
     (child,) = wait_until(first.children)
     wait_until(lambda: child.name() == "sleep")
     assert TOKEN_VARIABLE not in child.environ()
-    assert ledger.owns(first)
-    assert ledger.owns(child)
-    assert not ledger.owns(psutil.Process(nursery.sleeper().pid))
+    assert ledger.owns(first.pid)
+    assert ledger.owns(child.pid)
+    assert not ledger.owns(nursery.sleeper().pid)
 
 
 def test_task_without_a_container_needs_no_engine(tmp_path: Path) -> None:

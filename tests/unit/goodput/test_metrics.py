@@ -21,7 +21,7 @@ from iris_ray.state import job_table
 from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent, TaintedEvent, TeamsSetEvent, TimePassedEvent
 from tests.support.meters import RecordedMeter
 from tests.support.virtual_cluster import VirtualCluster, played
-from tests.support.worlds import World, attempt_id
+from tests.support.worlds import World, add_slices, attempt_id
 
 INTERACTIVE = "band=interactive,tpu_type=v4-16"
 
@@ -55,8 +55,7 @@ class Measured(World):
 @pytest.fixture
 def world() -> Iterator[Measured]:
     world = Measured()
-    for name in ("v4-16-0", "v4-16-1"):
-        world.add_slice(name)
+    add_slices(world, "v4-16-0", "v4-16-1")
     yield world
     world.check()
 

@@ -21,8 +21,6 @@ def history(tmp_path: Path) -> History:
 @pytest.fixture
 def world() -> Iterator[World]:
     """Two v4-16 slices, ``a`` and ``b``. The invariants of its state must hold when the test is over."""
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
+    world = World(*"ab")
     yield world
     world.check()

@@ -9,6 +9,7 @@ import pytest
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.errors import UnknownNameError
 from iris_ray.logs import client as module
+from iris_ray.logs import reader
 from iris_ray.logs.client import HostLogs, host_logs
 from iris_ray.logs.core import LogPosition
 from iris_ray.logs.reader import LogReader
@@ -93,7 +94,7 @@ def test_readers_end_when_following_ends(world: ControllerInProcess) -> None:
 
 def test_unused_reader_is_ended(world: ControllerInProcess, logs: HostLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     logs.fetch_logs("job", START, 1000)
-    monkeypatch.setattr(module, "IDLE_S", -1.0)
+    monkeypatch.setattr(reader, "IDLE_S", -1.0)
     logs.fetch_logs("job", {0: LogPosition()}, 1000)
     world.ray.in_loop(nothing()).result(10)
     assert readers(world) == 0

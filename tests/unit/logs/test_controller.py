@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.errors import UnknownNameError
-from iris_ray.logs import controller as log_service
+from iris_ray.logs import reader
 from iris_ray.logs.controller import LogService, log_standing
 from iris_ray.logs.core import LastLines, LogPosition
 from iris_ray.logs.files import LogPiece
@@ -54,7 +54,7 @@ class Readers:
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
     there = Readers()
-    monkeypatch.setattr(log_service, "start_log_reader", there.start)
+    monkeypatch.setattr(reader, "start_log_reader", there.start)
     monkeypatch.setattr(ray, "kill", there.kill)
     return there
 

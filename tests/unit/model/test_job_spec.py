@@ -241,8 +241,7 @@ def test_job_with_invalid_coscheduling_is_refused(value: Any) -> None:
     ids=str,
 )
 def test_refused_job_acquires_nothing(changes: dict[str, Any]) -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     with pytest.raises(ValueError, match=r"."):
         world.submit(**changes)
     assert world.state.jobs == {}

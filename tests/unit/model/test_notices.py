@@ -1,10 +1,10 @@
-"""Which of several notices a task is told: the same one once, and the earliest deadline."""
+"""Which of several notices is news: the same one is told once, and the earliest deadline counts."""
 
 import itertools
 
 import pytest
 
-from iris_ray.model.notices import Notice, NoticeKind, is_news, keeps
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind, Replacement, is_news
 
 NOW = 1000.0
 PREEMPTION, MAINTENANCE = NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE
@@ -29,34 +29,33 @@ def notice(kind: NoticeKind, in_s: float, reason: str = "why") -> Notice:
         (notice(MAINTENANCE, -5), notice(MAINTENANCE, 400), True),
         (notice(PREEMPTION, -5), notice(PREEMPTION, -5), False),
         (notice(PREEMPTION, -5), notice(MAINTENANCE, -2), False),
+        (notice(PREEMPTION, -5), notice(GROWTH, 60), False),
+        (notice(GROWTH, 30), notice(GROWTH, 60), False),
+        (notice(GROWTH, 30), HostNotice(PREEMPTION, "why", None), True),
+        (notice(EVICTION, 30), HostNotice(PREEMPTION, "why", None), False),
     ],
 )
-def test_peers_notice_is_news_if_it_is_more_urgent(known: Notice | None, heard: Notice, expected: bool) -> None:
+def test_notice_is_news_if_it_is_more_urgent(known: Notice | None, heard: Notice | HostNotice, expected: bool) -> None:
     assert is_news(known, heard, NOW) is expected
 
 
 @pytest.mark.parametrize(
-    ("known", "named", "expected"),
+    ("known", "expected"),
     [
-        (None, notice(PREEMPTION, 30), False),
-        (notice(PREEMPTION, 30), notice(PREEMPTION, 30.5, "in other words"), True),
-        (notice(PREEMPTION, 30), notice(PREEMPTION, 38), True),
-        (notice(PREEMPTION, 30), notice(PREEMPTION, 20), False),
-        (notice(EVICTION, 30), notice(PREEMPTION, 40), False),
-        (notice(GROWTH, 30), notice(GROWTH, 60), False),
-        (notice(GROWTH, 60), notice(GROWTH, 60), True),
-        (notice(MAINTENANCE, -5), notice(MAINTENANCE, 400), False),
-        (notice(PREEMPTION, -5), notice(PREEMPTION, -5), True),
+        (notice(EVICTION, 30), True),
+        (notice(GROWTH, 30), True),
+        (notice(MAINTENANCE, 30), True),
+        (notice(PREEMPTION, 30), False),
+        (notice(PREEMPTION, 40.5), False),
     ],
 )
-def test_task_keeps_earliest_notice_of_provider(known: Notice | None, named: Notice, expected: bool) -> None:
-    assert keeps(known, named, NOW) is expected
+def test_less_urgent_notice_replaces_only_what_may_be_called_off(known: Notice, expected: bool) -> None:
+    assert is_news(known, Replacement(PREEMPTION, "why", NOW + 40), NOW) is expected
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([20, 25, 30, 30.2])))
 def test_earliest_deadline_is_left_in_any_order(order: tuple[float, ...]) -> None:
-    by_peers, by_pool = None, None
+    known = None
     for heard in (notice(PREEMPTION, seconds) for seconds in order):
-        by_peers = heard if is_news(by_peers, heard, NOW) else by_peers
-        by_pool = by_pool if keeps(by_pool, heard, NOW) else heard
-    assert by_peers == by_pool == notice(PREEMPTION, 20)
+        known = heard if is_news(known, heard, NOW) else known
+    assert known == notice(PREEMPTION, 20)

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.worlds import World
+from tests.support.worlds import World, checked
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from checked(monkeypatch)
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster, unless a module has its own. Its invariants must hold when the test is over."""
-    world = World()
-    yield world
-    world.check()
+def world() -> World:
+    """An empty cluster, unless a module has its own."""
+    return World()

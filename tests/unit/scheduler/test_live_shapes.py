@@ -65,37 +65,11 @@ def test_gang_with_own_host_count_takes_slice_of_shape(world: World) -> None:
     assert [a.group_names for a in assigned_gangs(world.plan())] == [("b",), ("a",)]
 
 
-def test_live_slice_size_overrides_rule_for_type(world: World) -> None:
-    """A v5litepod-8 is one VM by rule; two VMs of four chips each take two tasks."""
-    for number in (0, 1):
-        plain = host("a", number, "v5litepod-8")
-        world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(2)}))
-    world.submit(tpu_type="v5litepod-8", replicas=2)
-    assert placed(world) == {"job": ("a",)}
-
-
 def live_slice(world: World, name: str, tpu_type: str, *vm_counts: int, chips: float = 4.0) -> None:
     """One host for each number of VMs that a host says its slice has."""
     for number, vm_count in enumerate(vm_counts):
         plain = host(name, number, tpu_type, resources={"TPU": chips})
         world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(vm_count)}))
-
-
-def test_gang_of_whole_slices_has_task_per_live_host(world: World) -> None:
-    live_slice(world, "a", "v5litepod-8", 2, 2)
-    job = world.start(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
-    assert [task.node_id for task in job.tasks] == ["a-0", "a-1"]
-    assert all(worker.free["TPU"] == 0.0 for worker in world.state.workers.values())
-
-
-def test_gang_of_whole_slices_never_mixes_sizes(world: World) -> None:
-    live_slice(world, "a", "v5litepod-8", 1, chips=8.0)
-    live_slice(world, "b", "v5litepod-8", 2, 2)
-    world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True, slices=(2,))
-    assert placed(world) == {}
-    live_slice(world, "c", "v5litepod-8", 2, 2)
-    assert placed(world) == {"job": ("b", "c")}
-    world.schedule()
 
 
 def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> None:

@@ -1,14 +1,10 @@
 """Why a job waits, as data and as a sentence."""
 
-import re
-from typing import Any
-
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.planner import Planner
@@ -21,7 +17,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, host, placed, tagged
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, host, tagged
 
 OP = ConstraintOp
 LATE = BACKFILL_BOUND_S + 1
@@ -55,8 +51,7 @@ def test_reason_for_missing_type_says_cluster_lacks_it(world: World) -> None:
 
 
 def test_reason_when_too_few_slices_exist_counts_them(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("other")
     world.submit(slices=(3,))
     found = waiting(world)
@@ -65,8 +60,7 @@ def test_reason_when_too_few_slices_exist_counts_them(world: World) -> None:
 
 
 def test_reason_when_all_slices_are_in_use_counts_them(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("other", slices=(2,))
     world.submit()
     found = waiting(world)
@@ -76,16 +70,6 @@ def test_reason_when_all_slices_are_in_use_counts_them(world: World) -> None:
         Obstacle("a", 2, "in use by other", ("other",)),
         Obstacle("b", 2, "in use by other", ("other",)),
     )
-
-
-def test_reason_names_job_that_gets_slice_in_plan(world: World) -> None:
-    world.add_slice("a")
-    world.submit("first", constraints=())
-    world.submit("second")
-    found = waiting(world, "second")
-    assert found.kind is PendingKind.IN_USE
-    assert shortage(world, "second").closest[0].used_by == ("first",)
-    assert "first" in str(found)
 
 
 def test_reason_during_a_pause_has_its_seconds_and_its_cause(world: World) -> None:
@@ -153,30 +137,6 @@ def test_reason_for_too_many_gpus_names_closest_host(world: World) -> None:
     )
 
 
-def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:
-    add_slices(world, "a")
-    world.submit(slices=(3,))
-    assert "waiting for 3 slices" in world.why("job")
-    assert "1 free" in world.why("job")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"draining": "preemption in 30 s"}, "host 1 is draining (preemption in 30 s)"),
-        ({"foreign": "4 chips of host 1 are in use outside iris_ray"}, "in use outside iris_ray"),
-        ({"resources": {"TPU": 4.0, "CPU": 1.0}}, "host 1 has 1 CPU, a task needs 2"),
-        ({"resources": {"TPU": 4.0}}, "host 1 has 0 CPU, a task needs 2"),
-    ],
-)
-def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: dict[str, Any], words: str) -> None:
-    add_slices(world, "a")
-    world.do(host("a", 1, **changes))
-    world.submit(resources={"TPU": 4.0, "CPU": 2.0})
-    assert placed(world) == {}
-    assert words in world.why("job")
-
-
 @pytest.mark.parametrize(
     ("resource", "have", "need", "words"),
     [
@@ -193,23 +153,6 @@ def test_reason_shows_large_amounts_that_differ_a_little(
     assert words in world.why()
 
 
-def test_reason_names_who_uses_the_slice(world: World) -> None:
-    add_slices(world, "a")
-    world.start("other")
-    world.submit()
-    assert "a: in use by other" in world.why("job")
-
-
-def test_reason_after_a_failed_launch_names_the_pause_and_the_error(world: World) -> None:
-    add_slices(world, "a")
-    job = world.submit()
-    world.schedule()
-    world.dispatch_fails(job)
-    world.confirm(job)
-    assert "no answer" in world.why("job")
-    assert placed(world) == {}
-
-
 # -- which constraint excludes how many workers ---------------------------------------------------------------------
 
 
@@ -224,15 +167,6 @@ def test_reason_counts_the_workers_that_each_constraint_excludes(world: World) -
         assert part in world.why()
 
 
-def test_reason_counts_single_hosts_that_a_constraint_excludes(world: World) -> None:
-    world.add_slice("a", "v4-32", pool="large")
-    world.do(tagged(host("a", 2, "v4-32"), {"pool": "small"}))
-    world.submit(tpu_type="v4-32", constraints=(LARGE_POOL,))
-    assert dict(shortage(world).excluded) == {"pool == large": 1}
-    assert closest(world) == [("a", 1)]
-    assert "pool == large" in world.why()
-
-
 def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     world.add_slice("a", "v4-16", **{"taint:maintenance": True})
     world.submit()
@@ -240,13 +174,6 @@ def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     assert "taint:maintenance" in world.why()
     world.add_slice("b", "v4-16", **{"taint:maintenance": False})
     assert dict(shortage(world).excluded) == {"taint:maintenance": 4}
-
-
-def test_reason_of_tasks_counts_the_workers_that_a_constraint_excludes(world: World) -> None:
-    world.add_slice("a")
-    world.do(cpu_host("cpu"))
-    world.submit_tasks(constraints=(LARGE_POOL,))
-    assert dict(shortage(world).excluded) == {"pool == large": 3}
 
 
 def test_reason_tells_of_constraint_that_slice_cannot_evaluate(world: World) -> None:
@@ -259,16 +186,6 @@ def test_reason_tells_of_constraint_that_slice_cannot_evaluate(world: World) -> 
     assert "a: age < 3 can't be evaluated" in str(plan.pending_reasons["job"])
     world.add_slice("c", "v4-16", age=1)
     assert [a.job_id for a in world.plan().assignments] == ["job"]
-
-
-def test_reason_follows_the_fleet(world: World) -> None:
-    for count in (2, 4, 6):
-        world.add_slice(f"s{count}")
-        if count == 2:
-            world.submit(constraints=(LARGE_POOL,))
-        assert dict(shortage(world).excluded) == {"pool == large": count}
-    world.lose("s2-0")
-    assert dict(shortage(world).excluded) == {"pool == large": 5}
 
 
 # -- which group is closest, and how many hosts it misses -----------------------------------------------------------
@@ -286,17 +203,8 @@ def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World)
     assert words.index("in-b") < words.index("in-c") < words.index("in-a")
 
 
-def test_reason_says_how_many_hosts_closest_slice_lacks(world: World) -> None:
-    world.add_slice("a", "v4-64")
-    world.start_tasks("other", replicas=3)
-    world.submit(tpu_type="v4-64")
-    assert closest(world) == [("a", 3)]
-    assert re.search(r"\ba: .*\b3 (of 8 )?hosts\b", world.why())
-
-
 def test_reason_names_the_slice_with_the_fewest_hosts_missing_first(world: World) -> None:
-    world.add_slice("a", "v4-64")
-    world.add_slice("b", "v4-64")
+    add_slices(world, "a", "b", tpu_type="v4-64")
     for number in (1, 4, 6):
         world.lose(f"a-{number}")
     world.lose("b-5")
@@ -369,20 +277,11 @@ def test_reason_counts_the_jobs_ahead_with_the_same_requirement(world: World) ->
     assert "first" in world.why("third")
 
 
-def test_reason_counts_by_the_order_of_the_queue_not_by_age(world: World) -> None:
-    world.add_slice("a")
-    world.start("running")
-    world.submit("older", priority=PriorityBand.BATCH)
-    world.submit("younger", priority=PriorityBand.PRODUCTION)
-    assert (waiting(world, "older").first_ahead, waiting(world, "younger").first_ahead) == ("younger", None)
-
-
 # -- kept groups ----------------------------------------------------------------------------------------------------
 
 
 def test_reason_tells_kept_room_and_its_job(world: World) -> None:
-    world.add_slice("a")
-    world.add_slice("b")
+    add_slices(world, "a", "b")
     world.start("running")
     world.submit("large", slices=(2,))
     world.now += LATE

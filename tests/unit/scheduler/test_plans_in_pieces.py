@@ -10,14 +10,13 @@ from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import AssignedEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, cpu_host, one_by_one
+from tests.support.worlds import World, add_slices, cpu_host, one_by_one
 
 
 def random_world(seed: int) -> World:
     """Slices and hosts without chips, and jobs of several users, bands and kinds that don't all fit."""
     chance, world = random.Random(seed), World()
-    for name in "abcdef":
-        world.add_slice(name)
+    add_slices(world, *"abcdef")
     for name in ("x", "y", "z"):
         world.do(cpu_host(name, cpus=float(chance.randint(2, 8))))
     for number in range(12):
@@ -68,16 +67,14 @@ def test_plan_ends_sooner_if_its_gangs_have_many_tasks() -> None:
         world.add_slice(name, "v4-256")
         world.submit(f"job-{name}", tpu_type="v4-256")
     assert [len(piece.assignments) for piece in pieces(world, 5)] == [2, 2, 0]
-    world.check()
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Room for eight tasks."""
     world = World()
     world.do(cpu_host("h"))
-    yield world
-    world.check()
+    return world
 
 
 def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
@@ -89,7 +86,6 @@ def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
     assert str(planner.pending_reasons["many"]).startswith("waiting for 1 host (any); 0 free")
     assert len(job.pending) == 2
     assert planner.plan(world.now, Instructions()) == []
-    world.check()
 
 
 def test_unreached_job_keeps_reason_of_previous_plan(world: World) -> None:
@@ -104,4 +100,3 @@ def test_unreached_job_keeps_reason_of_previous_plan(world: World) -> None:
     planner.plan(world.now, Instructions())
     assert not planner.unfinished
     assert planner.pending_reasons.keys() == {"large"}
-    world.check()

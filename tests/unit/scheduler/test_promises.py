@@ -1,7 +1,5 @@
 """What a waiting job is told it will get, it gets: through limits, late ends, suspicions, crashes and other jobs."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.jobs import Job
@@ -38,12 +36,9 @@ LATE = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[PlannedWorld]:
+def world() -> PlannedWorld:
     """Two slices."""
-    world = PlannedWorld()
-    add_slices(world, "a", "b")
-    yield world
-    world.check()
+    return PlannedWorld("a", "b")
 
 
 def has_left(job: Job) -> bool:
@@ -73,31 +68,6 @@ def test_job_evicts_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
     world.confirm(victim, 1)
     world.turn()
     assert prod.gang.groups == ("b",)
-
-
-def test_yielding_job_leaves_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
-    idle = world.run("idle", **on("b"))
-    world.do(JobYieldsEvent("idle", True))
-    hang(world, "a", unconfirmed_s=0.0)
-    waits = world.submit("waits")
-    world.turn()
-    assert not is_told_to_leave(idle)
-    world.turn(UNCONFIRMED_S + 1)
-    assert is_told_to_leave(idle)
-    world.leave(idle)
-    world.confirm(idle, 1)
-    world.turn()
-    assert waits.gang.groups == ("b",)
-
-
-def test_slice_whose_end_stays_unconfirmed_justifies_no_eviction(world: PlannedWorld) -> None:
-    """The job needs it, too. It would get one of its two slices."""
-    victim = world.run("batch", priority=BATCH, **on("b"))
-    hang(world, "a", unconfirmed_s=UNCONFIRMED_S + 1)
-    world.submit("pair", priority=PRODUCTION, slices=(2,))
-    world.turn(10.0, times=20)
-    assert not is_told_to_leave(victim)
-    assert victim.gang.placed
 
 
 def test_eviction_is_called_off_once_an_end_stays_unconfirmed(world: PlannedWorld) -> None:
@@ -325,25 +295,6 @@ def test_promise_past_a_limit_is_called_off_and_names_the_limit(
     world.turn()
     why = "ann has reached the limit of 1 running jobs in band interactive"
     assert f"what was promised to starving is called off: {why}" in caplog.text
-
-
-def test_slice_that_a_victim_frees_besides_counts_until_free(world: PlannedWorld) -> None:
-    """It leaves for the other job. The notice to the second victim was taken back, and given again, plan after plan."""
-    add_slices(world, "c")
-    pair = world.run("pair", priority=BATCH, slices=(2,))
-    single = world.run("single", priority=BATCH, **on("c"))
-    first = world.submit("first", priority=PRODUCTION, user="ann", **on("a"))
-    second = world.submit("second", priority=PRODUCTION, user="bob", slices=(2,))
-    world.turn()
-    assert is_told_to_leave(pair)
-    for _ in range(int(GRACE_S) - 1):
-        assert is_told_to_leave(single)
-        world.turn(1.0)
-    world.turn(1.0)
-    world.confirm(pair, 1)
-    world.confirm(single, 1)
-    world.turn()
-    assert (first.gang.groups, second.gang.groups) == (("a",), ("b", "c"))
 
 
 def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: PlannedWorld) -> None:

@@ -1,7 +1,5 @@
 """What a waiting job is promised counts towards the limits of its user, and lasts within them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.lifecycle import TaskState
@@ -29,12 +27,9 @@ LATE = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[PlannedWorld]:
+def world() -> PlannedWorld:
     """Two slices."""
-    world = PlannedWorld()
-    add_slices(world, "a", "b")
-    yield world
-    world.check()
+    return PlannedWorld("a", "b")
 
 
 @pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
@@ -174,24 +169,6 @@ def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: PlannedWorl
     world.turn()
     assert promised(world.state.jobs["job/replacement-1"])
     assert promised(waits)
-
-
-def test_promise_lasts_while_the_end_of_a_larger_job_of_its_user_is_confirmed(
-    world: PlannedWorld,
-) -> None:
-    idle = world.run("idle", user="ann", slices=(2,))
-    world.do(JobYieldsEvent("idle", True))
-    add_slices(world, "c")
-    world.run("busy", user="bob", **on("c"))
-    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=8)))
-    waits = world.submit("waits", user="ann", **on("b"))
-    world.turn()
-    world.leave(idle)
-    world.turn(1.0)
-    assert promised(waits) == ("b-0", "b-1")
-    world.confirm(idle, 1)
-    world.turn()
-    assert hosts_of(waits) == ("b-0", "b-1")
 
 
 def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_running(world: PlannedWorld) -> None:

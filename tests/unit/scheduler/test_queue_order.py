@@ -40,41 +40,7 @@ def test_bands_come_one_after_the_other_whatever_the_age(world: World) -> None:
     assert order(world) == ["PRODUCTION", "INTERACTIVE", "BATCH"]
 
 
-def test_bands_come_before_fair_share(world: World) -> None:
-    add_slices(world, "a", "b")
-    world.start("running", user="hog")
-    world.submit("modest", user="modest", priority=INTERACTIVE)
-    world.submit("hogs", user="hog", priority=PRODUCTION)
-    assert order(world) == ["hogs"]
-
-
-def test_job_that_does_not_fit_lets_lower_bands_pass(world: World) -> None:
-    add_slices(world, "a")
-    world.submit("large", priority=PRODUCTION, slices=(2,))
-    world.submit("small", priority=BATCH)
-    assert order(world) == ["small"]
-
-
-def test_running_gang_is_never_evicted(world: World) -> None:
-    add_slices(world, "a")
-    running = world.start("running", priority=BATCH, user="hog")
-    world.submit("urgent", priority=PRODUCTION, user="modest")
-    for seconds in (0.0, LATE, 10 * LATE):
-        world.now += seconds
-        plan = world.plan()
-        assert (plan.assignments, plan.timed_out, plan.unschedulable) == ([], [], [])
-        assert plan.pending_reasons.keys() == {"urgent"}
-    assert running.state is JobState.RUNNING
-
-
 # -- fair share, then age -------------------------------------------------------------------------------------------
-
-
-def test_jobs_of_users_with_equal_shares_come_by_age(world: World) -> None:
-    add_slices(world, "a")
-    for name in ("z", "m", "a"):
-        world.submit(name, user=name)
-    assert order(world) == ["z"]
 
 
 def test_jobs_of_one_user_come_by_age(world: World) -> None:
@@ -111,13 +77,6 @@ def test_share_counts_what_the_plan_hands_out(world: World) -> None:
     assert order(world) == ["hog-1", "modest-1", "hog-2", "hog-3"]
 
 
-def test_share_counts_what_the_plan_hands_out_task_by_task(world: World) -> None:
-    add_slices(world, "a", "b")
-    world.submit_tasks("hog", replicas=4, user="hog")
-    world.submit_tasks("modest", replicas=2, user="modest")
-    assert sorted(order(world)) == ["hog", "hog", "modest", "modest"]
-
-
 def test_share_is_of_the_resource_that_the_user_holds_most_of(world: World) -> None:
     """Dominant shares: 3/4 of all CPUs (none of the chips) is more than 1/2 of all chips (and no CPU)."""
     add_slices(world, "a", "b", tpu_type="v4-8")
@@ -128,14 +87,6 @@ def test_share_is_of_the_resource_that_the_user_holds_most_of(world: World) -> N
     world.submit("older", user="cpus", tpu_type="v4-8")
     world.submit("younger", user="chips", tpu_type="v4-8")
     assert order(world) == ["younger"]
-
-
-def test_share_does_not_count_what_others_hold(world: World) -> None:
-    add_slices(world, *"abcd")
-    world.start("large", user="third", slices=(3,))
-    world.submit("older", user="one")
-    world.submit("younger", user="two")
-    assert order(world) == ["older"]
 
 
 # -- backfill -------------------------------------------------------------------------------------------------------
@@ -163,16 +114,6 @@ def test_backfill_past_bound_keeps_free_and_busy_slices_for_gang(world: World) -
     assert (set(plan.pending_reasons["large"].kept), plan.starving) == ({"a", "b"}, ["large"])
     world.finish(busy)
     assert order(world) == ["large"]
-
-
-def test_backfill_keeps_free_slices_before_slices_in_use(world: World) -> None:
-    add_slices(world, *"abcd")
-    world.start("busy-1")
-    world.start("busy-2")
-    world.submit("large", slices=(3,))
-    world.now += LATE
-    assert {"c", "d"} < set(world.plan().pending_reasons["large"].kept)
-    assert len(world.plan().pending_reasons["large"].kept) == 3
 
 
 def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) -> None:
@@ -235,18 +176,6 @@ def test_backfill_keeps_slices_for_one_competing_job_at_time(
     assert len(world.plan().pending_reasons["second"].kept) == 2
 
 
-def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World) -> None:
-    add_slices(world, "a")
-    add_slices(world, "large", tpu_type="v4-32")
-    world.start("busy")
-    world.start("busy-large", tpu_type="v4-32")
-    world.submit("one")
-    world.submit("other", tpu_type="v4-32")
-    world.now += LATE
-    plan = world.plan()
-    assert (plan.pending_reasons["one"].kept, plan.pending_reasons["other"].kept) == (("a",), ("large",))
-
-
 def test_age_does_not_override_a_share_after_the_bound(world: World) -> None:
     """A gang that has waited for long gets room, but it does not go before the user who holds less."""
     add_slices(world, *"abc")
@@ -259,14 +188,6 @@ def test_age_does_not_override_a_share_after_the_bound(world: World) -> None:
     world.submit("next", user="modest")
     assert order(world) == []
     assert len(world.plan().pending_reasons["large"].kept) == 2
-
-
-def test_multigroup_gang_does_not_pass_higher_band_past_bound(world: World) -> None:
-    add_slices(world, "a", "b")
-    world.submit("large", slices=(2,), priority=INTERACTIVE)
-    world.now += LATE
-    world.submit("urgent", priority=PRODUCTION)
-    assert order(world) == ["urgent"]
 
 
 @pytest.mark.parametrize("slices", [1, 2])
@@ -346,18 +267,6 @@ def test_small_jobs_do_not_starve_large_gang_beyond_bound(
         stream.step()
     assert large.gang.placed
     assert world.now - large.submitted_at > BACKFILL_BOUND_S / 2  # else this was no test
-
-
-def test_stream_of_small_jobs_goes_on_after_the_large_gang(world: World) -> None:
-    add_slices(world, "a", "b")
-    stream = Stream(world, lambda n: world.submit(f"small-{n}", user="other"))
-    stream.step()
-    large = world.submit("large", user="me", slices=(2,))
-    while not large.gang.placed:
-        stream.step()
-    world.finish(large)
-    stream.step()
-    assert len(stream.running) == 2
 
 
 # -- several large gangs --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,25 +20,9 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from tests.support.worlds import World, add_slices, assigned_gangs, host, placed
+from tests.support.worlds import World, add_slices, assigned_gangs, host, placed, tagged
 
 # -- who comes first ------------------------------------------------------------------------------------------------
-
-
-def test_older_job_comes_first(world: World) -> None:
-    add_slices(world, "a")
-    world.submit("first")
-    world.submit("second")
-    assert placed(world) == {"first": ("a",)}
-    assert world.why("second").endswith("a: goes to first")
-
-
-def test_unfittable_job_at_the_head_does_not_block_those_behind_it(world: World) -> None:
-    add_slices(world, "a")
-    world.submit("impossible", tpu_type="v4-512")
-    world.submit("possible")
-    assert placed(world) == {"possible": ("a",)}
-    assert world.plan().pending_reasons.keys() == {"impossible"}
 
 
 def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: World) -> None:
@@ -57,16 +42,6 @@ def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: W
     assert choice(dict.fromkeys("abc", "you")) == ("a",)
 
 
-def test_jobs_with_different_groupings_get_distinct_hosts_in_cycle(world: World) -> None:
-    """One by slice, one by rack, where the rack holds exactly that slice."""
-    for number in (0, 1):
-        plain = host("a", number)
-        world.do(replace(plain, attributes={**plain.attributes, "rack": AttributeValue("rack-1")}))
-    world.submit("by-slice")
-    world.submit("by-rack", coscheduling=CoschedulingConfig("rack"))
-    assert len(placed(world)) == 1
-
-
 @given(st.permutations(range(8)))
 def test_plan_does_not_depend_on_the_order_of_the_fleet(order: list[int]) -> None:
     def plan(order: Sequence[int]) -> SchedulingResult:
@@ -79,13 +54,6 @@ def test_plan_does_not_depend_on_the_order_of_the_fleet(order: list[int]) -> Non
         return world.plan()
 
     assert plan(order) == plan(range(8))
-
-
-def test_planning_changes_nothing(world: World) -> None:
-    add_slices(world, "a", "b")
-    world.submit(slices=(2,))
-    assert world.plan() == world.plan()
-    assert world.busy() == set()
 
 
 # -- who is tried again ---------------------------------------------------------------------------------------------
@@ -120,15 +88,6 @@ def test_new_job_without_room_causes_full_plan(world: World, tpu_type: str) -> N
 # -- hosts that may be lost -----------------------------------------------------------------------------------------
 
 
-def test_suspected_host_gets_no_tasks_until_the_suspicion_ends(world: World) -> None:
-    add_slices(world, "a", "b")
-    world.do(WorkerSuspectedEvent("a-0", "no answer", world.now))
-    world.submit("first")
-    world.submit("second")
-    assert placed(world) == {"first": ("b",)}
-    assert "a: host 0 may be lost (no answer)" in world.why("second")
-
-
 def test_end_of_a_suspicion_is_a_change_to_the_fleet(world: World) -> None:
     """Otherwise a job that comes later could overtake one that waits for that host."""
     add_slices(world, "a")
@@ -156,28 +115,6 @@ def test_constraint_without_evaluation_stops_its_job_and_says_why(world: World) 
     assert world.state.jobs["odd"].state is JobState.UNSCHEDULABLE
 
 
-def test_constraint_counts_on_every_host_of_the_slice(world: World) -> None:
-    add_slices(world, "a", "b")
-    plain = host("a", 1)
-    world.do(replace(plain, attributes={**plain.attributes, "taint:hot": AttributeValue(True)}))
-    world.submit(constraints=(Constraint("taint:hot", ConstraintOp.NOT_EXISTS),))
-    assert placed(world) == {"job": ("b",)}
-
-
-def test_constraint_that_one_host_fails_is_named_as_the_reason(world: World) -> None:
-    """The slice that only lacks one suitable host is the closest one."""
-    add_slices(world, "a")
-    plain = host("a", 1)
-    world.do(replace(plain, attributes={**plain.attributes, "taint:hot": AttributeValue(True)}))
-    world.submit(
-        constraints=(
-            Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue("v4-16")),
-            Constraint("taint:hot", ConstraintOp.NOT_EXISTS),
-        )
-    )
-    assert "taint:hot not exists" in world.why("job")
-
-
 def test_constraint_unevaluable_on_other_type_does_not_end_job(world: World) -> None:
     """A constraint is impossible only if no host can evaluate it that satisfies the job's other constraints."""
     world.do(host("cpu", 0, "v4-8", attributes={"gen": AttributeValue("none")}))
@@ -190,3 +127,37 @@ def test_constraint_unevaluable_on_other_type_does_not_end_job(world: World) -> 
         world.do(replace(event, attributes={**event.attributes, "gen": AttributeValue("new")}))
     (given_up,) = world.plan().unschedulable
     assert "gen >= 4 can't be evaluated" in given_up.reason
+
+
+# -- what the scheduler keeps from plan to plan --------------------------------------------------------------------
+
+
+def test_worker_registered_again_has_its_new_attributes_and_no_old_ones(world: World) -> None:
+    world.do(tagged(host("a", 0, "v4-8"), {"old": 1, "pool": "small"}))
+    world.do(tagged(host("a", 0, "v4-8"), {"pool": "large"}))
+    attributes = world.state.workers["a-0"].attributes
+    assert "old" not in attributes
+    assert attributes["pool"] == AttributeValue("large")
+    world.submit(tpu_type="v4-8", constraints=(Constraint("pool", ConstraintOp.EQ, "large"),))
+    assert [a.groups for a in assigned_gangs(world.plan())] == [(("a-0",),)]
+
+
+def test_changed_large_fleet_answers_like_new_one(world: World) -> None:
+    """The evaluations that the scheduler keeps between plans follow every event."""
+    names = [f"s{i:03}" for i in range(250)]
+    for name in names:
+        world.add_slice(name, pool="large")
+    asked: dict[str, Any] = {"constraints": (Constraint("pool", ConstraintOp.EQ, "large"),)}
+    for name in names[:-3]:
+        world.start(f"busy-{name}", **asked)
+    world.submit(slices=(2,), **asked)
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s247", "s248")]
+    world.do(tagged(host("s247", 1), {"pool": "small"}))
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s248", "s249")]
+    world.lose("s249-0")
+    assert world.plan().assignments == []
+    world.finish(world.state.jobs["busy-s100"])
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s100", "s248")]
+    world.do(tagged(host("s247", 1), {"pool": "large"}))
+    world.do(tagged(host("s100", 0), {"pool": "large", "taint:hot": False}))
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s247", "s248")]

@@ -6,7 +6,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World, add_slices, assigned_gangs, placed
+from tests.support.worlds import World, add_slices, placed
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,3 @@ def test_flexible_counts_do_not_wait_for_unusable_slice(world: World, trouble: s
     assert over.state.finished
     world.submit(slices=(1, 2), job_id="flexible", constraints=(Constraint("tpu-name", ConstraintOp.EXISTS),))
     assert placed(world) == {"flexible": ("b",)}
-
-
-def test_two_multislice_jobs_never_deadlock_over_slices(world: World) -> None:
-    """Drivers that each collect slices by themselves could wait for each other for ever."""
-    add_slices(world, "a", "b", "c")
-    world.submit("first", slices=(2,))
-    world.submit("second", slices=(2,))
-    assert placed(world) == {"first": ("a", "b")}
-    assert "1 free" in world.why("second")
-
-
-def test_slices_and_their_hosts_come_in_order(world: World) -> None:
-    add_slices(world, "b", "a")
-    world.submit(slices=(2,))
-    (assignment,) = assigned_gangs(world.plan())
-    assert assignment.group_names == ("a", "b")
-    assert assignment.groups == (("a-0", "a-1"), ("b-0", "b-1"))

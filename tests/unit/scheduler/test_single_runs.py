@@ -1,6 +1,6 @@
 """Jobs with ``max_retries_preemption=0`` run once: no growth, no move, and no second attempt after an eviction."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -17,12 +17,9 @@ PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Two slices, "a" and "b"."""
-    world = World()
-    add_slices(world, "a", "b")
-    yield world
-    world.check()
+    return World("a", "b")
 
 
 def run(world: World, job_id: str, retries: int, band: PriorityBand = BATCH, slices: int = 1) -> Job:
@@ -60,13 +57,6 @@ def test_evicted_single_run_ends_as_preempted(world: World, leaves: Callable[[Wo
     world.confirm(job)
     world.schedule()
     assert taker.gang.placed
-
-
-def test_evicted_single_run_that_has_not_begun_waits(world: World) -> None:
-    job = world.submit("once", slices=(2,))
-    world.schedule()
-    world.do(GangMovedEvent(job.current_attempt(job.gang), "its hosts leave", started=False))
-    assert job.state is JobState.PENDING
 
 
 @pytest.mark.parametrize("grow_after", ["auto", 0.0])
@@ -109,13 +99,6 @@ def test_two_gangs_are_evicted_before_one_single_run(world: World) -> None:
     run(world, "once", retries=0, slices=2)
     world.submit("prod", slices=(2,), priority=PRODUCTION)
     assert evicted(world) == {"one", "two"}
-
-
-def test_single_run_of_lower_band_is_evicted_before_higher_band(world: World) -> None:
-    run(world, "once", retries=0)
-    run(world, "often", retries=9, band=INTERACTIVE)
-    world.submit("prod", priority=PRODUCTION)
-    assert evicted(world) == {"once"}
 
 
 def test_many_single_runs_do_not_hide_the_others() -> None:

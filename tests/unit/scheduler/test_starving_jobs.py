@@ -1,7 +1,5 @@
 """Room for jobs that have waited too long: who gets it, what it is, who may pass, and when it is given up."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
@@ -13,27 +11,20 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     JobCancelledEvent,
-    JobRestoredEvent,
-    JobSubmittedEvent,
     PromiseEvent,
     WorkerDrainedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, assigned_tasks, cpu_host, gang_spec, host, promised
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, host, promised
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Two slices in use, and a gang for which both are kept."""
-    world = World()
-    for name in "ab":
-        world.add_slice(name)
-    yield world
-    world.check()
+    return World(*"ab")
 
 
 def crowded(world: World) -> tuple[Job, Job, Job]:
@@ -62,17 +53,6 @@ def test_large_gang_waits_for_small_batch_jobs_until_bound(world: World, band: P
     assert bound_s < world.now - large.submitted_at <= bound_s + 20.0
 
 
-def test_job_starves_though_younger_ones_are_before_it_in_the_queue(world: World) -> None:
-    """The clock was set back between two submissions."""
-    world.start("busy-a", user="other")
-    world.start("busy-b", user="other")
-    for name in ("young", "younger"):
-        world.submit(name, user="me")
-    world.do(JobSubmittedEvent(gang_spec("old", user="me"), world.now - LATE))
-    world.schedule()
-    assert [job_id for job_id, job in world.state.jobs.items() if promised(job)] == ["old"]
-
-
 def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     large, a, b = crowded(world)
     world.finish(a)
@@ -91,20 +71,6 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     world.finish(b)
     assert world.schedule().keys() == {"large"}
     assert not promised(large)
-
-
-def test_timed_out_jobs_room_goes_to_next_in_same_plan(world: World) -> None:
-    world.start("busy-a", user="other")
-    world.start("busy-b", user="other")
-    world.submit("impatient", user="me", slices=(2,), scheduling_timeout=LATE + 1)
-    patient = world.submit("patient", user="me", slices=(2,))
-    world.now += LATE
-    world.schedule()
-    assert not promised(patient)
-    world.now += 10.0
-    assert [event.job_id for event in world.plan().timed_out] == ["impatient"]
-    world.schedule()
-    assert promised(patient) == ("a-0", "a-1", "b-0", "b-1")
 
 
 def test_room_is_kept_for_first_in_fair_order(world: World) -> None:
@@ -205,23 +171,6 @@ def test_room_is_for_one_task_wherever_it_then_runs(world: World) -> None:
     assert promised(world.state.jobs["yours"]) == ("x",)
 
 
-def test_room_that_has_become_useless_is_not_kept_for_other_tasks(world: World) -> None:
-    for name in ("x", "y"):
-        world.do(cpu_host(name, cpus=8.0))
-    cpus = {"constraints": (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),), "resources": {"CPU": 8.0}}
-    busy = world.start_tasks("busy", replicas=2, user="other", **cpus)
-    mine = world.submit_tasks("mine", replicas=2, user="me", **cpus)
-    world.submit_tasks("yours", replicas=1, user="you", **cpus)
-    world.now += LATE
-    world.schedule()
-    assert promised(mine) == ("x",)
-    world.do(cpu_host("x", cpus=4.0))
-    world.report(busy, S.SUCCEEDED, 1)
-    world.confirm(busy, index=1)
-    assert world.schedule().keys() == {"mine"}
-    assert not promised(mine)
-
-
 def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:
     large, a, b = crowded(world)
     world.finish(a)
@@ -256,8 +205,7 @@ def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> Non
 
 
 def test_returning_gang_leaves_slice_kept_for_another_job(world: World) -> None:
-    world.add_slice("c")
-    world.add_slice("d")
+    add_slices(world, "c", "d")
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
     other = world.start("other", user="other")
     world.start("one-more", user="other")
@@ -311,10 +259,7 @@ def test_room_outlives_the_controller(world: World) -> None:
             for number in range(2):
                 if f"{name}-{number}" not in without:
                     new.do(host(name, number))
-        for job_id in ("large", "busy-a", "busy-b"):
-            record = world.state.record(job_id)
-            assert record is not None
-            new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+        new.restore(world, "large", "busy-a", "busy-b")
         assert promised(new.state.jobs["large"]) == kept
         new.state.check()
 

@@ -1,7 +1,5 @@
 """Quotas of teams: who goes first, who may borrow, and who gives back what was lent."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from iris_ray.model.jobs import Job
@@ -10,7 +8,7 @@ from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import TeamsSetEvent
-from tests.support.worlds import S, World, add_slices, promised
+from tests.support.worlds import S, World, promised
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TWO_TEAMS = """
@@ -22,12 +20,9 @@ TWO_TEAMS = """
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world() -> World:
     """Four slices of eight chips each."""
-    world = World()
-    add_slices(world, *"abcd")
-    yield world
-    world.check()
+    return World(*"abcd")
 
 
 def set_teams(world: World, text: str) -> None:
@@ -69,13 +64,6 @@ def test_jobs_within_quota_precede_borrowers_of_any_band(world: World) -> None:
     for number in range(4):
         submit(world, f"vision-{number}", "vision", priority=BATCH)
     assert set(world.schedule()) == {"ads-0", "ads-1", "vision-0", "vision-1"}
-
-
-def test_unused_quota_is_lent_at_once(world: World) -> None:
-    two_teams(world)
-    for number in range(4):
-        submit(world, f"ads-{number}", "ads")
-    assert len(world.schedule()) == 4
 
 
 def test_between_teams_that_borrow_the_smaller_share_by_weight_goes_first(world: World) -> None:
@@ -127,15 +115,6 @@ def test_rest_of_shared_quota_is_kept_for_waiting_large_job(world: World) -> Non
     assert world.schedule() == {}
     world.finish(young)
     assert set(world.schedule()) == {"large"}
-
-
-def test_inside_a_team_users_share_as_without_teams(world: World) -> None:
-    two_teams(world, ads="32", vision="0")
-    for number in range(4):
-        submit(world, f"ann-{number}", "ads", user="ann")
-    for number in range(2):
-        submit(world, f"bob-{number}", "ads", user="bob")
-    assert set(world.schedule()) == {"ann-0", "ann-1", "bob-0", "bob-1"}
 
 
 def test_part_of_team_gets_sisters_unused_quota_first(world: World) -> None:
@@ -223,25 +202,6 @@ def test_no_more_is_taken_back_than_what_was_lent(world: World) -> None:
     assert [number for number in (1, 2) if promised(world.state.jobs[f"vision-{number}"])] == [1]
 
 
-def test_nobody_over_its_quota_takes_hosts_of_another_team(world: World) -> None:
-    two_teams(world)
-    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
-    start(world, "vision-0", "vision-1", team="vision", priority=BATCH)
-    submit(world, "more", "vision", priority=PRODUCTION, slices=(3,))
-    world.now += BACKFILL_BOUND_S * 10
-    assert leaving(world) == set()
-
-
-def test_inside_a_team_bands_decide_who_leaves(world: World) -> None:
-    two_teams(world)
-    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
-    start(world, "vision-0", "vision-1", team="vision", priority=BATCH)
-    world.now += BACKFILL_BOUND_S
-    submit(world, "urgent", "vision", priority=PRODUCTION)
-    assert len(leaving(world)) == 1
-    assert leaving(world) <= {"vision-0", "vision-1"}
-
-
 def test_team_at_limit_evicts_its_own_lower_bands(world: World) -> None:
     two_teams(world, ads="{ chips = 16, borrow = 0 }", vision="16")
     start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
@@ -320,13 +280,6 @@ def test_borrower_loses_promise_to_equal_job_within_quota(world: World) -> None:
     assert not world.state.evicted
 
 
-def test_jobs_that_may_not_evict_take_nothing_back(world: World) -> None:
-    two_teams(world)
-    start(world, *(f"ads-{number}" for number in range(4)), team="ads")
-    submit(world, "vision", "vision", may_evict=False)
-    assert leaving(world) == set()
-
-
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
@@ -338,15 +291,6 @@ def test_jobs_of_a_deleted_team_count_for_the_team_above_it(world: World) -> Non
     set_teams(world, "[teams.ads]\nquota.v4-16 = 16")
     assert "research" not in world.state.teams.usage
     assert world.state.teams.usage[""]["v4-16"] == 8
-
-
-def test_quota_lowered_below_use_makes_teams_jobs_leave(world: World) -> None:
-    two_teams(world, ads="32", vision="0")
-    start(world, *(f"ads-{number}" for number in range(4)), team="ads")
-    two_teams(world, ads="16", vision="16")
-    assert leaving(world) == set()
-    submit(world, "vision", "vision")
-    assert len(leaving(world)) == 1
 
 
 def test_without_teams_nothing_is_counted(world: World) -> None:

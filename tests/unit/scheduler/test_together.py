@@ -106,14 +106,6 @@ def test_group_that_can_not_fit_keeps_nothing_from_others(world: World) -> None:
     assert len(promised(waits)) == 6
 
 
-def test_production_group_waits_for_no_bound(world: World) -> None:
-    world.start("other", slices=(3,), priority=PriorityBand.PRODUCTION)
-    top = PriorityBand.PRODUCTION
-    trainer, _ = submit_group(world, gang_spec("trainer", priority=top), gang_spec("sampler", priority=top))
-    world.schedule()
-    assert len(promised(trainer)) == 4
-
-
 def test_timeout_of_one_job_gives_up_the_group(world: World) -> None:
     world.start("other", slices=(3,))
     submit_group(world, gang_spec("trainer"), gang_spec("sampler", scheduling_timeout=30.0))

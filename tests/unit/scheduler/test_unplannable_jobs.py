@@ -63,21 +63,12 @@ def test_job_is_left_out_for_a_while_and_then_tried_again(jobs: list[Job]) -> No
     assert left_out.reasons(jobs, 100.0 + LEFT_OUT_S) == {}
 
 
-def test_job_that_ends_meanwhile_is_forgotten(jobs: list[Job]) -> None:
-    left_out = UnplannableJobs()
-    left_out.leave_out(jobs[3], ValueError("a defect"), now=100.0)
-    left_out.without(WaitingJobs(jobs[:3]), 101.0)
-    assert left_out.jobs == {}
-
-
 def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the scheduler has cached meanwhile is forgotten."""
     from iris_ray.scheduler.planner import Planner
     from iris_ray.state.instructions import Instructions
 
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
+    world = World("a", "b")
     planner, as_it_was = Planner(world.state, look_again_s=0.5), Cycle._try
 
     def failing(cycle: Cycle, job: Job) -> object:
@@ -98,4 +89,3 @@ def test_plan_after_one_that_failed_halfway_is_right(monkeypatch: pytest.MonkeyP
     (placement,) = planner.plan(world.now, Instructions())
     assert placement.job.spec.job_id == "poison"
     assert planner.left_out == {}
-    world.state.check()

@@ -15,9 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
 from iris_ray.logs.core import LogId
+from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions import channels, keeper
 from iris_ray.sessions import host as host_session
 from iris_ray.sessions.channels import PortConnection, RunningCommand

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.worlds import World
+from tests.support.worlds import World, checked
+
+
+@pytest.fixture(autouse=True)
+def _checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from checked(monkeypatch)
 
 
 @pytest.fixture
@@ -14,10 +19,5 @@ def slices() -> str:
 
 
 @pytest.fixture
-def world(slices: str) -> Iterator[World]:
-    """A world with some slices. Its invariants must hold when the test is over."""
-    world = World()
-    for name in slices:
-        world.add_slice(name)
-    yield world
-    world.check()
+def world(slices: str) -> World:
+    return World(*slices)

@@ -58,13 +58,6 @@ def test_assignment_splitting_a_gang_is_refused(
     world.submit(slices=(2,))
     refuse(world, GangAssignedEvent("job", names, groups))
     world.do(GangAssignedEvent("job", ("b", "a"), (("b-0", "b-1"), ("a-0", "a-1"))))
-    world.check()
-
-
-def test_assignment_naming_another_slice_is_refused(world: World) -> None:
-    world.submit()
-    refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "b-1"),)))
-    world.check()
 
 
 # -- of single tasks ------------------------------------------------------------------------------------------------
@@ -98,13 +91,6 @@ def test_assignment_of_host_with_taken_chips_is_refused(world: World) -> None:
     refuse(world, TasksAssignedEvent("job", (0,), "a-0"))
 
 
-def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
-    world.do(cpu_host("cpu"))
-    world.start_tasks("other", replicas=2, resources={"CPU": 3.0})
-    world.submit_tasks(resources={"CPU": 3.0})
-    refuse(world, TasksAssignedEvent("job", (0,), "cpu"))
-
-
 @pytest.mark.parametrize("indices", [(0, 1, 2), (0, 0), ()])
 def test_tasks_not_all_fitting_on_host_are_refused_together(world: World, indices: tuple[int, ...]) -> None:
     world.do(cpu_host("cpu"))
@@ -113,16 +99,6 @@ def test_tasks_not_all_fitting_on_host_are_refused_together(world: World, indice
     world.do(TasksAssignedEvent("job", (0, 2), "cpu"))
     assert task_states(world.state.jobs["job"]) == [S.ASSIGNED, S.PENDING, S.ASSIGNED]
     assert world.state.workers["cpu"].free["CPU"] == 2.0
-
-
-def test_assignment_of_missing_host_is_refused(world: World) -> None:
-    world.submit_tasks()
-    refuse(world, TasksAssignedEvent("job", (0,), "nobody"))
-
-
-def test_assignment_of_running_task_is_refused(world: World) -> None:
-    world.start_tasks()
-    refuse(world, TasksAssignedEvent("job", (0,), "b-0"))
 
 
 def test_assignment_of_ended_task_is_refused(world: World) -> None:

@@ -62,17 +62,6 @@ def test_gang_attempts_are_listed_for_each_task(world: World) -> None:
     assert (status.started_at, status.ended_at, status.exit_code) == (183.0, 203.0, 0)
     assert (status.failures, status.preemptions) == (1, 1)
     assert len(status.attempts) == 3
-    world.check()
-
-
-def test_finally_failed_task_and_others_keep_their_ends(world: World) -> None:
-    job = world.submit(max_retries_failure=0)
-    run_for(world, job, 5.0)
-    fail(world, job, 1, exit_code=139)
-    assert [(task.ended_at, task.exit_code) for task in job.tasks] == [(106.0, None), (106.0, 139)]
-    (only,) = attempts(world, job, 1)
-    assert (only.state, only.exit_code) == (S.FAILED, 139)
-    world.check()
 
 
 def test_uncharged_attempts_are_listed_too(world: World) -> None:
@@ -88,7 +77,6 @@ def test_uncharged_attempts_are_listed_too(world: World) -> None:
         (S.KILLED, 111.0, "it moves to more slices"),
     ]
     assert task_status(job, 0, world.state, Clock()).started_at is None, "it waits"
-    world.check()
 
 
 def test_withdrawn_attempt_that_returned_has_succeeded(world: World) -> None:
@@ -98,7 +86,6 @@ def test_withdrawn_attempt_that_returned_has_succeeded(world: World) -> None:
     world.do(GangReturnedEvent(attempt_id(job, 0, 1)))
     assert [(a.attempt, a.state) for a in attempts(world, job)] == [(1, S.SUCCEEDED)]
     assert task_status(job, 0, world.state, Clock()).exit_code == 0
-    world.check()
 
 
 def test_withdrawn_attempt_with_lost_results_is_listed_once(world: World) -> None:
@@ -113,17 +100,6 @@ def test_withdrawn_attempt_with_lost_results_is_listed_once(world: World) -> Non
     (only,) = attempts(world, job)
     assert (only.attempt, only.state) == (1, S.WORKER_FAILED)
     assert only.error == "its results were lost: the process of its SlicePoolManager died"
-    world.check()
-
-
-def test_cancelled_job_ended_at_its_cancellation(world: World) -> None:
-    running, waiting = world.submit(), world.submit("waits", slices=(3,))
-    run_for(world, running, 5.0)
-    for job in (running, waiting):
-        world.do(JobCancelledEvent(job.spec.job_id, "enough"))
-    assert {task.ended_at for task in running.tasks} == {106.0}
-    assert attempts(world, waiting) == [], "it never had one"
-    world.check()
 
 
 @pytest.mark.parametrize("coscheduled", [True, False])
@@ -137,20 +113,6 @@ def test_latest_attempts_are_kept_with_shortened_errors(world: World, coschedule
     assert [attempt.number for attempt in past] == list(range(21 - ATTEMPTS_KEPT, 21))
     assert [attempt.exit_code for attempt in past] == list(range(20 - ATTEMPTS_KEPT, 20))
     assert {len(attempt.error) for attempt in past} == {ATTEMPT_ERROR_CHARACTERS}
-    world.check()
-
-
-def test_history_outlives_the_controller(world: World) -> None:
-    from tests.unit.state.test_records import successor
-
-    job = world.submit(max_retries_failure=3)
-    run_for(world, job, 30.0)
-    fail(world, job, 1, exit_code=3)
-    run_for(world, job, 30.0)
-    new, _ = successor(world)
-    assert attempts(new, new.state.jobs["job"], 1) == attempts(world, job, 1)
-    assert [dataclasses.asdict(past)["number"] for past in new.state.jobs["job"].gang.past] == [1]
-    world.check()
 
 
 # -- times as goodput measures them -----------------------------------------------------------------------------------

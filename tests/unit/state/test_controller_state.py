@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state import job_table
 from iris_ray.state.events import (
@@ -28,18 +28,6 @@ from tests.support.worlds import S, World, charged, gang_spec, host, task_states
 
 def state_of(world: World, job_id: str = "job") -> JobState:
     return world.state.jobs[job_id].state
-
-
-def test_transition_table_covers_all_states_and_ends_terminally() -> None:
-    assert set(TRANSITIONS) == set(TaskState)
-    assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
-    terminal = {state for state, targets in TRANSITIONS.items() if not targets}
-    assert terminal == {S.FAILED, S.KILLED, S.WORKER_FAILED, S.UNSCHEDULABLE, S.COSCHED_FAILED}
-
-
-def test_success_is_left_only_with_the_gang() -> None:
-    assert S.RUNNING not in TRANSITIONS[S.SUCCEEDED]
-    assert S.FAILED not in TRANSITIONS[S.SUCCEEDED]
 
 
 # -- a job's ordinary life ------------------------------------------------------------------------------------------
@@ -79,12 +67,6 @@ def test_another_job_of_the_same_id_is_refused(world: World, changes: dict[str, 
     assert (world.state.jobs, job.spec, job.state) == ({"job": job}, gang_spec(), before)
 
 
-def test_task_success_without_a_running_report_counts(world: World) -> None:
-    job = world.submit()
-    world.schedule()
-    assert world.report_all(job, S.SUCCEEDED).finished == ["job"]
-
-
 def test_task_reports_out_of_order_or_twice_change_nothing(world: World) -> None:
     job = world.start()
     world.report(job, S.SUCCEEDED, 0)
@@ -99,19 +81,6 @@ def test_task_report_of_unreportable_state_is_refused(world: World, state: TaskS
     with pytest.raises(IllegalTransitionError):
         world.report(job, state, 0)
     assert task_states(job) == [S.RUNNING, S.RUNNING]
-
-
-def test_failure_reported_after_success_leaves_state_consistent(world: World) -> None:
-    """Whether it is refused or taken for a failure: not charged and then refused."""
-    job = world.start()
-    world.report(job, S.SUCCEEDED, 0)
-    try:
-        world.report(job, S.FAILED, 0)
-    except IllegalTransitionError:
-        assert charged(job) == (0, 0)
-        assert job.state is JobState.RUNNING
-    else:
-        assert job.state in (JobState.FAILED, JobState.RUNNING)
 
 
 # -- one member's end is the gang's ---------------------------------------------------------------------------------
@@ -145,14 +114,6 @@ def test_gang_failure_ends_siblings_in_every_state(world: World) -> None:
     world.report(job, S.SUCCEEDED, 1)
     world.report(job, S.FAILED, 0)
     assert task_states(job) == [S.FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED]
-
-
-def test_sibling_failing_after_first_is_not_charged_again(world: World) -> None:
-    job = world.start(max_retries_failure=5)
-    world.report(job, S.FAILED, 0)
-    assert world.report(job, S.FAILED, 1, attempt=1) == Instructions()
-    assert world.report(job, S.WORKER_FAILED, 1, attempt=1) == Instructions()
-    assert charged(job) == (1, 0)
 
 
 # -- restarts and late reports --------------------------------------------------------------------------------------
@@ -239,13 +200,6 @@ def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
     assert (job.state, job.error) == (JobState.KILLED, "enough")
 
 
-def test_cancelling_waiting_job_stops_nothing(world: World) -> None:
-    job = world.submit()
-    assert world.do(JobCancelledEvent("job", "enough")) == Instructions(finished=["job"])
-    assert job.state is JobState.KILLED
-    assert world.plan().assignments == []
-
-
 # -- workers --------------------------------------------------------------------------------------------------------
 
 
@@ -290,21 +244,6 @@ def test_finished_jobs_are_forgotten_oldest_first_without_capacity(
         world.report_all(job, S.SUCCEEDED)
         world.confirm(job)
     assert list(world.state.jobs) == ["held", "job-2", "job-3"]
-
-
-def test_finished_job_holding_capacity_is_not_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    job = world.start(max_retries_failure=1)
-    world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
-    world.schedule()
-    world.report_all(job, S.SUCCEEDED)
-    world.confirm(job, 2)
-    for number in range(3):
-        later = world.start(f"later-{number}")
-        world.report_all(later, S.SUCCEEDED)
-        world.confirm(later)
-    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed
 
 
 # -- the log of changes -----------------------------------------------------------------------------------------------

@@ -46,7 +46,6 @@ def test_gang_is_not_split_over_similar_racks() -> None:
     assert len(list(world.state.fleet.grouping("rack"))) == 4
     world.do(cpu_host("host-5", rack=1.0))
     assert {len(group.workers) for group in world.state.fleet.grouping("rack").groups()} == {1, 2}
-    world.state.check()
 
 
 def test_attribute_groups_are_kept_while_a_job_names_them() -> None:
@@ -72,4 +71,3 @@ def test_attribute_groups_are_kept_while_a_job_names_them() -> None:
     third = submit("third")
     world.schedule()
     assert third.gang.groups == ("1",), "what was evaluated before the groups were forgotten counts no more"
-    world.check()

@@ -174,10 +174,3 @@ def test_gang_asks_again_for_room_after_pause(world: World) -> None:
     assert room(world) is None
     passes(world, 2.0)
     assert room(world) is not None
-
-
-def test_number_of_seconds_still_counts_from_start(world: World) -> None:
-    job = small(world, grow_after=100.0)
-    passes(world, 101.0)
-    frees(world)
-    assert job.gang.is_to_grow

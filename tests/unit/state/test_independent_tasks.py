@@ -1,22 +1,15 @@
 """Jobs without coscheduling: every task is placed, fails and is retried by itself."""
 
-from collections.abc import Callable
-
 import pytest
 
-from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
-    JobCancelledEvent,
-    TaskDispatchFailedEvent,
     TasksAssignedEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import S, World, assigned_tasks, attempts, charged, cpu_host, task_states
+from tests.support.worlds import S, World, attempts, charged, task_states
 
 # -- attempts and budgets -------------------------------------------------------------------------------------------
 
@@ -24,22 +17,6 @@ from tests.support.worlds import S, World, assigned_tasks, attempts, charged, cp
 def test_default_budgets_are_no_failures_and_100_preemptions() -> None:
     spec = JobSpec(job_id="job", owner="pool")
     assert (spec.max_retries_failure, spec.max_retries_preemption, spec.max_task_failures) == (0, 100, None)
-
-
-def test_budget_of_100_preemptions_gives_101_attempts_per_task(world: World) -> None:
-    job = world.start_tasks()
-    for attempt in range(1, 102):
-        assert job.state is JobState.RUNNING
-        assert attempts(world) == [attempt, 1]
-        world.long_run()
-        instructions = world.report(job, S.WORKER_FAILED, 0, error="no host")
-        world.confirm(job)
-        world.schedule()
-        if attempt < 101:
-            assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", attempt, 0), "no host")])
-            world.report(job, S.RUNNING, 0)
-    assert task_states(job) == [S.WORKER_FAILED, S.KILLED]
-    assert job.state is JobState.WORKER_FAILED
 
 
 def test_failing_task_with_retries_touches_no_sibling(world: World) -> None:
@@ -51,29 +28,6 @@ def test_failing_task_with_retries_touches_no_sibling(world: World) -> None:
     assert (job.state, charged(job)) == (JobState.RUNNING, (1, 0))
     world.schedule()
     assert attempts(world) == [1, 2, 1]
-
-
-def test_retries_are_counted_per_task(world: World) -> None:
-    job = world.start_tasks(max_retries_failure=1)
-    for index in (0, 1):
-        world.report(job, S.FAILED, index)
-        world.confirm(job, index=index)
-        world.schedule()
-        world.report(job, S.RUNNING, index)
-    assert (job.state, attempts(world), charged(job)) == (JobState.RUNNING, [2, 2], (2, 0))
-    world.report(job, S.FAILED, 1)
-    assert task_states(job) == [S.KILLED, S.FAILED]
-
-
-def test_failures_and_preemptions_have_separate_task_budgets(world: World) -> None:
-    job = world.start_tasks(replicas=1, max_retries_failure=1, max_retries_preemption=1)
-    for end in (S.FAILED, S.WORKER_FAILED):
-        world.long_run()
-        world.report(job, end)
-        world.confirm(job)
-        world.schedule()
-        world.report(job, S.RUNNING)
-    assert (job.state, charged(job)) == (JobState.RUNNING, (1, 1))
 
 
 def test_finally_failed_task_fails_job_and_names_trigger(world: World) -> None:
@@ -134,17 +88,6 @@ def test_retried_task_failures_count(world: World, limit: int) -> None:
     assert (job.state, job.failures) == (JobState.FAILED, limit + 1)
 
 
-def test_retried_failures_never_fail_job_without_limit(world: World) -> None:
-    job = world.start_tasks(max_retries_failure=9)
-    for _ in range(9):
-        world.long_run()
-        world.report(job, S.FAILED, 0)
-        world.confirm(job)
-        world.schedule()
-        world.report(job, S.RUNNING, 0)
-    assert (job.state, job.failures) == (JobState.RUNNING, 9)
-
-
 @pytest.mark.parametrize("started", [False, True])
 def test_lost_hosts_are_no_task_failures(world: World, started: bool) -> None:
     job = world.start_tasks(max_task_failures=0) if started else world.submit_tasks(max_task_failures=0)
@@ -154,57 +97,6 @@ def test_lost_hosts_are_no_task_failures(world: World, started: bool) -> None:
 
 
 # -- lost hosts -----------------------------------------------------------------------------------------------------
-
-
-def test_host_lost_before_start_charges_nothing_despite_running_sibling(world: World) -> None:
-    job = world.submit_tasks()
-    world.schedule()
-    world.report(job, S.RUNNING, 1)
-    instructions = world.lose("a-0")
-    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 0), "the host died")])
-    assert (charged(job), task_states(job)) == ((0, 0), [S.PENDING, S.RUNNING])
-
-
-def test_host_lost_after_start_charges_only_its_tasks_preemptions(world: World) -> None:
-    job = world.start_tasks(max_retries_preemption=1)
-    for node_id in ("a-0", "a-1"):
-        world.lose(node_id)
-    assert (job.state, charged(job)) == (JobState.PENDING, (0, 2))
-    assert [gang.preemptions for gang in job.gangs] == [1, 1]
-    world.schedule()
-    assert [task.node_id for task in job.tasks] == ["b-0", "b-1"]
-
-
-def test_host_lost_with_exhausted_budget_ends_job(world: World) -> None:
-    job = world.start_tasks(max_retries_preemption=0)
-    instructions = world.lose("a-1")
-    assert (job.state, task_states(job)) == (JobState.WORKER_FAILED, [S.KILLED, S.WORKER_FAILED])
-    assert {stop.attempt.gang for stop in instructions.stop} >= {0}
-    assert instructions.finished == ["job"]
-
-
-def test_host_lost_and_reported_too_charges_once(world: World) -> None:
-    job = world.start_tasks()
-    world.report(job, S.WORKER_FAILED, 0)
-    world.lose("a-0")
-    world.report(job, S.WORKER_FAILED, 0, attempt=1)
-    assert charged(job) == (0, 1)
-
-
-def test_host_lost_after_its_task_succeeded_changes_nothing(world: World) -> None:
-    job = world.start_tasks()
-    world.report(job, S.SUCCEEDED, 0)
-    assert world.lose("a-0") == Instructions()
-    assert (charged(job), task_states(job)) == ((0, 0), [S.SUCCEEDED, S.RUNNING])
-
-
-def test_lost_cpu_host_requeues_all_its_tasks(world: World) -> None:
-    world.do(cpu_host("cpu"))
-    job = world.start_tasks(replicas=3, resources={"CPU": 1.0})
-    assert {task.node_id for task in job.tasks} == {"cpu"}
-    world.lose("cpu")
-    assert task_states(job) == [S.PENDING] * 3
-    assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
 
 
 def test_lost_host_requeues_task_without_resources(world: World) -> None:
@@ -218,145 +110,7 @@ def test_lost_host_requeues_task_without_resources(world: World) -> None:
     assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))
 
 
-# -- late and doubled reports ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-@pytest.mark.parametrize("attempt", [0, 1, 3])
-def test_report_for_another_attempt_of_the_task_changes_nothing(world: World, state: TaskState, attempt: int) -> None:
-    """A sibling is in its first attempt: the number counts for each task."""
-    job = world.start_tasks(max_retries_failure=1)
-    world.report(job, S.FAILED, 0)
-    world.schedule()
-    before = (task_states(job), charged(job))
-    assert world.report(job, state, 0, attempt=attempt) == Instructions()
-    assert (task_states(job), charged(job)) == before == ([S.ASSIGNED, S.RUNNING], (1, 0))
-
-
-@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-def test_report_after_tolerated_end_changes_nothing(world: World, state: TaskState) -> None:
-    job = world.start_tasks(max_task_failures=1)
-    world.report(job, S.FAILED, 0)
-    assert world.report(job, state, 0) == Instructions()
-    assert (task_states(job), charged(job)) == ([S.FAILED, S.RUNNING], (1, 0))
-
-
-@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.WORKER_FAILED])
-def test_report_after_success_changes_nothing(world: World, state: TaskState) -> None:
-    job = world.start_tasks()
-    world.report(job, S.SUCCEEDED, 0)
-    assert world.report(job, state, 0) == Instructions()
-    assert (task_states(job), charged(job)) == ([S.SUCCEEDED, S.RUNNING], (0, 0))
-
-
-def test_repeated_failure_report_charges_once(world: World) -> None:
-    job = world.start_tasks(max_retries_failure=5)
-    for _ in range(3):
-        world.report(job, S.FAILED, 0, attempt=1)
-    assert charged(job) == (1, 0)
-
-
-@pytest.mark.parametrize("index", [-1, 2, 99])
-def test_report_about_missing_task_is_refused(world: World, index: int) -> None:
-    job = world.start_tasks()
-    with pytest.raises(IllegalTransitionError, match="no gang"):
-        world.report(job, S.FAILED, index, attempt=1)
-    assert task_states(job) == [S.RUNNING, S.RUNNING]
-
-
-# -- launches that fail ---------------------------------------------------------------------------------------------
-
-
-def test_dispatch_failure_requeues_one_task_uncharged_after_pause(world: World) -> None:
-    job = world.submit_tasks()
-    world.schedule()
-    assert world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)) == Instructions()
-    assert (task_states(job), charged(job)) == ([S.ASSIGNED, S.PENDING], (0, 0))
-    world.confirm(job, index=1)
-    assert world.plan().assignments == []
-    world.now += 60
-    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(1,)]
-
-
-def test_dispatch_failure_does_not_delay_waiting_siblings(world: World) -> None:
-    job = world.submit_tasks(replicas=5)
-    world.schedule()
-    world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
-    world.confirm(job)
-    world.add_slice("c")
-    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(4,)]
-
-
 # -- capacity -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
-def test_capacity_of_ended_task_is_held_until_confirmation(world: World, end: str) -> None:
-    retries = 0 if end == "failed for good" else 1
-    job = world.start_tasks(replicas=5, max_retries_failure=retries)
-    ends: dict[str, Callable[[], object]] = {
-        "succeeded": lambda: world.report(job, S.SUCCEEDED, 1),
-        "cancelled": lambda: world.do(JobCancelledEvent("job", "enough")),
-        "dispatch failed": lambda: world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)),
-    }
-    ends.get(end, lambda: world.report(job, S.FAILED, 1))()
-    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
-    assert world.state.holds_capacity(AttemptId("job", 1, 1))
-    world.confirm(job, 1, index=1)
-    assert world.busy() == {"a-0", "b-0", "b-1"}
-    assert not world.state.holds_capacity(AttemptId("job", 1, 1))
-    assert world.state.holds_capacity(AttemptId("job", 1, 0))
-
-
-def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
-    job = world.start_tasks(max_retries_failure=1)
-    world.report(job, S.FAILED, 0)
-    world.confirm(job, 1)
-    other = world.submit_tasks("other", replicas=3, resources={"TPU": 4.0, "CPU": 1.0})
-    world.do(TasksAssignedEvent("other", (0,), "a-0"))
-    world.confirm(job, 1)
-    assert "a-0" in world.busy()
-    assert other.tasks[0].node_id == "a-0"
-
-
-def test_confirmed_end_frees_only_its_own_attempt(world: World) -> None:
-    job = world.start_tasks(max_retries_failure=1)
-    world.report(job, S.FAILED, 0)
-    world.schedule()
-    assert job.tasks[0].node_id == "b-0"
-    world.confirm(job, 1, index=0)
-    assert world.busy() == {"a-1", "b-0"}
-
-
-def test_capacity_of_running_task_cannot_be_freed(world: World) -> None:
-    job = world.start_tasks()
-    world.confirm(job, 1, index=1)
-    assert world.busy() == {"a-0", "a-1"}
-
-
-def test_unconfirmed_capacity_is_listed_by_task(world: World) -> None:
-    job = world.start_tasks()
-    world.report(job, S.SUCCEEDED, 1)
-    owed = [AttemptId("job", 1, 0), AttemptId("job", 1, 1)]
-    assert world.state.attempts_of("pool-a") == owed
-    world.do(AttemptEndConfirmedEvent(owed[1]))
-    assert world.state.attempts_of("pool-a") == owed[:1]
-
-
-# -- cancelling -----------------------------------------------------------------------------------------------------
-
-
-def test_cancelling_stops_running_and_drops_waiting_tasks(world: World) -> None:
-    job = world.submit_tasks(replicas=5)
-    world.schedule()
-    world.report(job, S.SUCCEEDED, 0)
-    instructions = world.do(JobCancelledEvent("job", "enough"))
-    stops = [StopAttempt(AttemptId("job", 1, index), "enough") for index in (1, 2, 3)]
-    assert instructions == Instructions(stop=stops, finished=["job"])
-    assert task_states(job) == [S.SUCCEEDED, S.KILLED, S.KILLED, S.KILLED, S.KILLED]
-    assert (job.state, job.error) == (JobState.KILLED, "enough")
-    assert world.do(JobCancelledEvent("job", "again")) == Instructions()
-    assert world.plan().assignments == []
 
 
 # -- placing --------------------------------------------------------------------------------------------------------
@@ -388,19 +142,3 @@ def test_chip_tasks_never_share_a_host(world: World, chips: float) -> None:
     world.submit_tasks("third", resources={"TPU": chips})
     assert world.plan().assignments == []
     assert job.state is JobState.RUNNING
-
-
-def test_cpu_tasks_fill_a_host(world: World) -> None:
-    world.do(cpu_host("cpu"))
-    on_cpu = (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),)
-    job = world.start_tasks(replicas=2, resources={"CPU": 3.0})
-    assert [task.node_id for task in job.tasks] == ["cpu", "cpu"]
-    assert world.state.workers["cpu"].free == {"CPU": 2.0}
-    world.submit_tasks("other", replicas=3, resources={"CPU": 1.0}, constraints=on_cpu)
-    assert [a.task_indices for a in assigned_tasks(world.plan())] == [(0,), (1,)]
-
-
-def test_cpu_task_shares_chip_host_if_there_is_no_other(world: World) -> None:
-    world.start_tasks("chips", replicas=4)
-    world.start_tasks(replicas=1, resources={"CPU": 8.0})
-    assert {len(worker.occupants) for worker in world.state.workers.values()} == {1, 2}

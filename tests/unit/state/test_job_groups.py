@@ -13,14 +13,12 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     GroupAssignedEvent,
     JobCancelledEvent,
-    JobRestoredEvent,
     JobSubmittedEvent,
     TasksAssignedEvent,
     TimePassedEvent,
 )
 from iris_ray.state.job_groups import COMPLETE_S
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import S, World, attempts, cpu_host, gang_spec, in_group, submit_group, tasks_spec
+from tests.support.worlds import S, World, add_slices, attempts, cpu_host, gang_spec, in_group, submit_group, tasks_spec
 
 TRAINER, SAMPLER = gang_spec("trainer", max_retries_preemption=9), gang_spec("sampler", max_retries_preemption=9)
 CPU = tasks_spec("prepare", 2, resources={"CPU": 8.0})
@@ -84,18 +82,6 @@ def test_lost_slice_restarts_one_job_only(world: World) -> None:
     assert (trainer.attempt, sampler.attempt) == (1, 2)
 
 
-def test_failed_launch_of_one_job_is_repeated_alone(world: World) -> None:
-    trainer, sampler = submit_group(world, TRAINER, SAMPLER)
-    world.schedule()
-    world.report_all(trainer, S.RUNNING)
-    world.dispatch_fails(sampler)
-    world.confirm(sampler)
-    world.add_slice("c")
-    world.now += 60.0
-    world.schedule()
-    assert (trainer.attempt, sampler.attempt) == (1, 2)
-
-
 @pytest.mark.parametrize("name", ["trainer", "sampler"])
 def test_job_that_fails_for_good_ends_the_others(world: World, name: str) -> None:
     jobs = {job.spec.job_id: job for job in running_group(world, "trainer")}
@@ -108,26 +94,12 @@ def test_job_that_fails_for_good_ends_the_others(world: World, name: str) -> Non
     assert other.error == f"{name} of its group rl has ended as failed: boom"
 
 
-def test_cancelled_job_ends_its_group_also_while_it_waits(world: World) -> None:
-    trainer, sampler = submit_group(world, TRAINER, gang_spec("sampler", slices=(2,)))
-    world.do(JobCancelledEvent("sampler", "cancelled by ann"))
-    assert trainer.error == "sampler of its group rl has ended as killed: cancelled by ann"
-    assert not world.state.pending()
-    assert sampler.state is JobState.KILLED
-
-
 def test_rest_ends_once_the_main_jobs_have_succeeded(world: World) -> None:
     trainer, sampler = running_group(world, "trainer")
     for task in trainer.tasks:
         world.report(trainer, S.SUCCEEDED, task.index)
     assert (trainer.state, sampler.state) == (JobState.SUCCEEDED, JobState.KILLED)
     assert sampler.error == "the main jobs of its group rl have succeeded: trainer"
-
-
-def test_other_jobs_go_on_when_one_that_is_not_main_succeeds(world: World) -> None:
-    trainer, sampler = running_group(world, "trainer")
-    world.finish(sampler)
-    assert trainer.state is JobState.RUNNING
 
 
 def test_job_that_comes_after_its_group_has_ended_ends(world: World) -> None:
@@ -177,12 +149,9 @@ def test_restarted_controller_knows_the_group(world: World, life: str) -> None:
         world.schedule()
     new = World()
     new.now = world.now + 5.0
-    for name in "ab":
-        new.add_slice(name)
+    add_slices(new, *"ab")
     for job_id in world.state.jobs:
-        record = world.state.record(job_id)
-        assert record is not None
-        new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+        new.restore(world, job_id)
         new.state.check()
     assert len(new.state.pending()) == (life == "waiting")
     if life == "waiting":
@@ -191,4 +160,3 @@ def test_restarted_controller_knows_the_group(world: World, life: str) -> None:
         new.do(JobSubmittedEvent(specs[1], new.now))
     new.schedule()
     assert new.busy() == {"a-0", "a-1", "b-0", "b-1"}
-    new.check()

@@ -4,10 +4,9 @@ import pytest
 
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state.events import Event, JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions
-from iris_ray.state.records import JobRecord
-from tests.support.worlds import S, World, host
+from tests.support.worlds import World, host
 
 MAINTENANCE, PREEMPTION = NoticeKind.MAINTENANCE, NoticeKind.PREEMPTION
 START = 700.0
@@ -60,16 +59,6 @@ def test_replacement_is_dropped_when_nothing_is_doomed(world: World, placed: boo
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
 
 
-def test_replacement_stays_while_slices_other_host_is_doomed(world: World) -> None:
-    world.start(max_retries_preemption=5)
-    announce(world, "a-0")
-    announce(world, "a-1")
-    call_off(world, "a-0")
-    assert list(world.state.jobs) == ["job", "job/replacement-1"]
-    call_off(world, "a-1")
-    assert list(world.state.jobs) == ["job"]
-
-
 def test_later_notice_is_told_again(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     assert told(announce(world)) == [("job", MAINTENANCE, START)]
@@ -79,13 +68,6 @@ def test_later_notice_is_told_again(world: World) -> None:
     assert "job" in world.state.unrecorded, "its successor must not tell it"
     for start in (START + 3600.0, START):
         assert told(announce(world, start=start)) == [("job", MAINTENANCE, start)]
-
-
-def test_gang_started_after_cancellation_is_told_nothing(world: World) -> None:
-    announce(world)
-    call_off(world)
-    world.submit(slices=(3,))
-    assert [told(instructions) for instructions in world.schedule().values()] == [[]]
 
 
 @pytest.mark.parametrize("by_ray", [True, False])
@@ -131,57 +113,3 @@ def test_gang_hears_of_other_hosts_maintenance_instead(world: World) -> None:
     assert told(call_off(world, "b-0")) == [], "it has heard of a nearer one"
     assert job.gang.notice is not None
     assert job.gang.notice.deadline == START + 50.0
-
-
-def test_maintenance_cancelled_host_by_host_is_not_repeated(world: World) -> None:
-    job = world.start(max_retries_preemption=5)
-    for number in range(2):
-        announce(world, f"a-{number}")
-    assert told(call_off(world, "a-0")) == []
-    assert told(call_off(world, "a-1")) == []
-    assert job.gang.notice is None
-
-
-def test_growth_notice_is_unaffected_by_cancelled_maintenance(world: World) -> None:
-    other = world.start("other", slices=(2,))
-    job = world.start(slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
-    assert job.gang.groups == ("c",)
-    world.finish(other)
-    world.schedule()
-    world.report_all(world.state.jobs["job/growth-1"], S.RUNNING)
-    assert job.gang.notice is not None
-    assert job.gang.notice.kind is NoticeKind.GROWTH
-    assert told(call_off(world, "c-0")) == []
-    assert job.gang.notice.kind is NoticeKind.GROWTH
-
-
-def test_single_task_hears_of_cancelled_maintenance_too(world: World) -> None:
-    job = world.start_tasks(replicas=2)
-    (position,) = [i for i, gang in enumerate(job.gangs) if gang.tasks[0].node_id == "a-1"]
-    (notice,) = announce(world).notices
-    assert notice.attempt.gang == position
-    call_off(world)
-    assert [gang.notice for gang in job.gangs] == [None, None]
-    assert len(announce(world).notices) == 1
-
-
-def test_cancelling_unannounced_maintenance_changes_nothing(world: World) -> None:
-    world.start()
-    for node_id in ("a-0", "b-0", "nobody"):
-        assert call_off(world, node_id) == Instructions()
-
-
-def test_gang_restored_from_record_hears_cancellation(world: World) -> None:
-    """It was called off while no Controller was there, or its pool could say so before it repeated its notices."""
-    world.start(max_retries_preemption=5)
-    announce(world)
-    record = world.state.record("job")
-    assert record is not None
-    new = World()
-    for name in ("a", "b", "c"):
-        new.add_slice(name)
-    assert len(new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes()))).notices) == 1
-    assert call_off(new).notices == []
-    assert new.state.jobs["job"].gang.notice is None
-    assert told(announce(new)) == [("job", MAINTENANCE, START)]
-    new.state.check()

@@ -11,11 +11,9 @@ from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
-from iris_ray.state.controller_state import apply_all
-from iris_ray.state.events import GangMovedEvent, JobRestoredEvent, SliceHeldEvent
+from iris_ray.state.events import GangMovedEvent, SliceHeldEvent
 from iris_ray.state.gangs import in_place
 from iris_ray.state.quarantine import AVOIDED_S
-from iris_ray.state.records import JobRecord
 from tests.support.worlds import S, World, cpu_host, host
 
 
@@ -70,31 +68,6 @@ def test_new_slice_takes_the_lost_number(world: World, new: str) -> None:
     lose_slice(world, "b")
     assert again(world, job) == (new, "c", "d")
     assert job.gang.previous_indices == {node: i for i, node in enumerate(["b-0", "b-1", "c-0", "c-1", "d-0", "d-1"])}
-
-
-def test_grown_gang_adds_numbers(world: World) -> None:
-    job = start(world, 2, 4)
-    assert job.gang.groups == ("b", "c")
-    world.add_slice("a")
-    world.do(GangMovedEvent(job.current_attempt(job.gang), "to more slices"))
-    assert again(world, job) == ("b", "c", "a", "d")
-
-
-@pytest.mark.parametrize(("lost", "left"), [("b", ("d", "c")), ("c", ("b", "d")), ("d", ("b", "c"))])
-def test_shrunken_gang_closes_gaps_with_few_moves(world: World, lost: str, left: tuple[str, ...]) -> None:
-    job = start(world, 1, 2, 3)
-    lose_slice(world, lost)
-    assert again(world, job) == left
-
-
-def test_shrunken_gang_leaves_slices_with_high_numbers(world: World) -> None:
-    world.add_slice("a")
-    job = start(world, 2, 4)
-    lose_slice(world, "a")
-    world.add_slice("e")
-    assert again(world, job) == ("e", "b", "c", "d")
-    lose_slice(world, "c")
-    assert again(world, job) == ("e", "b")
 
 
 def test_gang_with_a_spare_returns_to_its_own_slices(world: World) -> None:
@@ -220,8 +193,7 @@ class Sequence:
             self.world.do(host(worker.slice_name or "", worker.host_index or 0))
         for name, owner in old.state.holders.items():
             self.world.do(SliceHeldEvent(name, owner))
-        records = [record for job_id in old.state.jobs if (record := old.state.record(job_id)) is not None]
-        apply_all(self.world.state, [JobRestoredEvent(JobRecord.joined(one.to_bytes())) for one in records])
+        self.world.restore(old)
 
     def rivals(self) -> list[Job]:
         return [job for job_id, job in self.world.state.jobs.items() if job_id.startswith("urgent")]

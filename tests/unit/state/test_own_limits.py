@@ -39,14 +39,6 @@ def test_job_has_notice_and_ends_at_its_time(world: World, limit: float, notice:
     assert job.error == f"its max_runtime of {limit:g} s is over"
 
 
-def test_job_that_returns_after_notice_succeeds(world: World) -> None:
-    job = world.start(max_runtime=600.0)
-    passes(world, 550)
-    world.finish(job)
-    passes(world, 100)
-    assert job.state is JobState.SUCCEEDED
-
-
 def test_job_that_has_saved_ends_before_its_time(world: World) -> None:
     job = world.start(max_runtime=600.0)
     passes(world, 550)
@@ -122,23 +114,6 @@ def test_attempts_without_new_step_end_job_with_report(world: World, how: S) -> 
         "3 attempts in a row have not made a step beyond 700, as many as stop_without_progress allows."
         " attempt 3: three; attempt 4: four; attempt 5: five"
     )
-
-
-def test_new_step_begins_the_count_anew(world: World) -> None:
-    job = looping(world)
-    for step in (5, 5, 5, 6, 6, 6):
-        dies(world, job, step)
-    assert not job.state.finished
-    dies(world, job, 6)
-    assert job.state is JobState.FAILED
-
-
-def test_job_that_never_names_a_step_ends_too(world: World) -> None:
-    job = looping(world)
-    for _ in range(3):
-        dies(world, job, None)
-    assert job.error is not None
-    assert job.error.startswith("3 attempts in a row have not made any step")
 
 
 def test_moves_are_no_attempts_without_progress(world: World) -> None:

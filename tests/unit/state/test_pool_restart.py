@@ -1,7 +1,5 @@
 """The process of a pool dies and is started anew: what becomes of the jobs, slices and spares that were its."""
 
-from collections import Counter
-
 import pytest
 
 from iris_ray.actors.pool.gang_run import GangRun
@@ -9,9 +7,8 @@ from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
-from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
+from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
 from tests.support.worlds import S, World, charged, task_states, tasks_spec
 
@@ -47,16 +44,6 @@ def test_running_gang_of_dead_pool_is_charged_and_requeued(world: World) -> None
     assert (job.gang.attempt, job.state) == (2, JobState.RUNNING)
 
 
-def test_gang_with_one_running_or_returned_task_has_started(world: World) -> None:
-    for name, state in (("runs", S.RUNNING), ("has-returned", S.SUCCEEDED)):
-        job = world.submit(name, max_retries_preemption=1)
-        world.schedule()
-        world.report(job, state, 1)
-    restart(world)
-    for job in world.state.jobs.values():
-        assert (charged(job), task_states(job)) == ((0, 1), [S.PENDING] * 2)
-
-
 def test_unstarted_gang_of_dead_pool_pauses_uncharged(world: World) -> None:
     job = world.submit()
     world.now += 5
@@ -79,30 +66,6 @@ def test_job_whose_pool_dies_at_ten_launches_ends(world: World) -> None:
     assert job.error == f"10 launches in a row failed; the last one: {REASON}"
 
 
-def test_unstarted_gang_is_uncharged_whatever_happened_before(world: World) -> None:
-    """Quick ends in a row make a lost task a failure, but this attempt has not even begun."""
-    job = world.submit(max_retries_preemption=99, max_retries_failure=99)
-    for _ in range(QUICK_ENDS_ARE_FAILURES + 1):
-        world.now = max(world.now, job.gang.not_before)
-        world.schedule()
-        world.report_all(job, S.RUNNING)
-        world.report(job, S.WORKER_FAILED)
-        world.confirm(job)
-    before = charged(job)
-    assert before == (1, QUICK_ENDS_ARE_FAILURES)
-    world.now = job.gang.not_before
-    world.schedule()
-    restart(world)
-    assert (charged(job), job.state) == (before, JobState.PENDING)
-
-
-def test_job_that_waits_is_not_touched(world: World) -> None:
-    world.start("large", slices=(4,), max_retries_preemption=1)
-    job = world.submit("waits")
-    restart(world)
-    assert (job.state, charged(job), job.error) == (JobState.PENDING, (0, 0), None)
-
-
 @pytest.mark.parametrize("returned", [False, True])
 def test_exhausted_budget_ends_the_job(world: World, returned: bool) -> None:
     job = world.start()
@@ -114,25 +77,6 @@ def test_exhausted_budget_ends_the_job(world: World, returned: bool) -> None:
     lost, other = (1, 0) if returned else (0, 1)
     assert (job.tasks[lost].state, job.tasks[other].state) == (S.WORKER_FAILED, S.COSCHED_FAILED)
     assert (world.busy(), dict(world.state.holders)) == (set(), {})
-
-
-def test_exhausted_budget_of_one_task_ends_the_job(world: World) -> None:
-    job = world.start_tasks(replicas=3, max_retries_preemption=0)
-    instructions = restart(world)
-    assert instructions.finished == ["job"]
-    assert Counter(task_states(job)) == {S.KILLED: 2, S.WORKER_FAILED: 1}
-    assert (job.preemptions, world.busy()) == (1, set())
-
-
-def test_single_tasks_are_charged_one_by_one(world: World) -> None:
-    job = world.submit_tasks(replicas=3, max_retries_preemption=1)
-    world.schedule()
-    world.report(job, S.RUNNING, 0)
-    world.report(job, S.RUNNING, 1)
-    instructions = restart(world)
-    assert {stop.attempt.gang for stop in instructions.stop} == {0, 1, 2}
-    assert [gang.preemptions for gang in job.gangs] == [1, 1, 0]
-    assert (task_states(job), world.busy()) == ([S.PENDING] * 3, set())
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -169,16 +113,6 @@ def test_job_whose_results_kill_its_pool_exhausts_budget(world: World) -> None:
     assert (job.gangs[0].preemptions, pauses[:3]) == (4, [0.0, 1.0, 2.0])
     assert (instructions.finished, job.state, job.failures) == (["job"], JobState.WORKER_FAILED, 0)
     assert "results were lost" in (job.error or "")
-
-
-def test_finally_lost_results_of_one_task_end_job_once(world: World) -> None:
-    job = world.submit_tasks(replicas=3, max_retries_preemption=0)
-    world.schedule()
-    world.report(job, S.SUCCEEDED, 0)
-    world.report(job, S.SUCCEEDED, 1)
-    instructions = restart(world)  # the third has not begun
-    assert (instructions.finished, [stop.attempt.gang for stop in instructions.stop]) == (["job"], [2])
-    assert (task_states(job), job.preemptions) == ([S.WORKER_FAILED, S.SUCCEEDED, S.KILLED], 1)
 
 
 async def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
@@ -218,55 +152,6 @@ def test_gangs_whose_pool_dies_at_start_repeatedly_fail(world: World) -> None:
     assert {charged(job) for job in jobs} == {(2, QUICK_ENDS_ARE_FAILURES)}
 
 
-def test_pool_dying_later_repeatedly_is_not_gangs_fault(world: World) -> None:
-    job = world.submit(max_retries_preemption=99)
-    for _ in range(3 * QUICK_ENDS_ARE_FAILURES):
-        start_again(world, job)
-        world.long_run()
-        restart(world)
-    assert charged(job) == (0, 3 * QUICK_ENDS_ARE_FAILURES)
-
-
-def test_ended_job_is_unaffected(world: World) -> None:
-    done = world.start("done")
-    world.report_all(done, S.SUCCEEDED)
-    failed = world.start("failed")
-    world.report(failed, S.FAILED)
-    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}, "their ends are not confirmed"
-    assert restart(world) == Instructions()
-    assert (done.state, failed.state) == (JobState.SUCCEEDED, JobState.FAILED)
-    assert (world.busy(), dict(world.state.holders)) == (set(), {})
-
-
-def test_ending_attempt_is_gone_while_next_is_charged(world: World) -> None:
-    job = world.start(max_retries_failure=1, max_retries_preemption=1)
-    world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
-    world.schedule()
-    world.report_all(job, S.RUNNING)
-    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
-    assert [stop.attempt.number for stop in restart(world).stop] == [2]
-    assert (charged(job), world.busy()) == ((1, 1), set())
-
-
-def test_gangs_notice_is_forgotten_with_its_attempt(world: World) -> None:
-    job = world.start(max_retries_preemption=1)
-    world.do(WorkerDrainedEvent("a-0", "preempted"))
-    assert job.gang.notice is not None
-    restart(world)
-    assert job.gang.notice is None
-
-
-def test_late_reports_of_old_pool_process_change_nothing(world: World) -> None:
-    job = world.start(max_retries_preemption=1)
-    restart(world)
-    world.schedule()
-    for state in (S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED):
-        assert world.report(job, state, attempt=1) == Instructions()
-    world.confirm(job, 1)
-    assert (job.gang.attempt, task_states(job), charged(job)) == (2, [S.ASSIGNED] * 2, (0, 1))
-
-
 # -- spares and slices ----------------------------------------------------------------------------------------------
 
 
@@ -286,23 +171,6 @@ def test_spares_of_dead_pool_are_dropped(world: World, budget: int) -> None:
     assert instructions.dropped[0] == DropSpare(instructions.dropped[0].job_id, "pool-a")
     assert (spares_of(world), world.busy()) == ([], set())
     assert dict(world.state.holders) == {}, "its new process holds none of these slices"
-
-
-def test_spare_with_unconfirmed_end_is_gone(world: World) -> None:
-    world.start(spares=1, max_retries_preemption=1)
-    world.schedule()
-    (spare,) = spares_of(world)
-    world.dispatch_fails(spare)
-    restart(world)
-    assert (spares_of(world), world.busy(), dict(world.state.holders)) == ([], set(), {})
-
-
-def test_warm_slices_of_dead_pool_have_no_holder(world: World) -> None:
-    world.keep_warm("pool-a")
-    world.do(SliceHeldEvent("gone meanwhile", "pool-a"))
-    world.do(SliceHeldEvent("c", "pool-b"))
-    assert restart(world) == Instructions()
-    assert dict(world.state.holders) == {"c": "pool-b"}
 
 
 def test_slice_promised_to_another_pool_goes_to_it(world: World) -> None:
@@ -332,9 +200,3 @@ def test_other_pools_are_not_touched(world: World) -> None:
     assert repr((other, tasks, spare)) == before
     assert (dict(world.state.holders), world.busy()) == (held, busy)
     assert charged(job) == (0, 1)
-
-
-def test_restart_of_unknown_pool_changes_nothing(world: World) -> None:
-    job = world.start()
-    assert world.do(PoolRestartedEvent("pool-x")) == Instructions()
-    assert (job.state, charged(job)) == (JobState.RUNNING, (0, 0))

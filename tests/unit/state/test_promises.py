@@ -14,7 +14,6 @@ from iris_ray.state.events import (
     AttemptSavesEvent,
     GangMovedEvent,
     JobCancelledEvent,
-    JobRestoredEvent,
     JobYieldsEvent,
     MaintenanceCalledOffEvent,
     PromiseEvent,
@@ -122,7 +121,6 @@ def test_gangs_last_eviction_outweighs_its_asking_for_notices(world: World, asks
     tells(world, victim, heeds=True)
     assert victim.gang.heeds_notices is heeds
     assert [*world.state.heeding[BATCH]] == ([victim.current_attempt(victim.gang)] if heeds else [])
-    world.check()
 
 
 def test_attempt_that_was_never_started_says_nothing_about_heeding(world: World) -> None:
@@ -157,13 +155,9 @@ def test_evictions_of_the_past_hour_are_known_by_gang_and_owner(world: World) ->
     at = world.now
     assert victim.gang.evicted_at == (at,)
     assert world.state.evicted_at == {Owner(victim.spec.user): [at]}
-    successor = World()
+    successor = World(*"ab")
     successor.now = world.now
-    for name in "ab":
-        successor.add_slice(name)
-    record = world.state.record("batch")
-    assert record is not None
-    successor.do(JobRestoredEvent(record))
+    successor.restore(world, "batch")
     assert successor.state.evicted_at == {Owner(victim.spec.user): [at]}
 
 
@@ -212,16 +206,6 @@ def test_eviction_is_called_off_if_taker_needs_nothing(world: World, how: str) -
         assert victim.evictions == 0
 
 
-def test_host_notice_returns_when_eviction_is_called_off(world: World) -> None:
-    """It was less urgent than the eviction."""
-    world.start("other", max_retries_preemption=3)
-    victim = batch(world)
-    world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 600.0))
-    production(world)
-    world.schedule()
-    assert victim.gang.eviction is None, "a slice that is to go is of no use"
-
-
 def test_eviction_is_told_when_nearer_maintenance_is_called_off(world: World) -> None:
     victim = batch(world, slices=(2,))
     doomed, taken = victim.gang.groups
@@ -235,68 +219,6 @@ def test_eviction_is_told_when_nearer_maintenance_is_called_off(world: World) ->
     (told,) = world.do(MaintenanceCalledOffEvent(f"{doomed}-0")).notices
     assert told.notice == victim.gang.notice
     assert (told.notice.kind, told.notice.deadline) == (NoticeKind.EVICTION, world.now + GRACE_S)
-
-
-def test_lower_band_spares_go_at_once(world: World) -> None:
-    parent = batch(world, spares=1)
-    world.schedule()
-    spare = world.state.jobs["batch/spare-1"]
-    assert spare.gang.placed
-    taker = production(world)
-    plan = world.plan()
-    instructions = world.do(asked_to_leave(plan)[0])
-    assert [dropped.job_id for dropped in instructions.dropped] == ["batch/spare-1"]
-    assert not instructions.notices
-    assert "batch/spare-2" in world.state.jobs
-    world.schedule()
-    assert taker.gang.placed
-    assert parent.gang.eviction is None
-    assert not world.state.jobs["batch/spare-2"].gang.placed
-
-
-def test_recently_started_attempt_is_not_evicted(world: World) -> None:
-    """The minimum time is 2 min for BATCH, and 10 min for INTERACTIVE."""
-    young = world.start("young", priority=BATCH, max_retries_preemption=3)
-    middle = world.start("middle", priority=INTERACTIVE, max_retries_preemption=3)
-    taker = production(world, slices=(2,))
-    for seconds, evictions in ((119.0, 0), (2.0, 0), (478.0, 0), (2.0, 1)):
-        world.now += seconds
-        assert len(asked_to_leave(world.plan())) == evictions, world.now
-    world.schedule()
-    assert {
-        young.gang.eviction and young.gang.eviction.job_id,
-        middle.gang.eviction and middle.gang.eviction.job_id,
-    } == {taker.spec.job_id}
-
-
-def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
-    victim = batch(world, slices=(2,))
-    taker = production(world, slices=(2,))
-    world.schedule()
-    pass_time(world, GRACE_S)
-    world.confirm(victim)
-    world.schedule()
-    world.report_all(taker, S.RUNNING)
-    world.now += 10_000.0
-    assert not asked_to_leave(world.plan())
-    assert not world.plan().assignments
-
-
-def test_evicted_gang_comes_first_in_its_band(world: World) -> None:
-    """Like any gang that has just lost its hosts, it goes before jobs that have waited for longer."""
-    world.start("other", max_retries_preemption=3)
-    victim = batch(world)
-    waiting = world.submit("waiting", priority=BATCH, user="modest")
-    taker = production(world)
-    world.schedule()
-    pass_time(world, GRACE_S)
-    world.confirm(victim)
-    world.schedule()
-    assert taker.gang.placed
-    world.report_all(taker, S.RUNNING)
-    world.finish(taker)
-    world.schedule()
-    assert (victim.gang.placed, waiting.gang.placed) == (True, False)
 
 
 def test_victims_are_lower_bands_on_kept_hosts_only(world: World) -> None:
@@ -333,20 +255,3 @@ def test_single_tasks_take_and_give_hosts(world: World) -> None:
     world.schedule()
     assert all(gang.placed for gang in taker.gangs)
     assert tasks.evictions == 3
-
-
-def test_last_victim_gives_way_although_another_task_was_placed(world: World) -> None:
-    victim = world.start_tasks("victim", 1, priority=BATCH)
-    others = world.start_tasks("others", 3, priority=INTERACTIVE)
-    world.now += 1000.0
-    taker = world.submit_tasks("taker", 3, priority=INTERACTIVE)
-    world.schedule()
-    assert victim.gang.eviction is not None
-    kept = promised(taker)
-    assert len(kept) == 1
-    world.report(others, S.SUCCEEDED, 2)
-    world.confirm(others, index=2)
-    world.schedule()
-    assert [gang.placed for gang in taker.gangs] == [True, False, False]
-    assert promised(taker) == kept
-    assert victim.gang.eviction is not None

@@ -61,23 +61,6 @@ def test_three_failures_of_one_user_close_host_to_that_user(world: World, fault:
     assert placed(world, "bob") == ("a",)
 
 
-def test_user_gets_quarantined_host_without_alternative(world: World) -> None:
-    """Such as the only slice of its size."""
-    world.lose("b-0")
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
-    assert placed(world, "ann") == ("a",)
-
-
-def test_waiting_job_names_avoided_hosts(world: World) -> None:
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
-    world.start("other", user="bob", slices=(1,))
-    world.start("another", user="bob", slices=(1,))
-    world.submit("new", user="ann")
-    assert "it avoids a for a while" in world.why("new")
-
-
 def test_user_failing_on_other_hosts_is_the_cause(world: World) -> None:
     """A script that crashes again and again, each time as a new job, closes nothing."""
     blame(world, "b-0")
@@ -142,13 +125,6 @@ def test_host_faults_and_user_failures_are_counted_separately(world: World) -> N
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_user_failing_everywhere_is_no_second_witness(world: World) -> None:
-    blame(world, "b-0", "bob")
-    for user in ("ann", "ann", "bob", "bob"):
-        blame(world, "a-0", user)
-    assert (avoided(world), quarantined(world)) == ({}, set())
-
-
 def test_host_reopens_when_one_of_two_users_is_the_cause(world: World) -> None:
     close_to_all(world, "a-0")
     blame(world, "b-0", "bob")
@@ -176,19 +152,6 @@ def test_failures_are_forgotten_after_an_hour(world: World) -> None:
     assert (avoided(world), quarantined(world)) == ({}, set())
 
 
-def test_host_reopens_after_quarantine_with_clean_record(world: World) -> None:
-    close_to_all(world, "a-0")
-    world.now += QUARANTINE_S - 1
-    world.do(TimePassedEvent(world.now))
-    assert quarantined(world) == {"a-0"}
-    world.now += 1
-    world.do(TimePassedEvent(world.now))
-    assert quarantined(world) == set()
-    assert placed(world, "ann") == ("a",)
-    blame(world, "a-0")
-    assert quarantined(world) == set()
-
-
 def test_lifting_the_taint_forgives_failures(world: World) -> None:
     for user in ("ann", "bob"):
         blame(world, "a-0", user)
@@ -200,20 +163,6 @@ def test_lifting_the_taint_forgives_failures(world: World) -> None:
     assert quarantined(world) == {"a-0"}
     world.do(TaintLiftedEvent("a-0", QUARANTINE))
     assert quarantined(world) == set()
-
-
-def test_lifting_another_taint_forgives_nothing(world: World) -> None:
-    for user in ("ann", "bob"):
-        blame(world, "a-0", user)
-    world.do(TaintLiftedEvent("a-0", "drained"))
-    blame(world, "a-0")
-    assert quarantined(world) == {"a-0"}
-
-
-def test_gone_host_is_not_blamed(world: World) -> None:
-    world.lose("a-0")
-    close_to_all(world, "a-0")
-    assert (avoided(world), quarantined(world)) == ({}, set())
 
 
 @pytest.mark.parametrize("expired", [True, False])

@@ -7,8 +7,8 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
 from iris_ray.state.attempt_ends import RETURNING_S
-from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
-from tests.support.worlds import S, World, asked_to_leave
+from iris_ray.state.events import WorkerSuspectedEvent
+from tests.support.worlds import S, World, add_slices, asked_to_leave
 
 
 @pytest.fixture
@@ -45,7 +45,6 @@ def test_returning_gang_precedes_band_once_old_attempt_is_gone(world: World) -> 
     world.schedule()
     assert job.gang.groups == ("d", "c")
     assert other.state is JobState.PENDING
-    world.state.check()
 
 
 def test_returning_gang_does_not_precede_higher_band(world: World) -> None:
@@ -83,17 +82,6 @@ def test_pausing_gang_keeps_nothing(world: World) -> None:
     assert running(world) == {"job": ("c", "b"), "rival": ("a",)}
 
 
-def test_returning_gang_keeps_all_its_hosts(world: World) -> None:
-    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
-    rival(world)
-    world.report(job, S.WORKER_FAILED)
-    assert world.schedule() == {}
-    assert world.plan().pending_reasons["job"].kept == ("a", "b", "c")
-    world.confirm(job)
-    world.schedule()
-    assert running(world) == {"job": ("a", "b", "c")}
-
-
 def test_returning_gang_keeps_no_more_than_it_had(world: World) -> None:
     world.start("other", slices=(2,))
     job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
@@ -105,24 +93,9 @@ def test_returning_gang_keeps_no_more_than_it_had(world: World) -> None:
     assert running(world) == {"rival": ("b",)}  # two were free for the gang, but it had one
 
 
-def test_two_returning_gangs_keep_their_own_hosts(world: World) -> None:
-    """When many hosts are preempted at the same time."""
-    world.add_slice("d")
-    first = world.start("first", slices=(2,), max_retries_preemption=5)
-    second = world.start("second", slices=(2,), max_retries_preemption=5)
-    assert (first.gang.groups, second.gang.groups) == (("a", "b"), ("c", "d"))
-    for job in (first, second):
-        world.report(job, S.WORKER_FAILED)  # what they had is about to be free
-    rival(world)
-    assert world.schedule() == {}
-    waiting = world.plan().pending_reasons
-    assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "d"))
-
-
 def test_returning_gang_keeps_nothing_twice(world: World) -> None:
     """What is kept for one that returns, too, is of no use to the next, however near to being free."""
-    for name in ("d", "e"):
-        world.add_slice(name)
+    add_slices(world, "d", "e")
     first = world.start("first", slices=(2,), max_retries_preemption=5)
     second = world.start("second", slices=(2,), max_retries_preemption=5)
     world.start("other")
@@ -149,60 +122,6 @@ def test_gang_not_returning_in_time_delays_no_job(world: World) -> None:
     assert running(world) == {"rival": ("a",)}
 
 
-def test_gang_unable_to_return_delays_no_job(world: World) -> None:
-    job = world.start(slices=(3,), max_retries_preemption=5)
-    rival(world)
-    lose_slice(world, "c")
-    world.confirm(job)
-    world.schedule()
-    assert running(world) == {"rival": ("a",)}
-
-
-def test_time_to_return_begins_after_the_pause(world: World) -> None:
-    job = world.start(max_retries_preemption=5)
-    world.report(job, S.WORKER_FAILED)
-    job.gang.quick_ends = 3
-    world.confirm(job)
-    world.schedule()
-    world.report_all(job, S.RUNNING)
-    world.report(job, S.WORKER_FAILED)
-    assert job.gang.returning_until == job.gang.not_before + RETURNING_S == world.now + 4.0 + RETURNING_S
-
-
-def test_returning_job_is_not_called_starving(world: World) -> None:
-    job = world.start(slices=(3,), max_retries_preemption=5)
-    job.gang.waiting_since = -10_000.0
-    world.report(job, S.WORKER_FAILED)
-    assert world.plan().starving == []
-
-
-def test_single_tasks_do_not_return(world: World) -> None:
-    """Each finds a host anywhere."""
-    job = world.start_tasks(replicas=6)
-    rival(world, "one", coscheduling=None, replicas=1)
-    world.report(job, S.WORKER_FAILED, 0)
-    world.confirm(job)
-    assert list(world.schedule()) == ["one"]
-
-
-def test_spares_do_not_return(world: World) -> None:
-    """Nothing is lost if a spare comes later."""
-    world.start("other")
-    world.start(spares=1, max_retries_preemption=5)
-    world.schedule()
-    (held,) = [job for job in world.state.jobs.values() if job.spec.spare_for]
-    world.report_all(held, S.RUNNING)
-    for ends in (True, False):
-        if ends:
-            world.report(held, S.WORKER_FAILED)
-        else:
-            world.do(GangMovedEvent(held.current_attempt(held.gang), "it has moved"))
-        assert held.gang.returning_until == 0.0
-        world.confirm(held, held.gang.attempt)
-        world.schedule()
-        assert held.gang.placed
-
-
 def test_spare_is_kept_until_survivors_are_free(world: World) -> None:
     """A host fails before the pool has reported it: the spare is dropped at once, but no other job gets it."""
     job = world.start(slices=(2,), spares=1, max_retries_preemption=5)
@@ -220,8 +139,7 @@ def test_spare_is_kept_until_survivors_are_free(world: World) -> None:
 
 def test_returning_gang_awaits_its_own_slice_though_others_are_free(world: World) -> None:
     """Its hosts have the checkpoints in memory. With two other slices free, the gang once moved there at once."""
-    for name in ("d", "e"):
-        world.add_slice(name)
+    add_slices(world, "d", "e")
     job = world.start(slices=(2,), max_retries_preemption=5)
     assert job.gang.groups == ("a", "b")
     lose_slice(world, "a")
@@ -229,12 +147,10 @@ def test_returning_gang_awaits_its_own_slice_though_others_are_free(world: World
     world.confirm(job, 1)
     world.schedule()
     assert job.gang.groups == ("c", "b")
-    world.state.check()
 
 
 def test_returning_gang_awaits_its_own_slice_for_seconds_only(world: World) -> None:
-    for name in ("d", "e"):
-        world.add_slice(name)
+    add_slices(world, "d", "e")
     job = world.start(slices=(2,), max_retries_preemption=5)
     lose_slice(world, "a")
     world.now += AWAITS_ITS_OWN_S

@@ -9,20 +9,13 @@ from iris_ray.errors import IllegalTransitionError, InvalidJobError
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.workers import TPU_VM_COUNT
-from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     GangAssignedEvent,
-    JobCancelledEvent,
-    JobRestoredEvent,
     TaskStateChangedEvent,
-    WorkerDrainedEvent,
 )
-from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import JobRecord
+from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.support.worlds import S, World, attempts, charged, gang_spec, host, task_states, tasks_spec
 
 
@@ -116,17 +109,6 @@ def test_lost_slice_returns_alone_on_another(world: World) -> None:
     assert (attempts(world), groups(job), charged(job)) == ([1, 2], [("a",), ("c",)], (0, 1))
 
 
-def test_crash_costs_only_its_slice_a_failure(world: World) -> None:
-    job = start(world, max_retries_failure=1)
-    instructions = world.report(job, S.FAILED, 3)
-    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 1), "boom")])
-    assert [gang.failures for gang in job.gangs] == [0, 1]
-    assert task_states(job) == [S.RUNNING, S.RUNNING, S.PENDING, S.PENDING]
-    world.confirm(job, attempt=1, index=2)
-    world.schedule()
-    assert groups(job) == [("a",), ("b",)], "its own slice, as it returns"
-
-
 def test_slice_that_fails_for_good_fails_the_job(world: World) -> None:
     job = start(world, max_retries_failure=0)
     instructions = world.report(job, S.FAILED, 2)
@@ -134,19 +116,6 @@ def test_slice_that_fails_for_good_fails_the_job(world: World) -> None:
     assert instructions.finished == ["job"]
     assert task_states(job) == [S.KILLED, S.KILLED, S.FAILED, S.COSCHED_FAILED]
     assert (job.state, job.gang_state(0), job.gang_state(1)) == (JobState.FAILED, JobState.KILLED, JobState.FAILED)
-
-
-def test_budget_of_lost_hosts_is_each_slices_own(world: World) -> None:
-    job = start(world, max_retries_preemption=1)
-    for node_id in ("a-0", "b-0"):
-        world.lose(node_id)
-    assert (job.state, [gang.preemptions for gang in job.gangs]) == (JobState.PENDING, [1, 1])
-
-
-def test_notice_reaches_only_the_slice_concerned(world: World) -> None:
-    start(world)
-    told = world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 60.0)).notices
-    assert [(type(one), one.attempt) for one in told] == [(NotifyGang, AttemptId("job", 1, 1))]
 
 
 def test_returning_slice_goes_before_other_jobs_but_its_siblings_do_not(world: World) -> None:
@@ -170,35 +139,6 @@ def test_job_succeeds_once_every_slice_has(world: World) -> None:
     assert (job.state, job.gang_state(1), world.busy()) == (JobState.RUNNING, JobState.SUCCEEDED, {"a-0", "a-1"})
     end_gang(world, job, 0)
     assert (job.state, world.busy()) == (JobState.SUCCEEDED, set())
-
-
-def test_slice_lost_after_its_return_is_not_run_again(world: World) -> None:
-    job = start(world)
-    end_gang(world, job, 1)
-    assert world.lose("b-0") == Instructions()
-    assert task_states(job)[2:] == [S.SUCCEEDED, S.SUCCEEDED]
-
-
-def test_cancelled_job_stops_every_slice(world: World) -> None:
-    job = start(world, slices=3)
-    stopped = world.do(JobCancelledEvent("job", "enough")).stop
-    assert [stop.attempt.gang for stop in stopped] == [0, 1, 2]
-    assert job.state is JobState.KILLED
-
-
-def test_record_restores_every_gang(world: World) -> None:
-    job = start(world)
-    world.lose("b-1")
-    record = world.state.record("job")
-    assert record is not None
-    restored = require_whole(JobRecord.joined(record.to_bytes()), "job")
-    state = ControllerState()
-    for number in range(2):
-        state.handle_event(host("a", number))
-    state.handle_event(JobRestoredEvent(restored))
-    state.check()
-    assert [gang.pending for gang in state.jobs["job"].gangs] == [False, True]
-    assert job.pending == state.jobs["job"].pending
 
 
 def test_report_of_another_slices_task_is_refused(world: World) -> None:
@@ -226,8 +166,3 @@ def test_report_of_another_slices_task_is_refused(world: World) -> None:
 def test_job_that_can_not_be_run_by_slice_is_refused(spec: Any, wrong: str) -> None:
     with pytest.raises(InvalidJobError, match=wrong):
         spec()
-
-
-def test_tasks_count_on_all_slices(world: World) -> None:
-    spec = submit(world, slices=3).spec
-    assert (spec.num_gangs, spec.groups_per_gang, spec.most_tasks) == (3, (1,), 6)

@@ -4,9 +4,8 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
-from iris_ray.model.notices import NoticeKind
 from iris_ray.state import job_table
-from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
+from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent
 from iris_ray.state.job_table import STORY_LENGTH
 from tests.support.worlds import S, World, attempt_id, cpu_host
 
@@ -24,22 +23,6 @@ def test_refused_event_raises_with_jobs_story(world: World) -> None:
         "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=1, new_state=RUNNING",
         "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=0, new_state=SUCCEEDED",
     ]
-
-
-def test_refused_event_is_not_part_of_the_story(world: World) -> None:
-    job = world.start()
-    before = world.state.story("job")
-    with pytest.raises(IllegalTransitionError):
-        world.report(job, S.PENDING)
-    assert world.state.story("job") == before
-
-
-def test_event_for_unknown_job_is_refused_without_story(world: World) -> None:
-    world.submit()
-    (assignment,) = world.plan().assignments
-    with pytest.raises(IllegalTransitionError, match="there is no job") as refused:
-        World().do(assignment)
-    assert not hasattr(refused.value, "__notes__")
 
 
 def test_story_holds_only_the_latest_events(world: World) -> None:
@@ -80,26 +63,6 @@ def test_story_contains_no_user_text(world: World) -> None:
     assert "secret" not in str(story)
 
 
-def test_story_of_dropped_spare_is_forgotten(world: World) -> None:
-    job = world.start(max_retries_preemption=5)
-    world.do(WorkerDrainedEvent("a-0", "maintenance", NoticeKind.MAINTENANCE, 5000.0))
-    (spare,) = (other for other in world.state.jobs.values() if other.spec.spare_for)
-    world.schedule()
-    assert world.state.story(spare.spec.job_id)
-    world.report(job, S.FAILED)
-    assert world.state.story(spare.spec.job_id) == ()
-
-
-def test_story_of_forgotten_job_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    world.finish(world.start())
-    assert world.state.story("job")
-    for number in range(2):
-        world.finish(world.start(f"next-{number}"))
-    assert "job" not in world.state.jobs
-    assert world.state.story("job") == ()
-
-
 def test_late_report_about_forgotten_job_begins_no_story(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 0)
     job = world.start()
@@ -129,14 +92,6 @@ def test_refused_event_raises_with_its_gangs_story(world: World) -> None:
         "before: 100.000 TasksAssignedEvent, node_id=h",
         "before: 100.000 TaskStateChangedEvent, attempt 1 of many/task-3, task_index=3, new_state=RUNNING",
     ]
-
-
-def test_lost_host_appears_in_each_ended_gangs_story(world: World) -> None:
-    with_tasks(world, 3)
-    world.lose("h")
-    for gang in range(3):
-        assert world.state.story("many", gang)[-1].endswith("WorkerFailedEvent, node_id=h")
-    assert len(world.state.story("many")) == 1
 
 
 def test_stories_of_latest_active_gangs_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

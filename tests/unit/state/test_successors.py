@@ -9,8 +9,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.explanation import held_back
 from iris_ray.state import job_table
-from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, JobSubmittedEvent
-from iris_ray.state.records import JobRecord
+from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent
 from tests.support.worlds import S, World, gang_spec, tasks_spec
 
 
@@ -116,37 +115,22 @@ def test_scheduling_timeout_counts_from_entry_into_queue(world: World) -> None:
     assert not world.plan().timed_out
 
 
-def test_cancelled_successor_awaits_nothing(world: World) -> None:
-    first, last = world.start("first"), world.submit("last", after=["first"])
-    world.do(JobCancelledEvent("last", "enough"))
-    assert (last.state, last.awaits) == (JobState.KILLED, {})
-    world.finish(first)
-    assert last.state is JobState.KILLED
-
-
 def test_restarted_controller_knows_what_jobs_await(world: World) -> None:
     done = world.start("done")
     world.submit("first", slices=(2,))
     world.submit("last", after=["done", "first"])
     world.finish(done)
     new = World()
-    for job_id in world.state.jobs:
-        record = world.state.record(job_id)
-        assert record is not None
-        new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+    new.restore(world)
     assert new.state.jobs["last"].awaits == {"first": "succeeded"}
     assert [job.spec.job_id for job in new.state.pending()] == ["first"]
     new.do(JobCancelledEvent("first", "enough"))
     assert new.state.jobs["last"].state is JobState.UNSCHEDULABLE
-    new.check()
 
 
 def test_successor_of_a_job_whose_record_is_lost_ends(world: World) -> None:
     world.submit("first")
     world.submit("last", after=["first"])
-    record = world.state.record("last")
-    assert record is not None
     new = World()
-    new.do(JobRestoredEvent(JobRecord.joined(record.to_bytes())))
+    new.restore(world, "last")
     assert new.state.jobs["last"].error == "it comes after first, of which nothing is known any more"
-    new.check()

@@ -14,19 +14,16 @@ def test_jobs_of_a_kind_are_together_by_age() -> None:
         world.submit(name, user=user)
     assert in_runs(world.state.pending()) == [["one", "two", "three"], ["other"]]
     assert [job.spec.job_id for job in world.state.pending()] == ["one", "other", "two", "three"]
-    world.check()
 
 
 def test_job_that_has_run_is_apart() -> None:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     one = world.start("one", max_retries_preemption=1)
     world.submit("two")
     assert in_runs(world.state.pending()) == [["two"]]
     world.lose("a-1")
     assert one in world.state.pending()
     assert in_runs(world.state.pending()) == [["two"], ["one"]]
-    world.check()
 
 
 def test_younger_job_that_has_waited_longer_begins_a_run() -> None:
@@ -35,7 +32,6 @@ def test_younger_job_that_has_waited_longer_begins_a_run() -> None:
         world.now = now
         world.submit(name)
     assert in_runs(world.state.pending()) == [["one", "two"], ["back", "late"]]
-    world.check()
 
 
 def test_any_order_will_do() -> None:

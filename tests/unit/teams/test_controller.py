@@ -121,10 +121,7 @@ def test_part_without_quota_is_told_of_the_team_above() -> None:
 @pytest.fixture
 def world() -> World:
     """Two slices of eight chips each."""
-    world = World()
-    for name in ("v4-16-0", "v4-16-1"):
-        world.add_slice(name)
-    return world
+    return World("v4-16-0", "v4-16-1")
 
 
 def set_teams(world: World, *teams: Team) -> None:

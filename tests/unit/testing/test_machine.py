@@ -43,11 +43,15 @@ FAMILY = """
 """
 
 
+def family_on(machine: Machine, directory: Path) -> list[int]:
+    """Wait until a machine that runs `FAMILY` has only the command and the daemon, and return their pids."""
+    wait_until(lambda: (directory / "ready").exists() and machine.pids("sleep 1000") == machine.pids()[1:] != [])
+    return machine.pids()
+
+
 def test_machine_kill_ends_daemons_too(tmp_path: Path, lifeline: tuple[int, int]) -> None:
     machine = a_machine(FAMILY, tmp_path, lifeline[1])
-    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
-    pids = machine.pids()
-    wait_until(lambda: machine.pids("sleep 1000") == pids[1:])
+    pids = family_on(machine, tmp_path)
     machine.kill()
     assert not machine.running
     assert machine.pids() == []
@@ -57,7 +61,7 @@ def test_machine_kill_ends_daemons_too(tmp_path: Path, lifeline: tuple[int, int]
 
 def test_machine_freeze_stops_all_and_thaw_continues(tmp_path: Path, lifeline: tuple[int, int]) -> None:
     machine = a_machine(FAMILY, tmp_path, lifeline[1])
-    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
+    family_on(machine, tmp_path)
     machine.freeze()
     assert {psutil.Process(pid).status() for pid in machine.pids()} == {psutil.STATUS_STOPPED}
     machine.thaw()
@@ -76,8 +80,7 @@ def test_machine_ends_with_its_command(tmp_path: Path, lifeline: tuple[int, int]
 
 def test_machine_whose_command_was_killed_lives_until_killed(tmp_path: Path, lifeline: tuple[int, int]) -> None:
     machine = a_machine(FAMILY, tmp_path, lifeline[1])
-    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
-    command, daemon = machine.pids()
+    command, daemon = family_on(machine, tmp_path)
     machine.kill_command()
     wait_until(lambda: not psutil.pid_exists(command))
     assert machine.running

@@ -31,8 +31,7 @@ HEADER = records.HEADER + b"\n"
 
 
 def record_of_a_job() -> JobRecord:
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     world.start("bad")
     record = world.state.record("bad")
     assert record is not None
@@ -80,8 +79,7 @@ def test_incomplete_record_is_refused(data: bytes) -> None:
 
 def test_complete_record_is_accepted() -> None:
     for make in (lambda w: w.submit("bad"), lambda w: w.start("bad"), lambda w: w.submit_tasks("bad")):
-        world = World()
-        world.add_slice("a")
+        world = World("a")
         make(world)
         record = world.state.record("bad")
         assert record is not None

@@ -70,8 +70,7 @@ class FailingStore:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(write_ahead_log, "WRITE_AGAIN_S", 0.0)
-    world = World()
-    world.add_slice("a")
+    world = World("a")
     yield world
     world.check()
 

@@ -9,7 +9,6 @@ import pytest
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
 from iris_ray.cli.conventions import FAILED
 from iris_ray.errors import NotPermittedError
-from iris_ray.logs.core import LastLines
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (
@@ -131,8 +130,6 @@ def test_questions_and_lines_about_another_pools_job_are_refused(world: Controll
     world.start("theirs")
     with pytest.raises(NotPermittedError, match="theirs is not a job"):
         report(world, pool, "theirs", [])
-    with pytest.raises(NotPermittedError, match="theirs is not a job"):
-        ask(world, "note_last_lines", [LastLines("theirs", 0, 1, "node", 5, b"forged")], PoolProcess(pool, 1))
     with pytest.raises(NotPermittedError, match="theirs is not a job"):
         ask(world, "note_progress", GangProgress(ATTEMPT, 0.0, 1, "forged"), PoolProcess(pool, 1))
 

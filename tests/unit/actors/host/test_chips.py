@@ -27,7 +27,6 @@ from iris_ray.actors.host.chips import (
 )
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
@@ -36,7 +35,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.chip_holders import ChipHolder
-from tests.support.processes import TOKEN
+from tests.support.processes import TOKEN, earlier_than, identity_of, tree
 
 SOON = 0.2
 UNPRIVILEGED_USER = 65534
@@ -75,12 +74,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host = Host(tmp_path)
     yield host
     host.clear()
-
-
-def tree(process: ChipHolder | subprocess.Popen[bytes], token: str = "t") -> ProcessTree:
-    stat = stat_of(process.pid)
-    assert stat is not None
-    return ProcessTree(stat.pid, stat.started, token)
 
 
 def runs(holder: ChipHolder) -> bool:
@@ -181,7 +174,7 @@ def test_refusal_says_how_many_processes_were_uncheckable(host: Host, common: Pa
 
 def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> Unfit | None:
     """Return a host's answer to the adoption of a standby for its first task."""
-    answer = asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started, token))
+    answer = asyncio.run(actor.adopt("slice-a", None, *identity_of(standby), token))
     return answer if isinstance(answer, Unfit) else None
 
 
@@ -267,7 +260,7 @@ def test_standby_whose_pid_was_reused_is_not_adopted(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
-        asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started + 1, "t"))
+        asyncio.run(actor.adopt("slice-a", None, *earlier_than(standby), "t"))
     assert list(host.directory.rglob("*.json")) == [], "it is not recorded as ours"
 
 
@@ -279,7 +272,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
-        assert await actor.adopt("slice-a", None, task.pid, tree(task).started, TOKEN)
+        assert await actor.adopt("slice-a", None, *identity_of(task), TOKEN)
         TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
         task.kill()

@@ -14,7 +14,6 @@ from ray import cloudpickle
 
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
@@ -22,6 +21,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.processes import identity_of
 
 FULL = Path("/dev/full")
 """Every write to it fails with ENOSPC."""
@@ -36,15 +36,13 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], None] = lambda: None) -> list[Any]:
     """What a host answers each time when it is to take this process; it always answers that it is there."""
-    stat = stat_of(standby.pid)
-    assert stat is not None
-    started = stat.started
+    process = identity_of(standby)
 
     async def asked() -> list[Any]:
         actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, None)
         answers = []
         for _ in range(times):
-            answers.append(await actor.adopt("slice-a", None, standby.pid, started, "token"))
+            answers.append(await actor.adopt("slice-a", None, *process, "token"))
             assert await actor.healthy()
             between()
         await actor._forget([pid for pid, watch in actor._watches.items() if watch.ended])

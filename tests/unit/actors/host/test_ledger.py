@@ -11,10 +11,12 @@ import pytest
 
 from iris_ray.actors.host import reaper
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree
-from iris_ray.actors.protocol.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
-from tests.support.processes import TOKEN, Nursery, alive, tree
+from iris_ray.processes.identity import ProcessIdentity
+from iris_ray.processes.subtree import pids
+from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree
+from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, tree
 
 
 def test_ledger_ends_processes_left_by_earlier_actor(nursery: Nursery, tmp_path: Path) -> None:
@@ -26,19 +28,19 @@ def test_ledger_ends_processes_left_by_earlier_actor(nursery: Nursery, tmp_path:
 
 
 def test_reaper_tries_again_after_an_error(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process, this = nursery.sleeper(), tree(psutil.Process())
+    process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
-    real, errors = psutil.pids, [OSError(errno.ENFILE, os.strerror(errno.ENFILE))]
+    errors = [OSError(errno.ENFILE, os.strerror(errno.ENFILE))]
 
-    def pids() -> list[int]:
+    def fail_once() -> list[int]:
         if errors:
             raise errors.pop()
-        return real()
+        return pids()
 
-    monkeypatch.setattr(psutil, "pids", pids)
+    monkeypatch.setattr("iris_ray.processes.tree.pids", fail_once)
     monkeypatch.setattr(reaper, "AGAIN_S", 0.01)
-    reaper.end_what_is_left(ledger, (this.pid, this.started))
+    reaper.end_what_is_left(ledger, ProcessIdentity.of_this_process())
     assert not errors
     assert not alive(process)
 
@@ -49,12 +51,12 @@ def test_ledger_ends_processes_named_by_task_and_children(nursery: Nursery, tmp_
     parent, (child,) = nursery.tree("child")
     ProcessLedger(tmp_path).record(tree(process))
     files = TaskFiles.of_process(tmp_path, process.pid)
-    files.add_member(parent.pid, tree(parent).started)
-    files.add_member(stranger.pid, tree(stranger).started + 1)  # another process had this pid
+    files.add_member(identity_of(parent))
+    files.add_member(earlier_than(stranger))  # another process had this pid
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not any(map(alive, (process, parent, child)))
     assert alive(stranger)
-    assert files.read_members() == {}
+    assert files.read_members() == set()
 
 
 @pytest.mark.parametrize("handler", ["lambda *_: (open(sys.argv[1], 'x'), sys.exit())", "signal.SIG_IGN"])
@@ -102,7 +104,7 @@ def test_shared_hosts_ledger_ends_only_tasks_of_ended_recorders(
     (entry,) = tmp_path.rglob("*.json")
     noted = json.loads(entry.read_text())
     assert noted["recorder"][0] == os.getpid()
-    entry.write_text(json.dumps(noted | {"recorder": [recorder.pid, tree(recorder).started]}))
+    entry.write_text(json.dumps(noted | {"recorder": identity_of(recorder)}))
     if not recorder_lives:
         recorder.kill()
         nursery.reap(recorder)
@@ -189,7 +191,7 @@ def test_ledger_keeps_temporarily_unreadable_entry(
     ledger.record(tree(process))
     with monkeypatch.context() as faulty:
         faulty.setattr(Path, "read_text", fail)
-        assert not ledger.owns(process)
+        assert not ledger.owns(process.pid)
         assert ledger.end_leftovers() == [f"pid {process.pid} (its record can't be read: Input/output error)"]
     assert alive(process)
     assert ledger.end_leftovers() == []
@@ -215,7 +217,7 @@ def test_ledger_ends_recorded_descendants_without_token(nursery: Nursery, tmp_pa
     ledger.record_descendants(one)
     parent.kill()
     nursery.reap(parent)
-    assert all(map(ProcessLedger(tmp_path).owns, children))
+    assert all(ProcessLedger(tmp_path).owns(child.pid) for child in children)
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not any(map(alive, children))
 
@@ -252,11 +254,12 @@ def test_notice_of_earlier_process_with_same_pid_is_gone(tmp_path: Path, when: s
 
 def test_process_reusing_pid_survives_forgetting_of_earlier_one(nursery: Nursery, tmp_path: Path) -> None:
     """Another actor on the host has recorded it; this one forgets its own tasks some time after they have ended."""
-    later = tree(nursery.sleeper())
+    process = nursery.sleeper()
+    later, earlier = tree(process), earlier_than(process)
     files = TaskFiles.of_process(tmp_path, later.pid)
     ProcessLedger(tmp_path, exclusive=False).record(later)
     files.started.touch()
-    ProcessLedger(tmp_path, exclusive=False).forget(ProcessTree(later.pid, later.started - 1, "earlier"))
+    ProcessLedger(tmp_path, exclusive=False).forget(ProcessTree(earlier, "earlier"))
     assert [path.stem for path in tmp_path.rglob("*.json")] == [str(later.pid)]
     assert files.started.exists()
 
@@ -280,7 +283,7 @@ def test_ledger_and_notice_are_written_concurrently(tmp_path: Path, nursery: Nur
     finally:
         over.set()
         recording.join()
-    assert ledger.owns(psutil.Process(process.pid))
+    assert ledger.owns(process.pid)
 
 
 def test_torn_line_of_named_process_is_ignored(nursery: Nursery, tmp_path: Path) -> None:
@@ -288,7 +291,7 @@ def test_torn_line_of_named_process_is_ignored(nursery: Nursery, tmp_path: Path)
     process, named = nursery.sleeper(), nursery.sleeper()
     ProcessLedger(tmp_path).record(tree(process))
     files = TaskFiles.of_process(tmp_path, process.pid)
-    files.add_member(named.pid, tree(named).started)
+    files.add_member(identity_of(named))
     with files.members.open("ab") as members:
         members.write(b"\0\0\0 \0\0\n\xff 12\n12")
     assert ProcessLedger(tmp_path).end_leftovers() == []

@@ -15,20 +15,31 @@ import psutil
 import pytest
 import ray
 
+from iris_ray.actors.host import notices as task_notices
 from iris_ray.actors.host import task_watch
-from iris_ray.actors.host import task_watch as task_notices
 from iris_ray.actors.host.chips import Devices, wait_until_free
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
-from tests.support.processes import NOTICE, PATIENCE_S, Child, Make, NoOutput, alive, started, tree, watched
+from iris_ray.processes.tree import ProcessTree
+from tests.support.processes import (
+    NOTICE,
+    PATIENCE_S,
+    Child,
+    Make,
+    NoOutput,
+    alive,
+    identity_of,
+    started,
+    tree,
+    watched,
+)
 
 SLEEP = "time.sleep(60)"
 SAVE = """
@@ -44,9 +55,7 @@ def test_host_ends_processes_named_by_task(make: Make, tmp_path: Path) -> None:
     other = make("while True: time.sleep(60)")
 
     async def end(watch: TaskWatch) -> bool:
-        stat = stat_of(other.process.pid)
-        assert stat is not None
-        TaskFiles.of_process(tmp_path, child.process.pid).add_member(stat.pid, stat.started)
+        TaskFiles.of_process(tmp_path, child.process.pid).add_member(identity_of(other.process))
         await watch.how_it_ended()
         await watch.end("enough")
         return other.process.poll() is None and alive(member)
@@ -64,9 +73,7 @@ async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -
     standby: Any = SimpleNamespace()
 
     async def adopt(process: subprocess.Popen[bytes]) -> None:
-        stat = stat_of(process.pid)
-        assert stat is not None
-        assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") == ""
+        assert await actor.adopt("slice-a", standby, *identity_of(process), "token") == ""
 
     for process in ending:
         await adopt(process)
@@ -331,7 +338,7 @@ async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
     ledger, watches = ProcessLedger(own_host), list[TaskWatch]()
     for child in children:
         one, devices = tree(psutil.Process(child.process.pid)), Devices(own_host / "lock", (chip,))
-        process = WatchedProcess(one.pid, one.started)
+        process = WatchedProcess(one.root)
         watches.append(TaskWatch(Standby(child), process, one, ledger, devices, NoOutput(), lambda: watches))
         child.start()
         child.says("holds")

@@ -10,8 +10,9 @@ import pytest
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import JobCancelledError
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, Task
@@ -103,17 +104,21 @@ async def test_notice_of_host_reaches_tasks_without_controller(cluster: VirtualC
 
 
 @played()
-async def test_tasks_hear_a_hosts_notice_once_though_controller_repeats_it(
-    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tasks_hear_a_hosts_notice_once(cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Controller does not repeat it to the pool that has told the Controller."""
     heard: list[float] = []
+    repeated: list[Notice] = []
     tell = Task.tell
 
     def heard_by(task: Task, notice: Notice) -> None:
         heard.append(notice.deadline)
         tell(task, notice)
 
+    async def notified(pool: SlicePoolManager, attempt: AttemptId, notice: Notice, epoch: int) -> None:
+        repeated.append(notice)
+
     monkeypatch.setattr(Task, "tell", heard_by)
+    monkeypatch.setattr(SlicePoolManager, "notify_attempt", notified)
     results = cluster.run("job", (1,))
     first = await cluster.runs("job", 2)
     deadline = time.time() + 12.0
@@ -122,6 +127,32 @@ async def test_tasks_hear_a_hosts_notice_once_though_controller_repeats_it(
         await cluster.pool.take_notice.remote(cluster.node_id(first[0].info.slice_name, 0), notice, time.time())
         await asyncio.sleep(1.0)
     assert heard == [deadline] * 2 + [deadline - 6.0] * 2
+    assert repeated == []
+    for task in first:
+        task.end.set_result(None)
+    await results
+
+
+@played()
+async def test_next_notice_is_told_while_controller_hangs(cluster: VirtualCluster) -> None:
+    """The first maintenance is called off. Another host's, later one then counts, and one after its deadline, too."""
+    results = cluster.run("job", (1,))
+    first = await cluster.runs("job", 2)
+    nodes = [cluster.node_id(first[0].info.slice_name, index) for index in range(2)]
+    began = time.time()
+    cluster.ray.freeze(cluster.controller())
+    for node, in_s in zip(nodes, (60.0, 90.0), strict=True):
+        cluster.pool.take_notice.remote(node, HostNotice(NoticeKind.MAINTENANCE, "repair", began + in_s), time.time())
+    await asyncio.sleep(1.0)
+    assert [round(task.notice.deadline - began) for task in first if task.notice] == [60, 60]
+    cluster.pool.maintenance_called_off.remote(nodes[0])
+    await asyncio.sleep(1.0)
+    assert [round(task.notice.deadline - began) for task in first if task.notice] == [90, 90]
+    await asyncio.sleep(120.0)
+    cluster.pool.take_notice.remote(nodes[1], HostNotice(NoticeKind.PREEMPTION, "it ends", began + 200.0), time.time())
+    await asyncio.sleep(1.0)
+    assert [round(task.notice.deadline - began) for task in first if task.notice] == [200, 200]
+    cluster.ray.thaw(cluster.controller())
     for task in first:
         task.end.set_result(None)
     await results

@@ -14,8 +14,6 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface, F
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.pool_interface import PoolInterface
-from iris_ray.sessions.core import SessionInterface
-from iris_ray.sessions.host import HostSession
 
 
 @pytest.mark.parametrize(
@@ -25,23 +23,19 @@ from iris_ray.sessions.host import HostSession
         (PoolInterface, SlicePoolManager),
         (HostInterface, TPUHostActor),
         (TaskInterface, TaskProcess),
-        (SessionInterface, HostSession),
     ],
 )
 def test_actor_has_the_methods_of_its_interface_and_no_others(interface: type, actor: type) -> None:
     assert dict(signatures(actor)) == dict(signatures(interface))
 
 
-def types(
-    controller: Controller, pool: SlicePoolManager, host: TPUHostActor, task: TaskProcess, session: HostSession
-) -> tuple[object, ...]:
+def types(controller: Controller, pool: SlicePoolManager, host: TPUHostActor, task: TaskProcess) -> tuple[object, ...]:
     """The types of arguments and results. This is never called: mypy checks it."""
     asked: ControllerInterface = controller
     runs: PoolInterface = pool
     watches: HostInterface = host
     works: TaskInterface = task
-    carries: SessionInterface = session
-    return asked, runs, watches, works, carries
+    return asked, runs, watches, works
 
 
 @pytest.mark.parametrize("name", ["list_jobs", "list_goodput", "list_tasks", "list_workers"])

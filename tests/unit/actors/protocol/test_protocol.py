@@ -101,7 +101,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     travelling = *orders, WasSet, GangProgress, Saves, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields, modules) == (16, METHODS, FIELDS, MODULES)
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (17, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -176,7 +176,7 @@ FIELDS = {
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],
     "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
-    "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
+    "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline", "told_by"],
     "MaintenanceCalledOffEvent": ["node_id"],
     "TaskStateChangedEvent": [
         "attempt",

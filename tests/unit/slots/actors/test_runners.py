@@ -8,20 +8,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
 from iris_ray.errors import InvalidSlotError, UnknownTPUTypeError
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors import runners
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding, visible_devices
-from iris_ray.slots.actors.slot_actor import ProcessIdentity
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import RunnerJoined, RunnerLost
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
+from tests.support.processes import earlier_than, identity_of
 from tests.support.slots import host_here
 
 # -- what is asked of hosts -------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def process() -> Iterator[ProcessIdentity]:
         assert made.stdout is not None
         for _ in range(2):
             assert made.stdout.readline() == "holds it\n"
-        yield ProcessIdentity(made.pid, psutil.Process(made.pid).create_time())
+        yield identity_of(made)
         made.communicate("\n\n")
 
 
@@ -271,5 +271,5 @@ def test_memory_of_processes_includes_children(process: ProcessIdentity, monkeyp
     agent = RunnerAgent({})
     used = asyncio.run(agent.memory([process]))
     assert 100 * MB < used < 150 * MB
-    gone = ProcessIdentity(process.pid, process.began - 100.0)
+    gone = earlier_than(process)
     assert asyncio.run(agent.memory([process, gone])) < 150 * MB, "another process has its pid"

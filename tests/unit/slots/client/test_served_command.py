@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors.model_call import ModelCall, StoppedError
 from iris_ray.slots.actors.runner_agent import RunnerAgent
-from iris_ray.slots.actors.slot_actor import LoadedModel, ProcessIdentity
+from iris_ray.slots.actors.slot_actor import LoadedModel
 from iris_ray.slots.client.served_command import ProgramAnswer, ServedCommand, ServedProgram
 from tests.support import served_program
 from tests.support.waiting import wait_until
@@ -118,10 +119,11 @@ def test_end_is_sigterm_then_the_whole_tree(model: LoadedModel, trace: Path) -> 
 
 def test_agent_ends_what_a_gone_slot_has_started(trace: Path) -> None:
     code = f"""
-import os, psutil
+import os
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
 ServedProgram(ServedCommand({[*PROGRAM, "--trace", str(trace)]!r}), "m").load()
-print(psutil.Process().create_time(), flush=True)
+print(ProcessIdentity.of_this_process().started, flush=True)
 os._exit(9)
 """
 
@@ -129,7 +131,7 @@ os._exit(9)
         slot = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
         said, _ = await slot.communicate()
         assert all(map(is_alive, pids(trace)))
-        process = ProcessIdentity(slot.pid, float(said.split()[-1]))
+        process = ProcessIdentity(slot.pid, int(said.split()[-1]))
         return await RunnerAgent.wait_gone(made, process, 20.0)
 
     made: Any = object.__new__(RunnerAgent)

@@ -25,7 +25,7 @@ from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.proofs import examples
-from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, plan, score_of
+from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, score_of
 from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0
@@ -77,17 +77,6 @@ def test_model_is_split_only_if_one_device_is_too_small() -> None:
     assert decision == Place(Allocation("a", (0, 1), (35 * GB, 35 * GB)))
 
 
-def test_memory_of_each_degree_is_as_given() -> None:
-    assert place(world(runners=(gpus(count=4),)), model(memory={3: 70 * GB})) == ("a", (0, 1, 2), set())
-    full = decide(world(runners=(gpus(count=2),)), SlotRequirement(model(memory={3: 70 * GB})), PlacementPolicy(), NOW)
-    assert isinstance(full, Never)
-
-
-def test_any_fitting_set_of_gpus_is_used() -> None:
-    snapshot = world(slot("s", 50, 0), slot("t", 50, 2), runners=(gpus(count=4),))
-    assert place(snapshot, model(memory={2: 40 * GB})) == ("a", (1, 3), set())
-
-
 def test_chips_are_exclusive_and_combined_as_neighbours() -> None:
     held = world(slot("s", 16, 1, runner="t"), runners=(chips(),))
     assert place(held, model(gigabytes=1, kind=DeviceKind.TPU)) == ("t", (0,), set())
@@ -97,27 +86,10 @@ def test_chips_are_exclusive_and_combined_as_neighbours() -> None:
     assert decision.allocation.bytes_each == (16 * GB, 16 * GB)
 
 
-def test_free_devices_come_before_eviction_unless_switched_off() -> None:
-    snapshot = world(slot("s", 45, 0), slot("t", 45, 1))
-    spec = model(memory={1: 60 * GB, 2: 35 * GB})
-    assert place(snapshot, spec) == ("a", (0, 1), set())
-    assert place(snapshot, spec, PlacementPolicy(spread_before_evicting=False)) == ("a", (0,), {"s"})
-
-
 def test_cheapest_then_smallest_then_stalest_slot_is_evicted() -> None:
     assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=4), model())[2] == {"t"}
     assert place(world(slot("s", 60, 0), slot("t", 70, 1), s=5, t=5), model())[2] == {"s"}
     assert place(world(slot("s", 60, 0, last_activity=9.0), slot("t", 60, 1)), model())[2] == {"t"}
-
-
-def test_two_small_slots_are_evicted_before_one_dear() -> None:
-    snapshot = world(slot("s", 30, 0), slot("t", 30, 0), slot("u", 80, 1), s=3, t=4, u=8)
-    assert place(snapshot, model(gigabytes=70))[2] == {"s", "t"}
-
-
-def test_no_more_is_evicted_than_needed() -> None:
-    snapshot = world(slot("s", 20, 0), slot("t", 20, 0), slot("u", 40, 0), runners=(gpus(count=1),))
-    assert place(snapshot, model(gigabytes=20))[2] == {"s"}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +108,6 @@ def test_protected_slots_are_never_evicted(kept) -> None:
     name = "model of s" if "of" not in kept else "m"
     snapshot = world(slot("s", 60, 0, **kept), runners=(gpus(count=1),))
     assert isinstance(decide(snapshot, SlotRequirement(model("m")), PlacementPolicy(), NOW), Full), name
-
-
-def test_nothing_is_evicted_if_insufficient() -> None:
-    snapshot = world(slot("s", 40, 0), slot("t", 40, 0, active={"r": 0.0}), runners=(gpus(count=1),))
-    assert isinstance(decide(snapshot, SlotRequirement(model(gigabytes=60)), PlacementPolicy(), NOW), Full)
 
 
 def test_memory_soon_free_is_preferred_to_more_evictions() -> None:
@@ -169,21 +136,6 @@ def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
     avoiding = decide(Snapshot(two), SlotRequirement(model(), frozenset({"a"})), PlacementPolicy(), NOW)
     assert isinstance(avoiding, Place)
     assert avoiding.allocation.runner_id == "b"
-
-
-def test_plan_for_queue_includes_each_earlier_decision() -> None:
-    queue = [SlotRequirement(model(f"m{number}", 50)) for number in range(3)]
-    first, second, third = plan(world(), queue, PlacementPolicy(), NOW)
-    assert isinstance(first, Place)
-    assert isinstance(second, Place)
-    assert first.allocation.devices != second.allocation.devices
-    assert isinstance(third, Full)
-
-
-def test_decision_leaves_snapshot_unchanged() -> None:
-    old = slot("s", 60, 0)
-    list(plan(world(old, runners=(gpus(count=1),)), [SlotRequirement(model())], PlacementPolicy(), NOW))
-    assert old.state is SlotState.READY
 
 
 def test_slot_becomes_evictable_by_time_alone() -> None:
@@ -273,25 +225,6 @@ def test_more_wide_slots_give_way_than_are_compared_in_all_combinations() -> Non
     assert (found[1], len(found[2])) == ((0, 1, 2, 3), 6)
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
-def test_price_of_what_leaves_for_its_group_counts() -> None:
-    runners = gpus("a", 1), gpus("b", 1)
-    slots = slot("s", 10, 0, of="g"), slot("u", 10, 0), slot("t", 60, 0, runner="b")
-    wanted = model("h", 40, **SPECIAL["h"])
-    assert place(world(*slots, runners=runners, s=5, u=1, t=3), wanted) == ("b", (0,), {"t"})
-    assert place(world(*slots, runners=runners, s=2, u=1, t=3), wanted) == ("a", (0,), {"s"})
-
-
-def test_refusal_of_a_group_is_not_that_of_its_shape() -> None:
-    allocator = Allocator(
-        fleet_of(world(slot("s", 10, 0, of="g", active={"r": 0.0}), runners=(gpus("a", 1),))), DEFAULT
-    )
-    assert isinstance(allocator.decide(SlotRequirement(model("h", **SPECIAL["h"])), NOW), Full)
-    assert isinstance(allocator.decide(SlotRequirement(model("m")), NOW), Place)
-
-
 # -- against the reference -------------------------------------------------------------------------------------------
 
 SIZES = st.sampled_from([10, 20, 30, 40, 60])
@@ -342,32 +275,6 @@ def test_chosen_plan_is_the_best_of_all(data, snapshot: Snapshot, spread: bool) 
     else:
         assert isinstance(decision, Place), decision
         assert score_of(decision, snapshot, requirement, policy, NOW) == best
-
-
-def test_runner_returning_with_fewer_devices_gets_what_fits() -> None:
-    fleet = SlotFleet()
-    allocator = Allocator(fleet, PlacementPolicy())
-    fleet.add_runner(gpus("a", 2))
-    for each in (slot("s", 80, 0), slot("t", 80, 1)):
-        fleet.adopt(replace(each, ready_at=NOW, last_activity=NOW))
-    assert isinstance(allocator.decide(SlotRequirement(model()), NOW), Full)
-    fleet.remove_runner("a")
-    fleet.add_runner(gpus("a", 1))
-    for now in (NOW, NOW + 20):  # when the slots that are gone would have been stale, too
-        decision = allocator.decide(SlotRequirement(model()), now)
-        assert isinstance(decision, Place)
-        assert decision.allocation.devices == (0,)
-
-
-def test_expected_runner_changes_nothing_for_present_ones() -> None:
-    pair = SlotRequirement(model("pair", memory={2: 30 * GB}))
-    fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
-    allocator = Allocator(fleet, DEFAULT)
-    first = allocator.decide(pair, NOW)
-    fleet.expect([gpus("b")], {})
-    assert allocator.decide(pair, NOW) == first
-    assert isinstance(first, Place)
-    assert first.evict
 
 
 @settings(max_examples=examples(40))

@@ -16,14 +16,6 @@ from tests.support.slots import model
 FIRST, SECOND = model("a").identity, model("b").identity
 
 
-def test_agenda_gives_each_entry_once_in_order() -> None:
-    agenda = SlotAgenda[SlotIdentity]()
-    agenda.note([SECOND, FIRST])
-    agenda.note([SECOND])
-    assert agenda.take(0.0) == [SECOND, FIRST]
-    assert agenda.take(0.0) == []
-
-
 def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
     agenda = SlotAgenda[SlotIdentity]()
     agenda.look_again(FIRST, 5.0)
@@ -33,17 +25,6 @@ def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
     assert agenda.take(4.9) == []
     agenda.look_again(FIRST, 3.0)
     assert agenda.take(5.0) == [FIRST]
-    assert agenda.next_time() == float("inf")
-
-
-@pytest.mark.parametrize("events", [1_000])
-def test_moved_times_leave_nothing_behind(events: int) -> None:
-    agenda = SlotAgenda[SlotIdentity]()
-    for number in range(events):
-        agenda.look_again(FIRST, 30.0 + number)
-        agenda.take(number / events)
-    assert agenda.next_time() == 30.0
-    assert agenda.take(30.0) == [FIRST]
     assert agenda.next_time() == float("inf")
 
 
@@ -104,28 +85,3 @@ def test_place_is_searched_when_slot_becomes_stale() -> None:
         w.now = w.reconciler.wakeup()
     assert w.answered["b"] == 1
     assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(10.0)
-
-
-def test_starving_request_is_looked_at_when_its_time_comes() -> None:
-    w = serving_world(A, B, policy=ServingPolicy(ageing_s=33.3))
-    w.ask("a", A.identity)
-    w.settle(serve=False)
-    w.ask("b", B.identity)
-    while w.now < 40.0:
-        w.now = w.reconciler.wakeup()
-        w.hear(ev.Tick())
-    assert w.reconciler.fleet.slots["slot-2"].created_at == pytest.approx(33.3)
-
-
-def test_place_is_searched_when_runner_opens() -> None:
-    w = serving_world(A)
-    w.hear(ev.RunnerClosed("a"))
-    w.ask("r", A.identity)
-    w.tick()
-    seen = decisions_of(w)
-    w.tick()
-    assert seen == []
-    w.hear(ev.RunnerClosed("a", closed=False))
-    assert seen == ["a"]
-    w.settle()
-    assert w.answered == {"r": 1}

@@ -65,22 +65,6 @@ def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where
     assert w.answered == {"a": 1, "b": 1}
 
 
-def test_slot_that_cannot_be_ended_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    w = serving_world(A, B, gpus_each=2)
-    for name, identity in (("a", A.identity), ("b", B.identity)):
-        w.ask(name, identity)
-        w.settle(serve=False)
-    with monkeypatch.context() as patch:
-        put_in(patch, ActiveRequests, "lose", A.identity)
-        for slot_id in list(w.reconciler.fleet.slots):
-            w.hear(ev.SlotEviction(slot_id))
-        w.run(70, serve=False)
-        assert [request.request_id for request in w.requeued] == ["b"]
-        assert len(w.alarms) == 1
-    w.run(6)
-    assert w.answered == {"a": 1, "b": 1}
-
-
 def test_lost_runner_reruns_requests_except_those_of_defective_model(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
     for name, identity in (("a", A.identity), ("b", B.identity)):

@@ -88,29 +88,6 @@ def test_leaving_runner_cuts_off_what_eviction_would_await() -> None:
     assert w.deleted == [("slot-1", "its host has to go")]
 
 
-def test_cut_off_request_goes_to_warm_slot_at_once() -> None:
-    w = serving_world(A, runners=2, replicas=2, policy=ServingPolicy(drain_s=1.0))
-    w.tick()
-    first, second = w.ready("a")
-    w.ask("r", A.identity)
-    (busy,) = (name for name in (first, second) if w.reconciler.fleet.slots[name].active)
-    w.hear(ev.SlotEviction(busy))
-    w.now += 1.5
-    w.hear(ev.Tick())
-    (free,) = {first, second} - {busy}
-    assert list(w.reconciler.fleet.slots[free].active) == ["r"]
-
-
-def test_cancelled_running_request_does_not_keep_only_seat() -> None:
-    w = serving_world(A, policy=ServingPolicy())
-    w.ask("hangs", A.identity)
-    w.settle(serve=False)
-    w.reconciler.handle(ev.RequestCancelled("hangs"), w.now)  # a thread that nobody can stop
-    w.ask("r", A.identity)
-    w.run(75, serve=False)
-    assert [process.requests for process in w.processes.values()] == [{"r"}]
-
-
 # -- runners ----------------------------------------------------------------------------------------------------------
 
 
@@ -152,13 +129,6 @@ def test_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
     assert idle(world) == {"one", "two"}
 
 
-def test_serving_slot_keeps_its_runner_however_long(world: SlotWorld) -> None:
-    world.ask("r", M.identity)
-    world.settle(serve=False)
-    world.tick(10 * STALE_S)
-    assert idle(world) == {"one", "two"} - {runner_of(world, "slot-1")}
-
-
 def test_kept_slots_keep_runners_and_missing_ones_need_room(world: SlotWorld) -> None:
     world.hear(ev.ModelRegistered(M, replicas=1))
     world.settle()
@@ -173,26 +143,3 @@ def test_waiting_requests_need_room(world: SlotWorld) -> None:
         world.lose(name)
     world.ask("r", M.identity)
     assert needs_room(world.reconciler)
-
-
-def test_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) -> None:
-    world.ask("r", M.identity)
-    world.settle(serve=False)
-    runner = runner_of(world, "slot-1")
-    world.hear(ev.RunnerClosed(runner))
-    assert runner not in idle(world)
-    world.end_request("r", "slot-1")
-    assert runner in idle(world)
-
-
-def test_failing_rule_keeps_runners_with_slots(world: SlotWorld) -> None:
-    world.ask("r", M.identity)
-    world.settle()
-    busy = runner_of(world, "slot-1")
-
-    def fails(runner_id: str, last_activity: float) -> float:
-        raise KeyError(runner_id)
-
-    world.reconciler.allocator.staleness.policy = PlacementPolicy(stale_at=fails)
-    world.tick(10 * STALE_S)
-    assert idle(world) == {"one", "two"} - {busy}

@@ -36,23 +36,6 @@ def test_model_replaces_what_it_may_not_be_beside(first: ModelSpec, second: Mode
         assert models_on(w) == [asked.name]
 
 
-def test_models_of_no_group_and_of_others_stay_together() -> None:
-    h = model("three", 10, group="h")
-    w = serving_world(ONE, h, OTHER, gpus_each=4)
-    for spec in (ONE, h, OTHER):
-        w.ask(spec.name, spec.identity)
-        w.settle()
-    assert models_on(w) == ["o", "one", "three"]
-
-
-def test_other_host_is_free_for_models_of_the_group() -> None:
-    w = serving_world(ONE, TWO, runners=2)
-    for spec in (ONE, TWO):
-        w.ask(spec.name, spec.identity)
-        w.settle()
-    assert (models_on(w, "a"), models_on(w, "b")) == (["one"], ["two"])
-
-
 def test_busy_slot_of_the_group_finishes_its_requests_first() -> None:
     w = serving_world(ONE, TWO, policy=POLICY)
     w.ask("long", ONE.identity)
@@ -64,20 +47,6 @@ def test_busy_slot_of_the_group_finishes_its_requests_first() -> None:
     w.run(2)
     assert w.answered == {"long": 1, "r": 1}
     assert models_on(w) == ["two"]
-
-
-def test_slot_stays_when_groups_other_model_is_unwanted() -> None:
-    w = serving_world(ONE, TWO, policy=POLICY)
-    w.ask("long", ONE.identity)
-    w.settle(serve=False)
-    w.ask("r", TWO.identity)
-    w.run(BOUND_S + 5, serve=False)
-    w.hear(ev.RequestCancelled("r"))
-    w.ask("next", ONE.identity)
-    w.end_request("long", "slot-1")
-    w.settle()
-    assert w.answered == {"long": 1, "next": 1}
-    assert not w.deleted
 
 
 def test_replica_of_the_group_is_not_evicted() -> None:
@@ -139,15 +108,3 @@ def test_idle_slot_ends_after_its_models_own_limit(idle_s: float | None, lives_s
         w.run(5)
     assert not w.processes or lives_s == math.inf
     assert w.now <= last + lives_s
-
-
-def test_limit_that_is_changed_holds_for_slots_that_run() -> None:
-    w = serving_world(model("m"), policy=POLICY)
-    w.ask("r", model("m").identity)
-    w.settle()
-    w.hear(ev.ModelRegistered(model("m", idle_s=20.0)))
-    w.run(10)
-    assert w.created == ["slot-1"]
-    assert w.processes
-    w.run(20)
-    assert not w.processes

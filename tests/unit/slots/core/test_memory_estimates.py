@@ -83,10 +83,6 @@ def test_estimate_adds_layers_cache_buffers_and_process(model: GGUFModel) -> Non
     }
 
 
-def test_degrees_may_be_given_singly(model: GGUFModel) -> None:
-    assert gguf_memory(model, context=100, degrees=iter([1, 2])) == gguf_memory(model, context=100, degrees=[1, 2])
-
-
 def test_context_beyond_models_limit_costs_nothing(model: GGUFModel) -> None:
     assert gguf_memory(model, context=10**6) == gguf_memory(model, context=4096)
 

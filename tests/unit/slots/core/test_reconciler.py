@@ -11,44 +11,8 @@ from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, RaiseAlarm, 
 from iris_ray.slots.core.models import Request
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot import SlotState
-from tests.support.slot_world import QUICK, A, B, C, SlotWorld, serving_world
+from tests.support.slot_world import A, B, C, serving_world
 from tests.support.slots import GB, chips, gpus, model
-
-
-def test_request_gets_slot_and_answer() -> None:
-    w = serving_world(A)
-    w.ask("r", A.identity)
-    w.settle()
-    assert w.answered == {"r": 1}
-    assert w.ready("a") == ["slot-1"]
-
-
-def test_warm_slot_serves_again_without_load() -> None:
-    w = serving_world(A)
-    for number in range(5):
-        w.ask(f"r{number}", A.identity)
-        w.settle()
-    assert w.created == ["slot-1"]
-
-
-def test_queue_fills_slots_and_starting_ones_count() -> None:
-    spec = model("a", 10, concurrency=2)
-    w = serving_world(spec, gpus_each=2)
-    for number in range(5):
-        w.ask(f"r{number}", spec.identity)
-    assert len(w.reconciler.fleet.slots) == 3
-    w.tick()
-    assert len(w.reconciler.fleet.slots) == 3
-
-
-def test_evicted_model_returns_when_requested() -> None:
-    w = serving_world(A, B)
-    for number, spec in enumerate([A, B, A]):
-        w.ask(f"r{number}", spec.identity)
-        w.run(2)
-    assert sorted(w.answered) == ["r0", "r1", "r2"]
-    assert w.ready("a") == ["slot-3"]
-    assert [reason for _, reason in w.deleted] == ["its memory is needed for b", "its memory is needed for a"]
 
 
 def test_requests_of_lost_runner_rerun_marked() -> None:
@@ -65,25 +29,6 @@ def test_requests_of_lost_runner_rerun_marked() -> None:
     assert [request.request_id for request in w.requeued] == ["r"]
     assert w.refused["once"].refusal is Refusal.LOST
     assert "must not be repeated" in w.refused["once"].reason
-
-
-@pytest.mark.parametrize("twice", [False, True])
-def test_late_or_repeated_ends_change_nothing(twice: bool) -> None:
-    w = serving_world(A)
-    w.ask("r", A.identity)
-    w.settle(serve=False)
-    w.end_request("r", "slot-1")
-    late: list[ev.Event] = [
-        ev.RequestEnded("r", "slot-1"),
-        ev.SlotReady("slot-1"),
-        ev.SlotEnded("slot-9"),
-        ev.RunnerLost("z"),
-    ]
-    for event in late:
-        w.hear(event)
-        if twice:
-            w.hear(event)
-    assert w.ready("a") == ["slot-1"]
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------
@@ -108,29 +53,6 @@ def test_refused_requests_leave_no_trace() -> None:
     assert len(w.reconciler.queue) == 0
 
 
-def test_cancelled_request_leaves_queue_or_slot() -> None:
-    w = serving_world(A)
-    w.ask("waits", A.identity)
-    w.hear(ev.RequestCancelled("waits"))
-    assert len(w.reconciler.queue) == 0
-    w.ask("runs", A.identity)
-    w.settle(serve=False)
-    w.hear(ev.RequestCancelled("runs"))
-    w.settle(serve=False)
-    assert not w.reconciler.active.by_id
-    assert w.answered == {}
-
-
-def test_cancelled_request_does_not_return_with_lost_runner() -> None:
-    w = serving_world(A)
-    w.ask("r", A.identity)
-    w.settle(serve=False)
-    w.hear(ev.RequestCancelled("r"))
-    w.lose("a")
-    assert len(w.reconciler.queue) == 0
-    assert not w.requeued
-
-
 # -- what is there and should not be, and the other way round --------------------------------------------------------
 
 
@@ -150,26 +72,6 @@ def test_orphaned_duplicate_and_mismatched_slots_end() -> None:
     w.hear(ev.RunnerReported(home, w.now, {slot.slot_id: B.identity}))
     w.settle()
     assert (slot.slot_id, "it serves b instead of a") in w.deleted
-
-
-def test_runner_gets_slots_only_after_reporting_empty() -> None:
-    w = SlotWorld(QUICK)
-    w.join(gpus("a", 1))
-    w.hear(ev.ModelRegistered(A))
-    w.ask("r", A.identity)
-    w.hear(ev.RunnerReported("a", w.now, {"ghost": B.identity}))
-    assert not w.reconciler.fleet.slots
-    w.hear(ev.RunnerReported("a", w.now, {}))
-    assert w.reconciler.fleet.slots
-
-
-def test_vanished_slot_is_made_again() -> None:
-    w = serving_world(A)
-    w.hear(ev.ModelRegistered(A, replicas=1))
-    w.settle()
-    w.processes.clear()
-    w.run(10)
-    assert w.ready("a") == ["slot-2"]
 
 
 def test_reports_are_requested_every_five_seconds() -> None:
@@ -257,17 +159,6 @@ def test_slot_of_old_code_ends_though_nobody_needs_place() -> None:
     assert w.reconciler.fleet.slots["slot-1"].state is SlotState.DRAINING
 
 
-def test_removed_model_leaves_no_request_behind() -> None:
-    w = serving_world(A, gpus_each=1)
-    w.ask("long", A.identity)
-    w.settle(serve=False)
-    w.hear(ev.ModelRemoved(A.identity))
-    w.crash("long")
-    w.run(10)
-    assert "long" not in w.reconciler.queue
-    assert "long" in w.refused
-
-
 def test_report_from_before_runner_rejoined_does_not_open_it() -> None:
     w = serving_world(A)
     w.now = 10.0
@@ -313,15 +204,6 @@ def test_reregistered_model_is_prewarmed_where_its_slots_end(gpus_each: int) -> 
     assert w.ready("a") == ["slot-3", "slot-4"]
 
 
-def test_long_idle_slots_end() -> None:
-    w = serving_world(A, policy=ServingPolicy(idle_s=60.0))
-    w.ask("r", A.identity)
-    w.run(50)
-    assert w.ready("a")
-    w.run(50)
-    assert not w.ready("a")
-
-
 def test_closed_runner_finishes_requests_and_gets_no_more() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
@@ -349,26 +231,6 @@ def test_operator_evicts_slot_and_removes_model() -> None:
     w.hear(ev.ModelRemoved(B.identity))
     w.settle()
     assert w.processes == {}
-
-
-def test_slot_of_raised_concurrency_fills_while_old_one_ends() -> None:
-    w = serving_world(model("a", 40), gpus_each=2)
-    w.ask("old", A.identity)
-    w.settle(serve=False)
-    more = model("a", 40, concurrency=4)
-    w.hear(ev.ModelRegistered(more))
-    for number in range(4):
-        w.ask(f"r{number}", more.identity)
-    w.settle(serve=False)
-    assert [len(process.requests) for process in w.processes.values()] == [1, 4]
-
-
-def test_model_reregistered_with_other_memory_is_reloaded() -> None:
-    w = serving_world(A, replicas=1)
-    w.hear(ev.ModelRegistered(model("a", 30), replicas=1))
-    w.settle()
-    assert w.ready("a") == ["slot-2"]
-    assert w.processes["slot-2"].allocation.bytes_each == (30 * GB,)
 
 
 def test_next_tick_is_next_deadline_or_five_seconds() -> None:
@@ -409,14 +271,6 @@ def test_models_load_concurrently() -> None:
     for spec in (A, B, C):
         w.ask(f"for {spec.name}", spec.identity)
     assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.STARTING] * 3
-
-
-def test_model_in_demand_gets_several_slots() -> None:
-    w = serving_world(A, runners=3)
-    for number in range(9):
-        w.ask(f"r{number}", A.identity)
-    w.settle(serve=False)
-    assert len(w.ready("a")) == 3
 
 
 def test_reports_make_no_duplicate_slots() -> None:

@@ -45,12 +45,6 @@ def test_waiting_bytes_are_limited_except_for_one_request() -> None:
         queue.add(request("d", size=1))
 
 
-def test_first_come_first_served_within_priority() -> None:
-    queue = queue_of(request("a"), request("b"), request("c", priority=True), request("d", priority=True))
-    assert order(queue) == ["c", "d", "a", "b"]
-    assert queue.take(M)[0].request_id == "c"
-
-
 def test_models_are_ordered_by_first_request() -> None:
     queue = queue_of(request("a"), request("b", N), request("c"), request("d", N, priority=True))
     assert queue.in_turn([M, N]) == [N, M]
@@ -76,24 +70,11 @@ def test_request_put_back_keeps_its_turn_in_full_queue() -> None:
     assert order(queue) == ["a", "b", "c"]
 
 
-def test_expired_requests_leave_and_others_stay() -> None:
-    queue = queue_of(request("a", deadline=5.0), request("b", deadline=9.0), request("c"))
-    assert [each.request_id for each in queue.expired(5.0)] == ["a"]
-    assert queue.next_deadline() == 9.0
-    assert order(queue) == ["b", "c"]
-
-
 def test_reused_id_has_no_old_deadline() -> None:
     queue = queue_of(request("a", deadline=5.0))
     queue.remove("a")
     queue.add(request("a", deadline=50.0))
     assert queue.expired(6.0) == []
-
-
-def test_longest_waiting_request_may_lack_priority() -> None:
-    queue = queue_of(request("a", at=1.0), request("b", at=2.0, priority=True))
-    assert queue.oldest(M) == 1.0
-    assert queue.oldest(N) == float("inf")
 
 
 @settings(max_examples=examples(100))

@@ -8,8 +8,6 @@ from iris_ray.errors import InvalidSlotError
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.instructions import Refusal
 from iris_ray.slots.core.models import Request, WorkloadKind
-from iris_ray.slots.core.policy import ServingPolicy
-from iris_ray.slots.core.reconciler import idle_runners
 from tests.support.slot_world import QUICK, A, B, SlotWorld, serving_world
 from tests.support.slots import gpus, model
 
@@ -24,16 +22,6 @@ def run(w: SlotWorld, seconds: int, *sessions: str) -> None:
         w.run(1)
 
 
-def test_used_session_keeps_slot_and_runner() -> None:
-    w = serving_world(A, B, policy=POLICY)
-    w.open("s", A.identity)
-    w.settle()
-    assert list(w.open_sessions()) == ["s"]
-    run(w, 100, "s")
-    assert w.open_sessions()["s"].slot_id == "slot-1"
-    assert idle_runners(w.reconciler, w.now) == set()
-
-
 def test_session_takes_one_seat_and_requests_the_others() -> None:
     w = serving_world(PAIR, policy=POLICY)
     w.open("s", PAIR.identity)
@@ -43,21 +31,6 @@ def test_session_takes_one_seat_and_requests_the_others() -> None:
     assert w.processes["slot-1"].requests == {"r1"}
     w.settle()
     assert sorted(w.answered) == ["r1", "r2"]
-
-
-def test_closed_session_frees_slot_after_its_call() -> None:
-    w = serving_world(A, B, policy=POLICY)
-    w.open("s", A.identity)
-    w.settle()
-    w.begin_call("s")
-    w.hear(ev.RequestCancelled("s"))
-    w.ask("r", B.identity)
-    w.settle()
-    assert w.ready("a") == ["slot-1"]
-    w.end_call("s")
-    w.settle()
-    assert w.answered == {"r": 1}
-    assert w.ended["s"] == "it was closed"
 
 
 @pytest.mark.parametrize(
@@ -75,16 +48,6 @@ def test_session_ends_when_idle_or_client_silent(ago: float | None, reason: str)
     assert bool(w.reconciler.active.by_id) is (not reason)
 
 
-def test_waiting_session_has_deadline_and_full_queue_refuses_it() -> None:
-    w = serving_world(A, policy=ServingPolicy(most_waiting=1))
-    w.stuck.add("a")
-    w.open("late", A.identity, deadline=5.0)
-    w.open("one too many", A.identity)
-    w.run(6)
-    assert w.refused["late"].refusal is Refusal.EXPIRED
-    assert w.refused["one too many"].refusal is Refusal.QUEUE_FULL
-
-
 def test_lost_slot_ends_its_sessions_for_good() -> None:
     w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.identity)
@@ -99,18 +62,6 @@ def test_lost_slot_ends_its_sessions_for_good() -> None:
     w.open("again", A.identity)
     w.settle()
     assert list(w.open_sessions()) == ["again"]
-
-
-def test_undelivered_session_waits_again_after_lost_slot() -> None:
-    w = serving_world(A, runners=2, policy=POLICY)
-    w.open("s", A.identity)
-    while not w.reconciler.active.by_id:
-        w.settle_one()
-    (active,) = w.reconciler.active.by_id.values()
-    w.lose(w.reconciler.fleet.slots[active.slot_id].allocation.runner_id)
-    assert [each.request_id for each in w.requeued] == ["s"]
-    w.settle()
-    assert list(w.open_sessions()) == ["s"]
 
 
 def with_a_session_that_its_client_has_not_got() -> SlotWorld:
@@ -131,13 +82,6 @@ def test_undelivered_stopped_session_waits_again_after_lost_slot() -> None:
     w.join(gpus("b", 1))
     w.settle()
     assert list(w.open_sessions()) == ["s"]
-
-
-def test_undelivered_session_given_up_does_not_wait_again() -> None:
-    w = with_a_session_that_its_client_has_not_got()
-    w.hear(ev.RequestCancelled("s"))
-    w.lose("a")
-    assert (w.requeued, w.refused) == ([], {})
 
 
 def test_leaving_runner_stops_sessions_and_waits_for_calls() -> None:

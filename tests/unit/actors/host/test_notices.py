@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.host.gang_peers import GangPeers
+from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.pool.notice_delivery import peers_of
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind

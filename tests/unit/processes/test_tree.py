@@ -1,25 +1,26 @@
 """Which processes belong to a task, also after its own has ended, and how all of them are ended."""
 
 import logging
-import os
 import re
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psutil
 import pytest
 
-from iris_ray.actors.host import process_tree as module
-from iris_ray.actors.host.process_tree import ProcessTree, end_task, stat_of
-from tests.support.processes import TOKEN, Nursery, alive, tree
+from iris_ray.processes import tree as module
+from iris_ray.processes.identity import ProcessIdentity, stat_of
+from iris_ray.processes.tree import ProcessTree, end_processes
+from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, tree
 from tests.support.waiting import wait_until
 
 # -- membership -------------------------------------------------------------------------------------------------------
 
 
-def by_pid(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return sorted(processes, key=lambda process: process.pid)
+def all_of(processes: list[psutil.Process]) -> set[ProcessIdentity]:
+    return set(map(identity_of, processes))
 
 
 @pytest.mark.parametrize("kernel_lists_children", [True, False])
@@ -34,8 +35,8 @@ def test_updated_tree_is_known_after_root_ended(
     parent.kill()
     nursery.reap(parent)
     assert known.update()
-    assert by_pid(known.members()) == by_pid(known.search()) == by_pid(children)
-    assert end_task(known.members(), known.search) == []
+    assert known.known == set(known.search()) == all_of(children)
+    assert end_processes(known.known, known.search) == []
     assert not any(map(alive, children))
 
 
@@ -53,43 +54,42 @@ def test_process_unreadable_for_lack_of_descriptors_counts_as_alive(nursery: Nur
     parent, (daemon,) = nursery.tree("daemon")
     known = tree(parent)
     known.update()
+    found = [identity_of(daemon)]
     with no_file_descriptor_left():
         with pytest.raises(OSError, match="Too many open files"):
             known.update()
         with pytest.raises(OSError, match="Too many open files"):
-            end_task([daemon], known.search)
+            end_processes(found, known.search)
     parent.kill()
     nursery.reap(parent)
-    assert known.search() == [daemon], "it is known as before"
+    assert known.search() == found, "it is known as before"
 
 
 def test_tree_includes_roots_group_while_number_is_safe(nursery: Nursery) -> None:
     parent, (unseen, daemon) = nursery.tree("child", "daemon", leads=True)
     ended, earlier = tree(parent), tree(parent)
+    in_group = [identity_of(unseen)]
     parent.kill()
     nursery.reap(parent)
-    assert ended.search(just_ended=True) == [unseen], "the daemon had left the group, and no update had seen it"
-    assert ended.search() == [unseen], "one member of the group is known"
+    assert ended.search(just_ended=True) == in_group, "the daemon had left the group, and no update had seen it"
+    assert ended.search() == in_group, "one member of the group is known"
     assert earlier.search() == [], "another process may lead the group by now"
     assert alive(daemon)
 
 
 def test_tree_excludes_group_of_process_reusing_roots_pid(nursery: Nursery) -> None:
     leader, _ = nursery.tree("child", leads=True)
-    assert ProcessTree(leader.pid, tree(leader).started - 1, TOKEN).search(just_ended=True) == []
+    assert ProcessTree(earlier_than(leader), TOKEN).search(just_ended=True) == []
 
 
 def test_tree_excludes_process_reusing_members_pid(nursery: Nursery) -> None:
     stranger = nursery.sleeper()
-    known = ProcessTree(2**22 + 1, 1, TOKEN, [(stranger.pid, tree(stranger).started + 1)])
-    assert known.members() == known.search() == []
+    assert ProcessTree(ProcessIdentity(2**22 + 1, 1), TOKEN, [earlier_than(stranger)]).search() == []
 
 
 def ended_task(token: str) -> ProcessTree:
     """Return the tree of a task whose process has ended; it started when this one did."""
-    this = stat_of(os.getpid())
-    assert this is not None
-    return ProcessTree(2**22 + 1, this.started, token)
+    return ProcessTree(ProcessIdentity(2**22 + 1, ProcessIdentity.of_this_process().started), token)
 
 
 def test_tree_finds_early_daemon_by_token(nursery: Nursery) -> None:
@@ -98,7 +98,7 @@ def test_tree_finds_early_daemon_by_token(nursery: Nursery) -> None:
     parent.kill()
     nursery.reap(parent)
     others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in (f"{TOKEN}-11", f"{TOKEN}-2", "")]
-    assert by_pid(ended_task(f"{TOKEN}-1").search()) == by_pid([daemon, another, child])
+    assert set(ended_task(f"{TOKEN}-1").search()) == all_of([daemon, another, child])
     assert all(map(alive, others))
 
 
@@ -110,13 +110,14 @@ def test_tree_finds_early_forked_daemon(nursery: Nursery, root_lives: bool) -> N
     if not root_lives:
         parent.kill()
         nursery.reap(parent)
-    assert by_pid(task.search()) == by_pid([parent, daemon] if root_lives else [daemon])
+    assert set(task.search()) == all_of([parent, daemon] if root_lives else [daemon])
     assert alive(another)
 
 
 def test_tree_skips_token_search_in_older_processes(nursery: Nursery) -> None:
     older = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
-    assert ProcessTree(2**22 + 1, tree(older).started + 1, TOKEN).search() == []
+    root = ProcessIdentity(2**22 + 1, identity_of(older).started + 1)
+    assert ProcessTree(root, TOKEN).search() == []
 
 
 def test_search_finds_daemon_started_during_search(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,84 +130,80 @@ def test_search_finds_daemon_started_during_search(nursery: Nursery, monkeypatch
         return stat_of(pid)
 
     monkeypatch.setattr(module, "stat_of", read_late)
-    assert ended_task(TOKEN).search() == started
+    assert ended_task(TOKEN).search() == list(map(identity_of, started))
 
 
 # -- ending -----------------------------------------------------------------------------------------------------------
 
 
-def none_left() -> list[psutil.Process]:
-    return []
-
-
-def test_end_task_ends_whole_process_tree(nursery: Nursery) -> None:
+def test_ending_ends_whole_process_tree(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
     task = tree(parent)
-    assert end_task(task.search(), task.search) == []
+    assert end_processes(task.search(), task.search) == []
     assert not any(map(alive, [parent, *children]))
 
 
-def test_end_task_ends_children_started_since_search(nursery: Nursery) -> None:
+def test_ending_ends_children_started_since_search(nursery: Nursery) -> None:
     process, since = nursery.sleeper(), nursery.sleeper()
-    assert end_task([process], lambda: [since]) == []
+    found = identity_of(since)
+    assert end_processes([identity_of(process)], lambda: [found]) == []
     assert not any(map(alive, [process, since]))
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 1.0])
-def test_end_task_skips_search_if_no_process_runs(nursery: Nursery, grace_s: float) -> None:
+def test_ending_skips_search_if_no_process_runs(nursery: Nursery, grace_s: float) -> None:
     """A search reads a file of every process of the machine."""
     process = nursery.sleeper()
+    found = identity_of(process)
     process.kill()
     nursery.reap(process)
-    assert end_task([process], pytest.fail, grace_s=grace_s) == []
+    assert end_processes([found], pytest.fail, grace_s=grace_s) == []
 
 
-def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
+def test_ending_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     """In a container whose first process does not reap, orphans stay zombies; they hold neither memory nor chips."""
     _, (child,) = nursery.tree("child")
-    assert end_task([child], none_left) == []
+    assert end_processes([identity_of(child)], list) == []
 
 
-def test_end_task_ends_process_without_its_first_thread(nursery: Nursery) -> None:
+def test_ending_ends_process_without_its_first_thread(nursery: Nursery) -> None:
     """It looks like a zombie, and has its memory and chips while another thread runs."""
     start = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
     process = nursery.script(f"{start}; print(flush=True); ctypes.CDLL(None).pthread_exit(None)")
     wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
-    assert end_task([process], none_left) == []
+    assert end_processes([identity_of(process)], list) == []
     nursery.reap(process)
 
 
-class Immortal(psutil.Process):
-    """A process that does not hear SIGTERM, and is gone when `kill` returns."""
+class Immortal(ProcessIdentity):
+    """A process that does not hear SIGTERM, and is gone once it was sent SIGKILL."""
 
-    def terminate(self) -> None:
-        pass
-
-    def kill(self) -> None:
-        super().kill()
-        wait_until(lambda: not alive(self))
+    def signal(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            super().signal(number)
+            wait_until(lambda: not self.runs())
 
 
 def test_sigterm_time_does_not_count_for_the_kill(nursery: Nursery) -> None:
-    process = Immortal(nursery.sleeper().pid)
-    assert end_task([process], none_left, timeout_s=0.1, grace_s=0.3) == []
+    process = Immortal(*identity_of(nursery.sleeper()))
+    assert end_processes([process], list, timeout_s=0.1, grace_s=0.3) == []
 
 
-class SlowToDie(psutil.Process):
+class SlowToDie(ProcessIdentity):
     """A process that is gone only some time after it was killed, as one is that has hundreds of GB to give back."""
 
     has_waited = False
 
-    def kill(self) -> None:
+    def signal(self, number: int) -> None:
         if self.has_waited:
-            super().kill()
+            super().signal(number)
 
 
-def test_end_task_waits_for_slow_death_and_says_so(
+def test_ending_waits_for_slow_death_and_says_so(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "SAY_EVERY_S", 0.2)
-    process = SlowToDie(nursery.sleeper().pid)
+    process = SlowToDie(*identity_of(nursery.sleeper()))
     said: list[str] = []
 
     def say(record: logging.LogRecord) -> bool:
@@ -215,6 +212,6 @@ def test_end_task_waits_for_slow_death_and_says_so(
         return True
 
     caplog.handler.addFilter(say)
-    assert end_task([process], none_left, timeout_s=600.0) == []
-    assert not alive(process)
+    assert end_processes([process], list, timeout_s=600.0) == []
+    assert not process.runs()
     assert re.fullmatch(rf"pid {process.pid}: killed \d+ s ago and not gone yet; much memory takes long", said[0])

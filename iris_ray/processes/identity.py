@@ -1,0 +1,130 @@
+"""Which process a pid means. Pids are used again, so a process is identified by its pid and its start.
+
+Signals go through a pidfd that is compared with the start, so none can reach a later process with the same pid.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from iris_ray.processes.subtree import read_of_process, stat_fields
+
+BEGINNING_S = 0.1
+"""A process may be between two programs for so long after its start."""
+POLL_S = 0.02
+
+
+class ProcessIdentity(NamedTuple):
+    """One process, at any time.
+
+    Attributes:
+        started: its start in clock ticks since boot; unlike a time of day, this never changes.
+    """
+
+    pid: int
+    started: int
+
+    @staticmethod
+    def of_this_process() -> "ProcessIdentity":
+        """Return the identity of the calling process."""
+        stat = stat_of(os.getpid())
+        assert stat is not None, "it runs"
+        return stat.identity
+
+    def exists(self) -> bool:
+        """Return whether the process exists; a zombie does."""
+        found = stat_of(self.pid)
+        return found is not None and found.identity == self
+
+    def runs(self) -> bool:
+        """Return whether any thread of the process runs. The first thread may end before the others."""
+        found = stat_of(self.pid)
+        return found is not None and found.identity == self and not found.has_ended
+
+    def open_pidfd(self) -> int | None:
+        """Return a new file descriptor of the process; None if the process does not exist any more."""
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(self.pid)
+            if self.exists():
+                return pidfd
+            os.close(pidfd)
+        return None
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended or is another user's."""
+        if (pidfd := self.open_pidfd()) is not None:
+            try:
+                signal.pidfd_send_signal(pidfd, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+            finally:
+                os.close(pidfd)
+
+
+class ProcessStat(NamedTuple):
+    """The kernel's ``stat`` of a process at one moment.
+
+    Attributes:
+        started: as in `ProcessIdentity`.
+        is_zombie: whether its first thread has ended.
+        threads: how many threads it has, the first one included.
+    """
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+    started: int
+    is_zombie: bool
+    threads: int
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether none of its threads runs. While one runs, the process holds its memory and chips."""
+        return self.is_zombie and self.threads == 1
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """Return the stat of a process, zombies included; None if there is no such process."""
+    fields = stat_fields(pid)
+    if not fields:
+        return None
+    parent, group, session, threads, started = (int(fields[place]) for place in (1, 2, 3, 17, 19))
+    return ProcessStat(pid, parent, group, session, started, fields[0] in (b"Z", b"X"), threads)
+
+
+def ancestry(pid: int) -> list[ProcessIdentity]:
+    """Return a process and its ancestors, the process first."""
+    line: list[ProcessIdentity] = []
+    while pid and (stat := stat_of(pid)) is not None:
+        line.append(stat.identity)
+        pid = stat.parent
+    return line
+
+
+def environ_of(process: ProcessIdentity) -> list[bytes]:
+    """Return the variables with which a process's program started, as ``name=value``.
+
+    Read them again if there are none because the process is starting its program.
+    """
+    while not (found := read_of_process(process.pid, "environ")):
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+        if age > BEGINNING_S or not process.exists():
+            break
+        time.sleep(0.001)
+    return found.split(b"\0")
+
+
+def wait_until_ended(processes: Iterable[ProcessIdentity], timeout_s: float) -> None:
+    """Wait until no thread of the processes runs, for so many seconds at most. Zombies count as ended."""
+    left, pause_s, deadline = list(processes), 0.001, time.monotonic() + timeout_s
+    while (left := [process for process in left if process.runs()]) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, POLL_S)

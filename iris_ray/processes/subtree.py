@@ -1,0 +1,132 @@
+"""A parent that ends all its descendants, and a child that ends with its parent.
+
+A parent that takes orphans (Linux calls it a subreaper) loses no descendant, whatever the descendant's parent, session,
+process group and environment are. So it needs no record to end them all, and to know that none is left.
+
+Programs that start within milliseconds import this module: keep its own imports few.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
+AGAIN_S, SLOWLY_S = 0.004, 0.5
+BRISK_S = 5.0
+"""After so long descendants are killed less often: those that are left wait for a disk, or belong to another user."""
+
+
+def end_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that has started it ends. Linux only.
+
+    Args:
+        parent: the pid of the parent. If the parent has ended already, this process is killed at once. None: not
+            checked.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent not in (None, os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_orphans() -> None:
+    """Have the kernel make this process the parent of each descendant that loses its own parent."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def reap() -> dict[int, int]:
+    """Reap each child that has ended. Return exit codes by pid; a signal counts as its negative number."""
+    codes: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return codes
+
+
+def end_descendants(timeout_s: float = math.inf, first: Callable[[int], bool] = bool) -> bool:
+    """Kill and reap all descendants, including those that start meanwhile. Block until none is left.
+
+    Args:
+        timeout_s: how long to try, in seconds.
+        first: returns whether a process, given by its pid, is killed before the others.
+
+    Returns:
+        Whether no descendant is left. Only a process that takes orphans can rely on that.
+    """
+    began = time.monotonic()
+    while True:
+        for pid in sorted(descendants(os.getpid()), key=first, reverse=True):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        if not _has_children():
+            return True
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
+            return False
+        time.sleep(AGAIN_S if waited_s < BRISK_S else SLOWLY_S)
+
+
+def _has_children() -> bool:
+    """Return whether this process has a child; a child that has ended and was not reaped counts."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all descendants of a process, zombies included, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        if fields := stat_fields(pid):
+            children.setdefault(int(fields[1]), []).append(pid)
+    found, generation = [], [root]
+    while generation := [child for pid in generation for child in children.pop(pid, ())]:
+        found += generation
+    return found
+
+
+def pids() -> list[int]:
+    """Return the pids of all processes of the machine."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of ``/proc/<pid>/stat`` after the command's name; none if there is no such process."""
+    return read_of_process(pid, "stat").rpartition(b")")[2].split()
+
+
+def read_of_process(pid: int, name: str) -> bytes:
+    """Return a file of ``/proc`` about a process; empty if the process has ended or is another user's.
+
+    Scans read thousands of these files, so this does without the cost of a Python file object.
+
+    Raises:
+        OSError: the file can't be read for another reason, such as too many open files in this process. If we took the
+            other process for ended, it would live on.
+    """
+    try:
+        file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except _GONE_OR_ANOTHER_USERS:
+        return b""
+    try:
+        return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
+    except _GONE_OR_ANOTHER_USERS:
+        return b""
+    finally:
+        os.close(file)
+
+
+def as_shells_say(code: int) -> int:
+    """Return an exit code as shells do: 128 plus the number of the signal that killed the process, if one did."""
+    return 128 - code if code < 0 else code

@@ -1,0 +1,57 @@
+"""A process is one process, though its pid is used again."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.processes.identity import ProcessIdentity, ancestry
+from tests.support.processes import Nursery, alive, earlier_than, identity_of
+
+
+def test_signal_for_ended_process_reaches_no_later_one_with_its_pid(nursery: Nursery) -> None:
+    stranger = nursery.sleeper()
+    ended = earlier_than(stranger)
+    ended.signal(signal.SIGKILL)
+    assert not ended.exists()
+    assert not ended.runs()
+    assert ended.open_pidfd() is None
+    assert alive(stranger)
+    with pytest.raises(RuntimeError, match="has ended before it got one"):
+        WatchedProcess(ended)
+
+
+def test_signal_ends_process_itself(nursery: Nursery) -> None:
+    process = nursery.sleeper()
+    this = identity_of(process)
+    assert this.exists()
+    this.signal(signal.SIGKILL)
+    nursery.reap(process)
+    assert not this.exists()
+    this.signal(signal.SIGKILL)  # to nobody
+
+
+def test_ancestry_leads_from_process_to_first_one(nursery: Nursery) -> None:
+    parent, (child,) = nursery.tree("child")
+    line = [identity_of(child), identity_of(parent), ProcessIdentity.of_this_process()]
+    assert ancestry(child.pid)[:3] == line
+    assert ancestry(child.pid)[-1].pid in (1, os.getpid())
+
+
+def test_watched_process_tells_its_end(nursery: Nursery) -> None:
+    process = nursery.sleeper()
+
+    async def watch() -> bool:
+        watched = WatchedProcess(identity_of(process))
+        heard: list[bool] = []
+        watched.watch(lambda: heard.append(watched.ended))
+        await watched.wait_at_most(0.01)
+        assert not watched.ended
+        watched.signal(signal.SIGTERM)
+        await watched.wait()
+        watched.close()
+        return heard == [False] and watched.ended
+
+    assert asyncio.run(watch())
