@@ -262,7 +262,7 @@ class _Refusal(asyncio.Protocol):
 # -- guesses -----------------------------------------------------------------------------------------------------------
 
 
-class Brake:
+class GuessLimiter:
     """Counts wrong guesses of a secret by each address, and stops one that guesses too often.
 
     Args:

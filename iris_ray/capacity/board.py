@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.services import Gauge, PlainValue
 from iris_ray.capacity.autoscaler import since_words
-from iris_ray.capacity.core import CapacityReport, Lot, chip_hour
+from iris_ray.capacity.core import CapacityReport, SliceBatch, chip_hour
 from iris_ray.errors import ProvisionerTakenError
 
 KEPT_S = 900.0
 """How long the last report of a silent provisioner is shown."""
-MOST_OWNERS, MOST_LOTS = 100, 100
+MOST_OWNERS, MOST_BATCHES = 100, 100
 MISSED_S = 86_400.0
 """How long a provisioner that sends no reports counts as overdue."""
 
@@ -62,9 +62,9 @@ class CapacityBoard:
             del self._leases[next(iter(self._leases))]
 
     def take(self, report: CapacityReport) -> None:
-        """Replace the report of a provisioner; keep at most `MOST_LOTS` of its lots."""
+        """Replace the report of a provisioner; keep at most `MOST_BATCHES` of its batches."""
         self._reports.pop(report.owner, None)
-        self._reports[report.owner] = self._clock.now(), replace(report, lots=report.lots[:MOST_LOTS])
+        self._reports[report.owner] = self._clock.now(), replace(report, batches=report.batches[:MOST_BATCHES])
         if len(self._reports) > MOST_OWNERS:
             del self._reports[next(iter(self._reports))]
         if (lease := self._leases.get(report.owner)) is not None:
@@ -88,7 +88,7 @@ class CapacityBoard:
     def prices(self) -> dict[str, tuple[float, str]]:
         """Return the price of a chip-hour and its currency, by the types of which provisioners tell one."""
         reports = self.reports()
-        types = {lot.tpu_type for report in reports for lot in report.lots}
+        types = {batch.tpu_type for report in reports for batch in report.batches}
         found = {tpu_type: chip_hour(reports, tpu_type) for tpu_type in sorted(types)}
         return {tpu_type: price for tpu_type, price in found.items() if price is not None}
 
@@ -102,9 +102,9 @@ class CapacityBoard:
 
     def _words(self, report: CapacityReport, tpu_type: str) -> Iterator[str]:
         who = f"provisioner {report.owner}"
-        coming = [lot for lot in report.lots if lot.tpu_type == tpu_type and not lot.joined]
-        for lot in coming:
-            yield f"{who} has asked for {lot.slices} in {lot.source} ({self._terms(lot, report.currency)})"
+        coming = [batch for batch in report.batches if batch.tpu_type == tpu_type and not batch.joined]
+        for batch in coming:
+            yield f"{who} has asked for {batch.slices} in {batch.source} ({self._terms(batch, report.currency)})"
         waits = [why for about, why in report.waits if about == tpu_type]
         yield from (f"{who} asks for no more: {why}" for why in waits)
         if not coming and not waits:
@@ -113,14 +113,14 @@ class CapacityBoard:
             troubles = (trouble for trouble in report.troubles if trouble.tpu_type == tpu_type)
             yield from (f"{trouble.source} is not asked now: {trouble.last}" for trouble in troubles)
 
-    def _terms(self, lot: Lot, currency: str) -> str:
-        since = since_words(self.waited_s(lot)) if lot.since else ""
-        price = "" if lot.hourly is None else f", {lot.hourly:,.2f} {currency} an hour"
-        return f"{lot.market}{since}{price}"
+    def _terms(self, batch: SliceBatch, currency: str) -> str:
+        since = since_words(self.waited_s(batch)) if batch.since else ""
+        price = "" if batch.hourly is None else f", {batch.hourly:,.2f} {currency} an hour"
+        return f"{batch.market}{since}{price}"
 
-    def waited_s(self, lot: Lot) -> float:
+    def waited_s(self, batch: SliceBatch) -> float:
         """Return for how many seconds the oldest of the slices has been asked for."""
-        return max(0.0, self._clock.wall(self._clock.now()) - lot.since)
+        return max(0.0, self._clock.wall(self._clock.now()) - batch.since)
 
     def gauges(self) -> list[Gauge]:
         """Return the metrics of provisioners: a name, the values of the labels, and a value."""
@@ -131,13 +131,13 @@ class CapacityBoard:
             largest[name, labels] = max(largest.get((name, labels), 0.0), value)
 
         for report in self.reports():
-            for lot in report.lots:
-                kind, paid = (lot.tpu_type, lot.source), (lot.tpu_type, lot.source, lot.market)
-                sums["iris_provisioned_chips", (*paid, "held" if lot.joined else "asked")] += lot.chips
-                if not lot.joined and lot.since:
-                    note("iris_provisioning_oldest_request", kind, self.waited_s(lot))
-                if lot.joined and lot.hourly is not None:
-                    sums["iris_provisioned_cost_per_hour", (*paid, report.currency)] += lot.hourly
+            for batch in report.batches:
+                kind, paid = (batch.tpu_type, batch.source), (batch.tpu_type, batch.source, batch.market)
+                sums["iris_provisioned_chips", (*paid, "held" if batch.joined else "asked")] += batch.chips
+                if not batch.joined and batch.since:
+                    note("iris_provisioning_oldest_request", kind, self.waited_s(batch))
+                if batch.joined and batch.hourly is not None:
+                    sums["iris_provisioned_cost_per_hour", (*paid, report.currency)] += batch.hourly
             if report.undeleted:
                 sums["iris_provisioner_undeleted_slices", (report.owner,)] += len(report.undeleted)
             for trouble in report.troubles:
@@ -152,19 +152,19 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, dict[str, Plai
     rows: dict[str, dict[str, PlainValue]] = {}
     for report in reports:
         last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
-        for lot in report.lots:
-            rows[f"{report.owner}/{lot.tpu_type}/{lot.source}/{lot.market}/{lot.joined}"] = {
+        for batch in report.batches:
+            rows[f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"] = {
                 "provisioner": report.owner,
-                "type": lot.tpu_type,
-                "source": lot.source,
-                "market": lot.market,
-                "joined": lot.joined,
-                "slices": lot.slices,
-                "chips": lot.chips,
-                "since": lot.since or None,
-                "hourly": lot.hourly,
+                "type": batch.tpu_type,
+                "source": batch.source,
+                "market": batch.market,
+                "joined": batch.joined,
+                "slices": batch.slices,
+                "chips": batch.chips,
+                "since": batch.since or None,
+                "hourly": batch.hourly,
                 "currency": report.currency,
-                "note": "" if lot.joined else last.get((lot.tpu_type, lot.source), ""),
+                "note": "" if batch.joined else last.get((batch.tpu_type, batch.source), ""),
             }
         for tpu_type, why in report.waits:
             rows[f"{report.owner}/{tpu_type}/waits"] = {

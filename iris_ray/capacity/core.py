@@ -7,7 +7,7 @@ from iris_ray.model.plain_values import Words
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class SliceBatch:
     """The slices of one type from one source that are in the same state.
 
     Attributes:
@@ -55,7 +55,7 @@ class CapacityReport:
     Attributes:
         owner: its name.
         tpu_types: the types that it brings.
-        lots: what it has asked for and holds.
+        batches: what it has asked for and holds.
         troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
         currency: of prices.
@@ -64,7 +64,7 @@ class CapacityReport:
 
     owner: str
     tpu_types: tuple[str, ...] = ()
-    lots: tuple[Lot, ...] = ()
+    batches: tuple[SliceBatch, ...] = ()
     troubles: tuple[Trouble, ...] = ()
     waits: tuple[tuple[str, Words], ...] = ()
     currency: str = "USD"
@@ -76,9 +76,11 @@ def chip_hour(reports: Iterable[CapacityReport], tpu_type: str) -> tuple[float, 
 
     None if none of them has a price. Slices in other currencies than the first one don't count.
     """
-    lots = [(report.currency, lot) for report in reports for lot in report.lots]
-    priced = [(currency, lot) for currency, lot in lots if lot.joined and lot.chips and lot.tpu_type == tpu_type]
-    found = [(currency, lot.hourly, lot.chips) for currency, lot in priced if lot.hourly is not None]
+    batches = [(report.currency, batch) for report in reports for batch in report.batches]
+    priced = [
+        (currency, batch) for currency, batch in batches if batch.joined and batch.chips and batch.tpu_type == tpu_type
+    ]
+    found = [(currency, batch.hourly, batch.chips) for currency, batch in priced if batch.hourly is not None]
     if not found:
         return None
     same = [(hourly, chips) for currency, hourly, chips in found if currency == found[0][0]]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from iris_ray.capacity.core import CapacityReport, Lot, Trouble
+from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import COMING, QueuedSlice, QueuedState, Source
 from iris_ray.capacity.provisioning import Action, Joined, Settings, Wait
@@ -37,11 +37,11 @@ def capacity_report(
     asked_at: defaultdict[_Kind, list[float]] = defaultdict(list)
     for config, source, is_joined, since in _slices(settings, found, joined, history, now, date):
         asked_at[config, source, is_joined].append(since)
-    lots = []
+    batches = []
     for (config, source, is_joined), times in asked_at.items():
         chips, price = config.chip_count * len(times), prices.chip_hour(config, source.zone, source.market)
-        lots.append(
-            Lot(
+        batches.append(
+            SliceBatch(
                 tpu_type=config.name,
                 source=str(source),
                 market=source.market.value,
@@ -55,7 +55,7 @@ def capacity_report(
     return CapacityReport(
         owner=settings.owner,
         tpu_types=tuple(config.name for config in settings.configs),
-        lots=tuple(lots),
+        batches=tuple(batches),
         troubles=tuple(
             Trouble(config.name, str(source), past.failures, past.last_failure)
             for source in settings.sources

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.http_server import Brake
+from iris_ray.http_server import GuessLimiter
 from iris_ray.model.checks import is_loopback
 from iris_ray.settings import DASHBOARD_TOKEN
 
@@ -61,7 +61,7 @@ class Access:
     def __init__(self, token: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._token = token
         self._clock = clock
-        self._brake = Brake(MOST_WRONG, WRONG_S, clock)
+        self._limiter = GuessLimiter(MOST_WRONG, WRONG_S, clock)
         self._sessions: OrderedDict[str, float] = OrderedDict()
 
     def login(self, request: web.Request, given: object) -> str | None:
@@ -91,13 +91,13 @@ class Access:
 
     def _is_right(self, request: web.Request, given: str) -> bool:
         address = request.remote or ""
-        if wait_s := self._brake.wait_s(address):
+        if wait_s := self._limiter.wait_s(address):
             seconds = str(math.ceil(wait_s))
             why = f"{MOST_WRONG} wrong tokens came from your address; try again in {seconds} s\n"
             raise web.HTTPTooManyRequests(text=why, headers={"Retry-After": seconds})
         right = self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token))
         if not right:
-            self._brake.note_wrong(address)
+            self._limiter.note_wrong(address)
         return right
 
     @web.middleware

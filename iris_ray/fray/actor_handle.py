@@ -172,7 +172,7 @@ class InProcess:
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class Connection:
     """A connection to an actor's address.
 
     Attributes:
@@ -185,7 +185,7 @@ class Way:
     lost: bool = False
 
     @classmethod
-    def to(cls, address: ActorAddress) -> "Way":
+    def to(cls, address: ActorAddress) -> "Connection":
         return cls(grpc.insecure_channel(address.target, options=OPTIONS), address)
 
     def send(self, method: str, request: bytes) -> grpc.Future:
@@ -221,7 +221,7 @@ class ActorHandle:
     def __init__(self, place: InTaskOf | InProcess) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._way: Way | None = None
+        self._connection: Connection | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorHandle, (self._place,)
@@ -234,15 +234,15 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"<ActorHandle {self._place}>"
 
-    def _call(self, request: bytes) -> tuple[grpc.Future, Way]:
+    def _call(self, request: bytes) -> tuple[grpc.Future, Connection]:
         """Send a call; return it with its connection. Blocks to look up the actor, at first and after its loss."""
         with self._lock:
-            if self._way is not None and self._way.lost:
-                self._way.channel.close()
-                self._way = None
-            if self._way is None:
-                self._way = Way.to(self._place.find())
-            return self._way.send(CALL, request), self._way
+            if self._connection is not None and self._connection.lost:
+                self._connection.channel.close()
+                self._connection = None
+            if self._connection is None:
+                self._connection = Connection.to(self._place.find())
+            return self._connection.send(CALL, request), self._connection
 
 
 class ActorMethod:
@@ -278,9 +278,9 @@ class ActorFuture:
     """
 
     def __init__(
-        self, handle: ActorHandle, method: str, call: grpc.Future | RuntimeError, way: Way | None = None
+        self, handle: ActorHandle, method: str, call: grpc.Future | RuntimeError, connection: Connection | None = None
     ) -> None:
-        self._handle, self._method, self._running, self._way = handle, method, call, way
+        self._handle, self._method, self._running, self._connection = handle, method, call, connection
         self.ends_with_patience = False
 
     def result(self, timeout: float | None = None) -> Any:
@@ -306,8 +306,8 @@ class ActorFuture:
                 self._running = RuntimeError(late)
             raise TimeoutError(late) from None
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            if self._way is not None:
-                self._way.lost = True
+            if self._connection is not None:
+                self._connection.lost = True
             why = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 why = "another actor listens there now, or the token is wrong"
@@ -402,12 +402,12 @@ class ActorGroup:
         ended = sum(task.state not in UNFINISHED for task in self._job.tasks())
         if len(addresses) + ended < self._count:
             return False  # one that does not take calls yet has to be stopped
-        ways = [Way.to(ActorAddress.parse(address)) for address in addresses.values()]
-        for way in ways:
-            way.send(END, b"")
+        connections = [Connection.to(ActorAddress.parse(address)) for address in addresses.values()]
+        for connection in connections:
+            connection.send(END, b"")
         self._job.wait(CLEAN_END_S, raise_on_failure=False)
-        for way in ways:
-            way.channel.close()
+        for connection in connections:
+            connection.channel.close()
         return self._job.look().state.finished
 
     def _ready(self) -> list[int]:

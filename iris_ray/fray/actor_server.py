@@ -62,7 +62,7 @@ class ActorServer:
     def __init__(self, max_concurrency: int) -> None:
         idle = [("grpc.max_connection_idle_ms", IDLE_MS)]
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[self._doorman()], options=[*OPTIONS, *LIMITS, *idle])
+        self._server = grpc.server(threads, interceptors=[self._interceptor()], options=[*OPTIONS, *LIMITS, *idle])
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -84,8 +84,8 @@ class ActorServer:
         """Take no more calls, and wait at most ``grace_s`` for those that run."""
         self._server.stop(grace_s).wait()
 
-    def _doorman(self) -> grpc.ServerInterceptor:
-        return Doorman(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
+    def _interceptor(self) -> grpc.ServerInterceptor:
+        return TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
         try:
@@ -104,7 +104,7 @@ class ActorServer:
         return pack_result(getattr(self._instance, method)(*args, **kwargs))
 
 
-class Doorman(grpc.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
+class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
     """Refuses calls without the token at once: before gRPC reads their arguments, and even if all threads are busy.
 
     To callers the service seems not to be there, which is the one such refusal that gRPC has.

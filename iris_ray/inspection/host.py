@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import ray
 
 from iris_ray.actors.calls.ray_internals import on_host
@@ -23,6 +22,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError, SessionError
 from iris_ray.inspection.chip_metrics import ChipUse, chip_use
 from iris_ray.inspection.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
+from iris_ray.processes.subtree import descendants
 from iris_ray.sessions.surroundings import Surroundings
 
 DUMP_S = 20.0
@@ -125,7 +125,7 @@ def trace_of(task: InspectedTask, seconds: float, begin_at: float) -> bytes:
     files = TaskFiles.of_process(host_directory(), pid)
     time.sleep(min(max(0.0, begin_at - time.time()), LONGEST_WAIT_S))
     with tempfile.TemporaryDirectory(prefix="iris_ray-trace-") as directory:
-        _take_trace(files, _with_descendants(pid), directory, seconds)
+        _take_trace(files, [pid, *descendants(pid)], directory, seconds)
         written = [*Path(directory).rglob(f"*{TRACE_SUFFIX}")]
         if not written:
             raise InspectionFailedError("JAX's profiler has written no trace")
@@ -151,13 +151,6 @@ def _take_trace(files: TaskFiles, pids: Sequence[int], directory: str, seconds: 
         "no process of it uses JAX, as far as can be seen. A program that the task has started itself is seen once it"
         " has called iris_ray.jax.initialize(); one in a container never is"
     )
-
-
-def _with_descendants(pid: int) -> list[int]:
-    try:
-        return [pid, *(one.pid for one in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return [pid]
 
 
 def chips_of(task: InspectedTask) -> list[ChipUse]:

@@ -64,24 +64,24 @@ class LogService:
         for last in batch:
             self._memory.remember(last)
 
-    def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
+    def locate(self, found: "AttemptLog", workers: Mapping[str, Worker]) -> LogPlace:
         """Return the host of the attempt's log, if it is known."""
-        log = standing.log
+        log = found.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
-        node_id = standing.node_id or self._memory.node_of(log.log_id)
+        node_id = found.node_id or self._memory.node_of(log.log_id)
         worker = workers.get(node_id) if node_id else None
         return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
 
     async def fetch(
-        self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
+        self, found: "AttemptLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
         """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
-        log = standing.log
+        log = found.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
         key = log.log_id
-        node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
+        node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job, workers)
         limit = min(max(max_bytes, 1), MOST_BYTES)
         question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
         if node_id is None:
@@ -171,8 +171,8 @@ class LogsInController(ControllerPart):
 
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         state = self.controller.state
-        standing = log_standing(state, self.controller.job(job_id), task_index, at.attempt)
-        return await self._logs.fetch(standing, state.workers, at, max_bytes)
+        found = find_attempt_log(state, self.controller.job(job_id), task_index, at.attempt)
+        return await self._logs.fetch(found, state.workers, at, max_bytes)
 
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         there = self._existing(self.controller.job(job_id), wanted)
@@ -182,7 +182,7 @@ class LogsInController(ControllerPart):
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
         job, state = self.controller.job(job_id), self.controller.state
         return {
-            index: self._logs.locate(log_standing(state, job, index, at.attempt), state.workers)
+            index: self._logs.locate(find_attempt_log(state, job, index, at.attempt), state.workers)
             for index, at in self._existing(job, wanted).items()
         }
 
@@ -199,7 +199,7 @@ class LogsInController(ControllerPart):
 
 
 @dataclass(frozen=True, slots=True)
-class LogStanding:
+class AttemptLog:
     """A log without content yet, its attempt's host if the state knows it, and its job."""
 
     log: TaskLog
@@ -207,8 +207,8 @@ class LogStanding:
     job: Job
 
 
-def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
-    """Return the standing of an attempt. Call this before its log is read: a log read after the end is complete.
+def find_attempt_log(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> AttemptLog:
+    """Return the log of a task's attempt. Call this before its log is read: a log read after the end is complete.
 
     Raises:
         UnknownNameError: there is no such task or attempt.
@@ -232,7 +232,7 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return LogStanding(log, task.node_id if attempt == latest else None, job)
+    return AttemptLog(log, task.node_id if attempt == latest else None, job)
 
 
 # -- log memory --------------------------------------------------------------------------------------------------------

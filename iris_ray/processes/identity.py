@@ -69,7 +69,7 @@ class ProcessStat(NamedTuple):
 
     Attributes:
         started: as in `ProcessIdentity`.
-        is_zombie: whether its first thread has ended.
+        state: a letter, as in ``ps``.
         threads: how many threads it has, the first one included.
     """
 
@@ -78,12 +78,22 @@ class ProcessStat(NamedTuple):
     group: int
     session: int
     started: int
-    is_zombie: bool
+    state: bytes
     threads: int
 
     @property
     def identity(self) -> ProcessIdentity:
         return ProcessIdentity(self.pid, self.started)
+
+    @property
+    def is_zombie(self) -> bool:
+        """Whether its first thread has ended."""
+        return self.state in (b"Z", b"X")
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether SIGSTOP or its like has stopped it."""
+        return self.state == b"T"
 
     @property
     def has_ended(self) -> bool:
@@ -97,7 +107,7 @@ def stat_of(pid: int) -> ProcessStat | None:
     if not fields:
         return None
     parent, group, session, threads, started = (int(fields[place]) for place in (1, 2, 3, 17, 19))
-    return ProcessStat(pid, parent, group, session, started, fields[0] in (b"Z", b"X"), threads)
+    return ProcessStat(pid, parent, group, session, started, fields[0], threads)
 
 
 def ancestry(pid: int) -> list[ProcessIdentity]:

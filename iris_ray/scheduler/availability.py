@@ -375,8 +375,8 @@ def choose(
     available: Availability,
     own: Mapping[str, int],
     wanted: tuple[int, ...],
-    hopes_for_more: bool,
-    awaits_its_own: bool,
+    waits_for_more: bool,
+    waits_for_own_slices: bool,
 ) -> tuple[list[str], int]:
     """Choose groups for a gang: as many as it can use now, or none if it should wait.
 
@@ -388,8 +388,8 @@ def choose(
         available: the groups available to the job.
         own: preferred slices; see `preferred`.
         wanted: the group counts that the gang can use, ascending.
-        hopes_for_more: whether the gang waits for groups that are about to be free.
-        awaits_its_own: whether the gang waits for slices of its last attempt that are about to be free.
+        waits_for_more: whether the gang waits for groups that are about to be free.
+        waits_for_own_slices: whether the gang waits for slices of its last attempt that are about to be free.
 
     Returns:
         The names, best first, and the number of free groups, capped at the number that the gang can use.
@@ -403,11 +403,11 @@ def choose(
     fitting = [count for count in wanted if count <= free]
     if not fitting:
         return [], free
-    soon = sum(map(available.free_soon, buckets)) if hopes_for_more and free < wanted[-1] else 0
+    soon = sum(map(available.free_soon, buckets)) if waits_for_more and free < wanted[-1] else 0
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     names = names[: fitting[-1]]
-    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and awaits_its_own else ()
+    last = {name for name, number in own.items() if number <= OF_LAST_ATTEMPT} if own and waits_for_own_slices else ()
     if last and not last.issuperset(names):
         soon_free = (name for bucket in buckets for name in available.candidates.ending.get(bucket, ()))
         if any(map(available.is_free_soon, last.intersection(soon_free))):

@@ -16,10 +16,10 @@ from iris_ray.scheduler.explanation import (
     Explainer,
     ImpossibleConstraints,
     Unplaced,
+    awaited_events,
     limited,
-    not_looked_at,
+    not_considered,
     paused,
-    what_they_wait_for,
 )
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_of
@@ -29,7 +29,15 @@ from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
-from iris_ray.scheduler.together import Together, TooFew, only, place_on, place_together, take, without_what_ends
+from iris_ray.scheduler.together import (
+    GroupPlacement,
+    PlacementFailure,
+    only,
+    place_on,
+    place_together,
+    take,
+    without_what_ends,
+)
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -141,18 +149,27 @@ class Cycle:
         about_promises = fleet, deadlines, plan, allowances, self._evictor, self._fits_on
         promises = self._promises = PlannedPromises(pending.others.values(), *about_promises)
 
-        def standing(job: Job) -> int:
-            return promises.place_of(job)[0] if job.promise is not None else allowances.standing(job)
+        def source(job: Job) -> int:
+            return promises.tier_of(job)[0] if job.promise is not None else allowances.quota_source(job)
 
-        about_queue = usage, past, fleet.totals, deadlines, self._teams, standing, self._pass_over, self._fare_alike
+        about_queue = (
+            usage,
+            past,
+            fleet.totals,
+            deadlines,
+            self._teams,
+            source,
+            self._pass_over,
+            self._share_reason,
+        )
         queue = self._queue = FairQueue(pending, *about_queue)
-        place = None
+        tier = None
         for job in queue:
-            if queue.place != place:
-                place = queue.place
+            if queue.tier != tier:
+                tier = queue.tier
                 self._in_vain.clear()
                 self._over.clear()
-                self._promises.begin(place, self._available_to)
+                self._promises.begin(tier, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
@@ -167,17 +184,17 @@ class Cycle:
         self._result.gave_up_promise = self._promises.given_up
         return self._result
 
-    def _fare_alike(self, run: Run) -> bool:
+    def _share_reason(self, run: Run) -> bool:
         """Return whether plain jobs of a kind wait for the same reason as an earlier one, and record that reason."""
         first, reasons = run[0], self._result.pending_reasons
         if (limited_like := self._over.get(first.kind)) is not None:
-            reasons.note_alike(run, limited_like)
+            reasons.note_shared(run, limited_like)
             return True
         before = self._in_vain.get(first.kind)
         if before is None or self._is_special(first, first.gangs[next(iter(first.pending))]):
             return False  # if the oldest does not starve, the others don't either
         to_all = before.available.to_all
-        reasons.note_alike(run, before.reason, to_all.unplaced, to_all.first_unplaced)
+        reasons.note_shared(run, before.reason, to_all.unplaced, to_all.first_unplaced)
         to_all.count_unplaced(first, len(run))
         return True
 
@@ -200,7 +217,7 @@ class Cycle:
                 self._result.timed_out.append(late)
                 return None
             if job.requirement not in self._available and not self._limits.admit(job):
-                self._result.pending_reasons.note(job, not_looked_at(job))
+                self._result.pending_reasons.note(job, not_considered(job))
                 return None
             untried = self._deadlines.in_turn(job)
         for position in untried:
@@ -232,8 +249,8 @@ class Cycle:
             return None
         self._result.limited.pop(job.kind, None)
         has_groups = job.spec.coscheduling is not None
-        hopes = has_groups and self._deadlines.hopes_for_more(gang)
-        awaits = has_groups and self._deadlines.awaits_its_own(gang)
+        hopes = has_groups and self._deadlines.waits_for_more(gang)
+        awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
@@ -274,7 +291,7 @@ class Cycle:
             self._limits.admit(job)
         lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader)
         found = self._place_group(leader, own)
-        if isinstance(found, TooFew):
+        if isinstance(found, PlacementFailure):
             self._group_waits(leader, found, lifted)
             return None
         hosts, total = take(found, self._fleet, self._plan), Counter[str]()
@@ -287,18 +304,18 @@ class Cycle:
         self._let_go(leader, lifted, hosts)
         return total
 
-    def _place_group(self, leader: Job, own: Collection[str]) -> Together | TooFew:
+    def _place_group(self, leader: Job, own: Collection[str]) -> GroupPlacement | PlacementFailure:
         """Return a placement for a group, preferably on the hosts promised to it, where it is known to fit."""
         members, now, allowances = leader.members, self._deadlines.now, self._allowances
         if own:
             workers = (self._fleet.workers[node_id] for node_id in own)
             there = only(workers)
-            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), Together):
+            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), GroupPlacement):
                 return found
         about = self._fleet, self._cache, self._plan, self._available
         return place_together(members, *about, now, allowances)
 
-    def _group_waits(self, leader: Job, failure: TooFew, lifted: Lifted) -> None:
+    def _group_waits(self, leader: Job, failure: PlacementFailure, lifted: Lifted) -> None:
         """Record why a group waits, and reserve hosts for it if it starves."""
         name, about, reasons = leader.spec.group, leader.members, self._result.pending_reasons
         assert name is not None
@@ -320,7 +337,7 @@ class Cycle:
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
             self._result.starving.append(leader.spec.job_id)
         told, now = self._evictor.told(), self._deadlines.now
-        waits_for = what_they_wait_for(hosts, failure.job.requirement, told, now) if kept else ()
+        waits_for = awaited_events(hosts, failure.job.requirement, told, now) if kept else ()
         taken_from = self._evictor.taken_from(leader) if kept else ()
         for job in about:
             available = self._available_to(job)
@@ -369,7 +386,7 @@ class Cycle:
         free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
         there = without_what_ends(self._fleet, hosts, now, staying)
         found = place_on(leader.members, there, now, prefer=free)
-        if isinstance(found, TooFew):
+        if isinstance(found, PlacementFailure):
             return None
         return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
 
@@ -377,7 +394,7 @@ class Cycle:
         """Return whether a group fits on the hosts promised to it once their occupants have ended."""
         hosts = [self._fleet.workers[node_id] for node_id in node_ids]
         there = without_what_ends(self._fleet, hosts, self._deadlines.now)
-        return isinstance(place_on(leader.members, there, self._deadlines.now), Together)
+        return isinstance(place_on(leader.members, there, self._deadlines.now), GroupPlacement)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -489,11 +506,11 @@ class Cycle:
         may_change = reached.is_kept_back or self._evictor.may_make_room(job, reached)
         return job.is_plain and job.kind in self._over and not may_change
 
-    def _pass_over(self, job: Job, standing: int) -> None:
+    def _pass_over(self, job: Job, quota_source: int) -> None:
         """Reserve its team's quota for a starving job, so that the team's lower bands don't take it first."""
         has_quota = job.promise is not None or job.members  # for its promised hosts; groups get none
         if not has_quota and self._waits_too_long(job, job.gangs[next(iter(job.pending))]):
-            self._allowances.keep_quota_for(job, standing)
+            self._allowances.keep_quota_for(job, quota_source)
 
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:
         return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
@@ -534,7 +551,7 @@ class Cycle:
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
         hosts = (worker for group in groups for worker in group.workers)
-        return what_they_wait_for(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
+        return awaited_events(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""

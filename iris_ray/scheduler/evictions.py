@@ -148,7 +148,7 @@ class Evictor:
         room = search.room_without_victims(own) if search.exist else {}
         if len(room) >= needed:
             return None
-        if self._hopes_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
+        if self._waits_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
             return None  # the gang waits for more groups, and might not take the ones freed for it
         found = self._complete(search, room)
         if found is None:
@@ -257,9 +257,9 @@ class Evictor:
     def _leaves(self, attempt: AttemptId, taker: Job) -> None:
         self._allowances.teams.leaves(attempt, self._running.jobs[attempt.job_id], self._chips_of(attempt), taker)
 
-    def _hopes_for_more(self, job: Job) -> bool:
+    def _waits_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs when some are about to be free."""
-        return len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
+        return len(num_groups(job)) > 1 and self._deadlines.waits_for_more(job.gang)
 
     def _search(
         self,

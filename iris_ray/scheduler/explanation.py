@@ -152,7 +152,7 @@ class Explainer:
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
 
 
-def what_they_wait_for(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
+def awaited_events(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
     """Return the events, as text, that must happen before a job can use the hosts reserved for it.
 
     Args:
@@ -184,7 +184,7 @@ def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
     return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), pause=pause)
 
 
-def not_looked_at(job: Job) -> PendingReason:
+def not_considered(job: Job) -> PendingReason:
     """Return the reason of a job that the plan has not considered; see `EvaluationLimits`."""
     return PendingReason(job.spec.job_id, PendingKind.NOT_LOOKED_AT, job.requirement, num_groups(job))
 

@@ -1,7 +1,7 @@
 """The order of the queue, its time limits, and turns for bounded searches.
 
 1. With teams, jobs within their own team's quota, then within that of a team above it, then those that borrow
-   (`Standing`).
+   (`QuotaSource`).
 2. Then by priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
@@ -25,7 +25,7 @@ from iris_ray.model.job_spec import SparePurpose
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM
-from iris_ray.scheduler.team_quotas import Standing
+from iris_ray.scheduler.team_quotas import QuotaSource
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage
@@ -34,9 +34,9 @@ from iris_ray.state.waiting_jobs import Run, WaitingJobs
 Usage = Mapping[str, Mapping[str, float]]
 """The resources that each user's gangs hold, by Ray's names."""
 
-HOPES_FOR_MORE_S = 30.0
+WAITS_FOR_MORE_S = 30.0
 """Seconds in the queue for which a gang that can use more groups waits for groups about to be free."""
-AWAITS_ITS_OWN_S = 10.0
+WAITS_FOR_OWN_S = 10.0
 """Seconds after an attempt for which its gang waits for its former slices, while their last processes end."""
 
 
@@ -80,13 +80,13 @@ class Deadlines:
         """Return whether a gang of the job has waited longer than the backfill bound."""
         return self.now - gang.waiting_since >= self.bound_s(job.spec.priority)
 
-    def hopes_for_more(self, gang: Gang) -> bool:
-        """Return whether the gang entered the queue, or ended its pause, within `HOPES_FOR_MORE_S`."""
-        return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
+    def waits_for_more(self, gang: Gang) -> bool:
+        """Return whether the gang entered the queue, or ended its pause, within `WAITS_FOR_MORE_S`."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + WAITS_FOR_MORE_S
 
-    def awaits_its_own(self, gang: Gang) -> bool:
-        """Return whether the gang's last attempt or its pause ended within `AWAITS_ITS_OWN_S`."""
-        return self.now <= max(gang.waiting_since, gang.not_before) + AWAITS_ITS_OWN_S
+    def waits_for_own_slices(self, gang: Gang) -> bool:
+        """Return whether the gang's last attempt or its pause ended within `WAITS_FOR_OWN_S`."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + WAITS_FOR_OWN_S
 
     def is_returning(self, job: Job) -> bool:
         """Return whether a waiting gang of the job has just run. It comes first, since a lost host costs no turn."""
@@ -114,8 +114,8 @@ class Deadlines:
         return TaskUnschedulableEvent(job.spec.job_id, first.index, why)
 
 
-Place = tuple[int, PriorityBand]
-"""A class of jobs in the queue: the `Standing`, or a higher number for jobs that come last; and the band."""
+Tier = tuple[int, PriorityBand]
+"""A class of jobs in the queue: the `QuotaSource`, or a higher number for jobs that come last; and the band."""
 
 
 _number = attrgetter("number")
@@ -135,13 +135,13 @@ class FairQueue:
         totals: the cluster's resources.
         deadlines: the urgency of jobs.
         teams: each team's current and past usage; None without teams.
-        standing: returns a job's `Standing`.
-        passed_over: called with each job that is deferred because it needs quota from further up, and with the standing
-            of the jobs in turn.
-        fare_alike: whether plain jobs of a kind wait like an earlier one and so need no turn.
+        quota_source: returns a job's `QuotaSource`.
+        passed_over: called with each job that is deferred because it needs quota from further up, and with the quota
+            source of the jobs in turn.
+        share_reason: whether plain jobs of a kind wait like an earlier one and so need no turn.
 
     Attributes:
-        place: the place of the latest job.
+        tier: the tier of the latest job.
     """
 
     def __init__(
@@ -152,34 +152,34 @@ class FairQueue:
         totals: Mapping[str, float],
         deadlines: Deadlines,
         teams: TeamUse | None = None,
-        standing: Callable[[Job], int] = lambda job: Standing.OWN,
-        passed_over: Callable[[Job, int], None] = lambda job, standing: None,
-        fare_alike: Callable[[Run], bool] = lambda run: False,
+        quota_source: Callable[[Job], int] = lambda job: QuotaSource.OWN,
+        passed_over: Callable[[Job, int], None] = lambda job, quota_source: None,
+        share_reason: Callable[[Run], bool] = lambda run: False,
     ) -> None:
         self._pending = pending
         self._deadlines = deadlines
         self._users = _Shares(usage, past, totals, deadlines.now)
         self._teams = teams if teams is not None and teams.teams else None
         self._of_teams = _Shares(self._teams.usage, self._teams.past, totals, deadlines.now) if self._teams else None
-        self._standing = standing
+        self._quota_source = quota_source
         self._passed_over = passed_over
-        self._fare_alike = fare_alike
+        self._share_reason = share_reason
         self._later: list[Run] = []  # jobs that need quota from further up
         self._kinds_later: set[Kind] = set()  # the kinds of these jobs
         self._was_granted = False  # whether the latest job got hosts
         self._again = False
         self._in_line: _Line | None = None
-        self.place: Place = Standing.OWN, PriorityBand.PRODUCTION
+        self.tier: Tier = QuotaSource.OWN, PriorityBand.PRODUCTION
 
     def __iter__(self) -> Iterator[Job]:
         waiting: list[Run] = []
         last: list[Run] = []
         for run in self._pending.runs():
             (last if comes_last(run[0]) else waiting).append(run)
-        for standing in Standing:
-            yield from self._by_class(waiting, standing)
+        for quota_source in QuotaSource:
+            yield from self._by_class(waiting, quota_source)
             waiting, self._later = self._later, []
-        yield from self._by_class(last, len(Standing))
+        yield from self._by_class(last, len(QuotaSource))
 
     @property
     def is_alone(self) -> bool:
@@ -194,22 +194,22 @@ class FairQueue:
                 self._of_teams.count(name, resources)
         self._was_granted, self._again = True, comes_again
 
-    def _by_class(self, runs: Iterable[Run], standing: int) -> Iterator[Job]:
+    def _by_class(self, runs: Iterable[Run], quota_source: int) -> Iterator[Job]:
         """Yield jobs by band, returning ones first, and defer those that need quota from further up."""
         classes: defaultdict[tuple[PriorityBand, Urgency], list[Run]] = defaultdict(list)
         for run in runs:
             urgency = Urgency.RETURNING if self._deadlines.is_returning(run[0]) else Urgency.NONE
             classes[run[0].spec.priority, urgency].append(run)
         for (band, urgency), of_class in sorted(classes.items(), key=lambda item: item[0]):
-            self.place = standing, band
+            self.tier = quota_source, band
             self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)
-            if self._teams is None or standing >= Standing.BORROWS:
+            if self._teams is None or quota_source >= QuotaSource.BORROWED:
                 yield from in_turn
                 continue
             for job in in_turn:
-                if self._standing(job) > standing:
-                    self._passed_over(job, standing)
+                if self._quota_source(job) > quota_source:
+                    self._passed_over(job, quota_source)
                     self._later.append(deque((job,)))
                     if job.is_plain:
                         self._kinds_later.add(job.kind)
@@ -224,7 +224,7 @@ class FairQueue:
             else:
                 self._later.append(run)
             return True
-        return self._fare_alike(run)
+        return self._share_reason(run)
 
     def _by_age(self, runs: Iterable[Run]) -> Iterator[Job]:
         self._in_line = None

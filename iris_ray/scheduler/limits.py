@@ -10,7 +10,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
-from iris_ray.scheduler.team_quotas import NoneLeft, Standing, TeamQuotas
+from iris_ray.scheduler.team_quotas import QuotaExhausted, QuotaSource, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
@@ -83,40 +83,40 @@ class Allowances:
         is_free = reached.team is None or mine is None or (mine.most_chips == mine.most_jobs == math.inf)
         return (reached.account,) if is_free else (reached.account, _account(job))
 
-    def standing(self, job: Job) -> Standing:
-        """Return the standing of a job, or of the group that it leads, at its smallest size."""
+    def quota_source(self, job: Job) -> QuotaSource:
+        """Return the quota source of a job, or of the group that it leads, at its smallest size."""
         if not self.teams.exist:
-            return Standing.OWN
+            return QuotaSource.OWN
         if job.members:
-            return self._standing_of_all(job.members)
-        found = self.teams.standing(job, num_groups(job)[0] * chips_per_group(job))
-        return found if isinstance(found, Standing) else Standing.BORROWS
+            return self._quota_source_of_all(job.members)
+        found = self.teams.quota_source(job, num_groups(job)[0] * chips_per_group(job))
+        return found if isinstance(found, QuotaSource) else QuotaSource.BORROWED
 
-    def _standing_of_all(self, members: Sequence[Job]) -> Standing:
+    def _quota_source_of_all(self, members: Sequence[Job]) -> QuotaSource:
         needed: dict[str | None, tuple[Job, float]] = {}  # by type
         for job in members:
             kind = self.teams.kind(job.spec)
             needed[kind] = job, needed.get(kind, (job, 0.0))[1] + least_chips(job)
-        found = (self.teams.standing(job, chips) for job, chips in needed.values())
-        return max(one if isinstance(one, Standing) else Standing.BORROWS for one in found)
+        found = (self.teams.quota_source(job, chips) for job, chips in needed.values())
+        return max(one if isinstance(one, QuotaSource) else QuotaSource.BORROWED for one in found)
 
-    def keep_quota_for(self, job: Job, standing: int) -> None:
-        """Reserve quota for a job that could run at a standing if its own team's lower bands used less.
+    def keep_quota_for(self, job: Job, quota_source: int) -> None:
+        """Reserve quota for a job that could run with a quota source if its own team's lower bands used less.
 
-        The quota is reserved in every account that jobs of that standing draw on.
+        The quota is reserved in every account that jobs with that source draw on.
         """
         needed = num_groups(job)[0] * chips_per_group(job)
-        found = self.teams.standing_in_team(job, needed)
-        if isinstance(found, Standing) and found <= standing and self._reached_by_user(job) is None:
+        found = self.teams.quota_source_within_team(job, needed)
+        if isinstance(found, QuotaSource) and found <= quota_source and self._reached_by_user(job) is None:
             own, *above = self.teams.path(job.spec)[:-1]
-            self.teams.keep_for(job, needed, above[-1] if above and standing > Standing.OWN else own)
+            self.teams.keep_for(job, needed, above[-1] if above and quota_source > QuotaSource.OWN else own)
 
     def _reached_by_team(self, job: Job) -> ReachedLimit | None:
         if not self.teams.exist:
             return None
         needed = num_groups(job)[0] * chips_per_group(job)
-        left = self.teams.standing_if_all_stay(job, needed)
-        if isinstance(left, Standing):
+        left = self.teams.quota_source_if_all_stay(job, needed)
+        if isinstance(left, QuotaSource):
             return None
         what = f"{left.kind} chips"
         about = *_account(job), what, left.most, left.used, needed
@@ -155,9 +155,9 @@ class Allowances:
             chips = mine.chips_beside(job) - ending
             wanted = tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
         if self.teams.exist and len(wanted) > 1:  # additional groups must not use others' quota
-            standing = self.teams.standing_if_all_stay
-            least = standing(job, wanted[0] * each - ending)
-            wanted = tuple(n for n in wanted if standing(job, n * each - ending) == least)
+            source_of = self.teams.quota_source_if_all_stay
+            least = source_of(job, wanted[0] * each - ending)
+            wanted = tuple(n for n in wanted if source_of(job, n * each - ending) == least)
         return wanted
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
@@ -197,7 +197,7 @@ class Allowances:
             given_back: the number of chips that its user frees first.
         """
         mine = self._allowance(job)
-        if chips and self.teams.exist and isinstance(self.teams.standing(job, chips - given_back), NoneLeft):
+        if chips and self.teams.exist and isinstance(self.teams.quota_source(job, chips - given_back), QuotaExhausted):
             return False
         if mine is None:
             return True
@@ -209,7 +209,7 @@ class Allowances:
         """Return whether a job is within a limit once attempts with this number of counted chips have left."""
         if reached.team is None:
             return self.may_take(job, reached.needed, given_back=chips)
-        return isinstance(self.teams.standing_if_all_stay(job, reached.needed - chips), Standing)
+        return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed - chips), QuotaSource)
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
         """Return whether a job's resources count towards a limit."""

@@ -24,7 +24,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
-from iris_ray.scheduler.fair_queue import Deadlines, Place
+from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
@@ -89,7 +89,7 @@ class PlannedPromises:
         self._allowances = allowances
         self._leaving = evictor.leaving()
         lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
-        self._places: dict[str, Place] = {}  # by job id; as of the first read
+        self._tiers: dict[str, Tier] = {}  # by job id; as of the first read
         for job in lasting:  # so that later jobs of its team don't use up its quota
             assert job.promise is not None
             for one in job.members or (job,):
@@ -101,9 +101,9 @@ class PlannedPromises:
         self._waiting: dict[str, int] = {}  # job id → number of its remaining tasks, once the plan has placed one
         self.given_up = False
 
-    def begin(self, place: Place, available_to: Callable[[Job], Availability]) -> None:
+    def begin(self, tier: Tier, available_to: Callable[[Job], Availability]) -> None:
         """Renew the earlier plans' promises to jobs up to a place in the queue."""
-        while self._before and self.place_of(self._before[-1]) <= place:
+        while self._before and self.tier_of(self._before[-1]) <= tier:
             job = self._before.pop()
             assert job.promise is not None
             promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
@@ -453,18 +453,18 @@ class PlannedPromises:
         compared = islice(names, max(wanted, GROUPS_COMPARED))
         return sorted(compared, key=lambda name: not is_apart(name))[:wanted]
 
-    def place_of(self, job: Job) -> Place:
+    def tier_of(self, job: Job) -> Tier:
         """Return a job's place in the queue."""
-        if job.spec.job_id not in self._places:
-            self._places[job.spec.job_id] = self._allowances.standing(job), job.spec.priority
-        return self._places[job.spec.job_id]
+        if job.spec.job_id not in self._tiers:
+            self._tiers[job.spec.job_id] = self._allowances.quota_source(job), job.spec.priority
+        return self._tiers[job.spec.job_id]
 
     def _last_first(self, job: Job) -> tuple[int, int, bool]:
         """Return the sort key by reversed place in the queue, with firm promises last within a place."""
-        standing, band = self.place_of(job)
-        return -standing, -band, job.promise is not None and job.promise.is_firm
+        source, band = self.tier_of(job)
+        return -source, -band, job.promise is not None and job.promise.is_firm
 
     def _gives_way(self, promise: _Promise, job: Job) -> bool:
         """Return whether a returning gang of a job may take the hosts of a promise to another job."""
-        other, place = self.place_of(promise.job), self.place_of(job)
-        return other > place or (other == place and not promise.is_firm)
+        other, tier = self.tier_of(promise.job), self.tier_of(job)
+        return other > tier or (other == tier and not promise.is_firm)

@@ -9,7 +9,7 @@ from iris_ray.scheduler.pending_reason import PendingReason
 
 
 @dataclass(slots=True)
-class _Alike:
+class _SharedReason:
     """Plain jobs of a kind that wait for the same reason as an earlier job.
 
     Attributes:
@@ -55,10 +55,10 @@ class Reasons(Mapping[str, PendingReason]):
     def __init__(
         self, reasons: Mapping[str, PendingReason] | None = None, beside: Mapping[str, PendingReason] | None = None
     ) -> None:
-        self._made: dict[str, PendingReason | _Alike] = {}  # these take precedence over `_alike`
+        self._made: dict[str, PendingReason | _SharedReason] = {}  # these take precedence over `_alike`
         self._of_kind: dict[Kind, list[str]] = {}  # ids of the plain jobs in `_made`
-        self._alike: dict[Kind, list[_Alike]] = {}
-        self._index: dict[str, _Alike] | None = None  # of `_alike` by job id, made when first read
+        self._alike: dict[Kind, list[_SharedReason]] = {}
+        self._index: dict[str, _SharedReason] | None = None  # of `_alike` by job id, made when first read
         self._beside = {} if beside is None else beside
         if reasons is not None:
             self.replace(reasons)
@@ -67,7 +67,7 @@ class Reasons(Mapping[str, PendingReason]):
         found = self._found(job_id)
         if found is None:
             return self._beside[job_id]
-        return found.reason(job_id) if isinstance(found, _Alike) else found
+        return found.reason(job_id) if isinstance(found, _SharedReason) else found
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._made or job_id in self._indexed() or job_id in self._beside
@@ -88,11 +88,11 @@ class Reasons(Mapping[str, PendingReason]):
         if job.is_plain:
             self._of_kind.setdefault(job.kind, []).append(job_id)
 
-    def note_alike(
+    def note_shared(
         self, jobs: Sequence[Job], like: PendingReason, ahead: int | None = None, first_ahead: str | None = None
     ) -> None:
-        """Add plain jobs of a kind that wait for the same reason as an earlier one; see `_Alike`."""
-        self._alike.setdefault(jobs[0].kind, []).append(_Alike(like, jobs, ahead, first_ahead))
+        """Add plain jobs of a kind that wait for the same reason as an earlier one; see `_SharedReason`."""
+        self._alike.setdefault(jobs[0].kind, []).append(_SharedReason(like, jobs, ahead, first_ahead))
         self._index = None
 
     def replace(self, reasons: Mapping[str, PendingReason]) -> None:
@@ -125,14 +125,14 @@ class Reasons(Mapping[str, PendingReason]):
         """Iterate over the individually recorded reasons."""
         return (reason for reason in self._made.values() if isinstance(reason, PendingReason))
 
-    def is_alike(self, job_id: str) -> bool:
+    def is_shared(self, job_id: str) -> bool:
         """Return whether a job shares the reason of an earlier job of its kind."""
-        return isinstance(self._found(job_id), _Alike)
+        return isinstance(self._found(job_id), _SharedReason)
 
-    def _found(self, job_id: str) -> PendingReason | _Alike | None:
+    def _found(self, job_id: str) -> PendingReason | _SharedReason | None:
         return self._made.get(job_id) or self._indexed().get(job_id)
 
-    def _indexed(self) -> Mapping[str, _Alike]:
+    def _indexed(self) -> Mapping[str, _SharedReason]:
         if self._index is None:
             self._index = {}
             for alike in chain.from_iterable(self._alike.values()):

@@ -138,7 +138,7 @@ class Scheduler:
         tried, unchanged = WaitingJobs(), []
         for job in chain.from_iterable(pending.runs()):
             job_id = job.spec.job_id
-            reason = None if pending_reasons.is_alike(job_id) else pending_reasons.get(job_id)
+            reason = None if pending_reasons.is_shared(job_id) else pending_reasons.get(job_id)
             if job_id not in pending_reasons or (
                 reason is not None and (reason.pause is not None or reason.free >= reason.num_groups[0])
             ):

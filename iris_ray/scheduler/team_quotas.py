@@ -1,7 +1,7 @@
 """Teams' quotas during a plan: which jobs are within quota, what may be borrowed, and what is reclaimed.
 
 A job uses the quota of its own team. If that is used up, it uses quota of a team above that other subteams leave
-unused, and finally quota that other teams lend. `Standing` says which of these a job needs.
+unused, and finally quota that other teams lend. `QuotaSource` says which of these a job needs.
 
 Between teams, only quotas decide which jobs leave. A job may take hosts of another team if, below their closest common
 ancestor, the job's side stays within its quota and the other side exceeds its own at every level. The team that has
@@ -27,16 +27,16 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse, in_band, own_part
 
 
-class Standing(IntEnum):
+class QuotaSource(IntEnum):
     """The source of the quota that a job needs, which orders the queue."""
 
     OWN = 0  # its own team's quota, or none is needed
     SHARED = 1  # the quota of a team above its own
-    BORROWS = 2  # quota that other teams lend
+    BORROWED = 2  # quota that other teams lend
 
 
 @dataclass(frozen=True, slots=True)
-class NoneLeft:
+class QuotaExhausted:
     """The account whose quota is used up for a job.
 
     Attributes:
@@ -135,7 +135,7 @@ class TeamQuotas:
         self._aside: dict[str, _Aside] = {}  # by the job's id
         self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first entry of each counts
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its subteams, by past borrowing
-        self._standings: dict[tuple[str, float, float], Standing | NoneLeft] = {}  # valid until a count changes
+        self._sources: dict[tuple[str, float, float], QuotaSource | QuotaExhausted] = {}  # valid until a count changes
         self.exist = bool(self._use.teams.types)
 
     # -- the queue's order and limits ----------------------------------------------------------------------------------
@@ -148,31 +148,31 @@ class TeamQuotas:
         """Return the name of a job's team, and the type whose quota the job needs, or None."""
         return self._use.path(spec.team)[0], self.kind(spec)
 
-    def standing_if_all_stay(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return the job's standing as if the attempts that leave only for this job stayed."""
+    def quota_source_if_all_stay(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if the attempts that leave only for this job stayed."""
         stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
             self._count_leaving(leaving, sign=-1)
-        found = self.standing(job, chips)
+        found = self.quota_source(job, chips)
         for leaving in stay:
             self._count_leaving(leaving, sign=1)
         return found
 
-    def standing(self, job: Job, chips: float, less: float = 0.0) -> Standing | NoneLeft:
-        """Return the standing of a job with this number of chips, or the account whose quota is used up.
+    def quota_source(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
+        """Return the quota source of a job with this number of chips, or the account whose quota is used up.
 
         ``less`` is the number of chips by which the usage of its team is reduced for this check.
         """
         kind = self.kind(job.spec)
         if kind is None or not chips:
-            return Standing.OWN
+            return QuotaSource.OWN
         about = job.spec.job_id, chips, less
-        found = self._standings.get(about)
+        found = self._sources.get(about)
         if found is None:
-            found = self._standings[about] = self._find_standing(job, kind, chips, less)
+            found = self._sources[about] = self._find_quota_source(job, kind, chips, less)
         return found
 
-    def _find_standing(self, job: Job, kind: str, chips: float, less: float) -> Standing | NoneLeft:
+    def _find_quota_source(self, job: Job, kind: str, chips: float, less: float) -> QuotaSource | QuotaExhausted:
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
         own = self._aside.get(job.spec.job_id)
@@ -180,18 +180,18 @@ class TeamQuotas:
             own_here = own.chips if own is not None and name in own.names else 0.0
             aside = account.aside.total() - own_here if account.aside else 0.0
             if name != NO_TEAM and _is_within(account, used + aside, kept, band, more + account.aside[band] - own_here):
-                return Standing.OWN if name == path[0] else Standing.SHARED
+                return QuotaSource.OWN if name == path[0] else QuotaSource.SHARED
             if rounded(used + aside + kept) > account.most:
                 there_are, is_kept_back = rounded(used + aside + kept - more), rounded(used + kept) <= account.most
-                return NoneLeft(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
-        return Standing.BORROWS
+                return QuotaExhausted(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
+        return QuotaSource.BORROWED
 
-    def standing_in_team(self, job: Job, chips: float) -> Standing | NoneLeft:
-        """Return the job's standing as if lower bands of its own team had no chips."""
+    def quota_source_within_team(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if lower bands of its own team had no chips."""
         team, kind = self.account(job.spec)
         usage: Mapping[str, float] = self._use.usage.get(team, {})
         lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
-        return self.standing(job, chips, less=sum(lower))
+        return self.quota_source(job, chips, less=sum(lower))
 
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan grants to a job; a negative number for chips that are freed."""
@@ -235,7 +235,7 @@ class TeamQuotas:
     def _set_aside(self, job: Job, aside: _Aside, sign: int) -> None:
         kind = self.kind(job.spec)
         assert kind is not None
-        self._standings.clear()
+        self._sources.clear()
         for name in aside.names:
             self._account(name, kind).aside[aside.band] += sign * aside.chips  # type: ignore[assignment]
 
@@ -329,11 +329,11 @@ class TeamQuotas:
         common = next(i for i, name in enumerate(path) if name in of_taker)
         for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
             self._set(account, used, kept, spec.priority, -sign * chips)
-        for name in path[:common]:  # does not affect standings
+        for name in path[:common]:  # does not affect sources
             self._account(name, kind).leaving[spec.priority] += sign * chips  # type: ignore[assignment]
 
     def _set(self, account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
-        self._standings.clear()
+        self._sources.clear()
         account.used, account.kept = rounded(used), rounded(kept)
         if band in account.in_bands:
             account.in_bands[band] = rounded(account.in_bands[band] + more)

@@ -26,7 +26,7 @@ MOST_TRIALS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class GroupPlacement:
     """A placement of all jobs of a group.
 
     Attributes:
@@ -39,7 +39,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class TooFew:
+class PlacementFailure:
     """The failure to place a job of a group.
 
     Attributes:
@@ -64,7 +64,7 @@ def place_together(
     now: float,
     allowances: Allowances | None = None,
     prefer: Collection[str] = (),
-) -> Together | TooFew:
+) -> GroupPlacement | PlacementFailure:
     """Return a placement of all jobs of a group, or the first failure, without changing any argument.
 
     Args:
@@ -79,18 +79,18 @@ def place_together(
     for job in members:  # decides most waiting groups, without a trial
         free = choose(job, available.to(job), {}, num_groups(job)[:1], False, False)[1]
         if free < num_groups(job)[0]:
-            return TooFew(job, free, beside=False)
+            return PlacementFailure(job, free, beside=False)
     for job in members:  # evaluates all groups before the trials, which share the evaluations with the plan
         available.to(job).free_in_all()
     order = sorted(members, key=lambda job: (not accelerators(job.spec.resources), _choice(job, available), job.number))
-    failure: TooFew | None = None
+    failure: PlacementFailure | None = None
     for most in (True, False) if any(len(num_groups(job)) > 1 for job in members) else (False,):
         for _ in range(min(len(members), MOST_TRIALS)):
             found = _Trial(fleet, cache, plan, now, allowances, prefer).place(order, most)
-            if not isinstance(found, TooFew):
+            if not isinstance(found, PlacementFailure):
                 in_order = [(job, found[job.spec.job_id]) for job in members]
                 assignments = (one for _, placed in in_order for one in placed.assignments)
-                return Together(tuple(assignments), tuple((job, placed.granted) for job, placed in in_order))
+                return GroupPlacement(tuple(assignments), tuple((job, placed.granted) for job, placed in in_order))
             failure = failure or found  # the first one is the easiest to explain
             if found.limit is not None:
                 break
@@ -124,7 +124,7 @@ def place_on(
     allowances: Allowances | None = None,
     prefer: Collection[str] = (),
     given_away: Plan | None = None,
-) -> Together | TooFew:
+) -> GroupPlacement | PlacementFailure:
     """Return a placement of all jobs of a group in a separate fleet, as `place_together` does.
 
     ``given_away`` is the plan that has taken resources on these hosts, or None.
@@ -178,10 +178,10 @@ class _Trial:
         self._allowances = allowances
         self._prefer = dict.fromkeys(prefer, -1)
 
-    def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | TooFew:
+    def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | PlacementFailure:
         """Place the jobs in this order, each on as many groups as it can use (``most``) or as few."""
         placed: dict[str, _Placed] = {}
-        failure: TooFew | None = None
+        failure: PlacementFailure | None = None
         for job in order:
             mine = placed[job.spec.job_id] = _Placed()
             if (failure := self._place(job, mine, most, beside=len(placed) > 1)) is not None:
@@ -192,7 +192,7 @@ class _Trial:
                     self._allowances.not_granted(job, found.granted)
         return placed if failure is None else failure
 
-    def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> TooFew | None:
+    def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> PlacementFailure | None:
         """Place all gangs of a job. Return the failure if one can't be placed."""
         allowances, available = self._allowances, self._available.to(job)
         own = {**preferred(job, self._fleet), **self._prefer}
@@ -201,19 +201,21 @@ class _Trial:
             wanted = num_groups(job)
             if allowances is not None:
                 if (reached := allowances.reached(job)) is not None:
-                    return TooFew(job, 0, beside, reached)
+                    return PlacementFailure(job, 0, beside, reached)
                 wanted = allowances.num_groups(job)
             wanted = wanted if most else wanted[:1]
             available.catch_up()
             found, free = choose(job, available, own, wanted, False, False)
             if not found:
-                return TooFew(job, free, beside)
+                return PlacementFailure(job, free, beside)
             if spreading is not None:
                 found = [spreading.host(found[0], available)]
                 spreading.took(found[0])
             if allowances is not None and len(within := allowances.within(job, found, wanted, available)) < len(found):
                 if not within:
-                    return TooFew(job, free, beside, allowances.short_of_chips(job, chips_of(found, available)))
+                    return PlacementFailure(
+                        job, free, beside, allowances.short_of_chips(job, chips_of(found, available))
+                    )
                 found = within
             assignment, granted = assign(job, gang, available, found, self._plan)
             mine.assignments.append(assignment)
@@ -224,7 +226,7 @@ class _Trial:
         return None
 
 
-def take(found: Together, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
+def take(found: GroupPlacement, fleet: Fleet, plan: Plan) -> tuple[str, ...]:
     """Take a group's placement from the plan. Return the node ids of its hosts."""
     jobs = {job.spec.job_id: job for job, _ in found.granted}
     hosts: dict[str, None] = {}

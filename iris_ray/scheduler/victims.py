@@ -302,7 +302,7 @@ class VictimSearch:
         ``own`` has the node ids of hosts promised to the job.
         """
         free = best_free(self.needed, self._available, self._buckets, preferred(self.job, self._fleet))
-        room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
+        room = dict.fromkeys(filter(self._is_unreserved, free), frozenset[AttemptId]())
         for name in chain(self.groups_of(own), self._about_to_be_free()):
             if len(room) >= self.needed:
                 break
@@ -341,7 +341,7 @@ class VictimSearch:
     def _about_to_be_free(self) -> Iterator[str]:
         ending = self._available.candidates.ending
         names = sorted(name for bucket in self._buckets for name in ending.get(bucket, ()))
-        return (name for name in names if self._is_nobodys(name) and self._available.is_free_soon(name))
+        return (name for name in names if self._is_unreserved(name) and self._available.is_free_soon(name))
 
     def _best(self, options: Iterable[Victims], victims: Victims, missing: int) -> Victims:
         """Return the additional victims with the least cost for each group that they free, given ``victims``."""
@@ -395,9 +395,9 @@ class VictimSearch:
         found = available.candidates.evaluations.get(name)
         if found is None or found.bucket not in self._buckets or found.status is Status.UNSUITABLE:
             return False
-        return available.suits(name) and not available.is_free(name) and self._is_nobodys(name)
+        return available.suits(name) and not available.is_free(name) and self._is_unreserved(name)
 
-    def _is_nobodys(self, name: str) -> bool:
+    def _is_unreserved(self, name: str) -> bool:
         """Return whether no host of a group is reserved for a job."""
         return self._plan.kept.keys().isdisjoint(self._available.group(name).node_ids)
 

@@ -6,11 +6,9 @@ command that prints faster than its reader reads has to wait, as it would for a 
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import struct
 import subprocess
 import termios
 from abc import ABC, abstractmethod
@@ -245,7 +243,7 @@ class RunningCommand(ByteChannel):
                 into, slave = os.openpty()
                 ours.callback(os.close, into)
                 its.callback(os.close, slave)
-                _set_size(into, size)
+                termios.tcsetwinsize(into, size)
                 sources, streams = [into], [slave] * 3
             control, its_control = socket.socketpair()
             ours.callback(control.close)
@@ -265,7 +263,7 @@ class RunningCommand(ByteChannel):
     def resize(self, size: Size) -> None:
         """Change the size of its terminal."""
         if self._on_terminal and self._into is not None:
-            _set_size(self._into, size)
+            termios.tcsetwinsize(self._into, size)
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group."""
@@ -304,10 +302,6 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
     reader.callback(os.close, read)
     writer.callback(os.close, write)
     return read, write
-
-
-def _set_size(terminal: int, size: Size) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
 
 
 def _start_keeper(

@@ -26,7 +26,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import Allocations, Fleet
 from iris_ray.state.instructions import Change, StopAttempt
-from iris_ray.state.job_table import WAY_TO_SUCCESS, JobTable, move, move_all
+from iris_ray.state.job_table import STATES_TO_SUCCESS, JobTable, move, move_all
 from iris_ray.state.spares import Spares
 
 BUDGET_S = 3600.0
@@ -160,10 +160,10 @@ class AttemptEnds:
         if gang.placed:
             self._end_attempt(job, gang, f"attempt {attempt.number} has returned all results", change)
         for task in gang.tasks:
-            for state in WAY_TO_SUCCESS[task.state]:
+            for state in STATES_TO_SUCCESS[task.state]:
                 move(job, gang, task, state)
             job_table.note_task_success(task, change.now)
-        self._table.waits_no_more(job, gang)
+        self._table.dequeue(job, gang)
         self._table.queue_changed(attempt.job_id)
         self._spares.look_at(job)
         if job.state.finished:
@@ -271,7 +271,7 @@ class AttemptEnds:
         job.started = job.started or started
         if started:
             count_quick_end(gang, change.now)
-            if is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
+            if counts_as_failure(gang, cause, self._fleet.workers.get(cause.node_id or "")):
                 state = TaskState.FAILED
         job.times.failed(failure_cause(gang, state, is_hang))
         exhausted = charge(job, gang, state, started) or is_hopeless
@@ -419,7 +419,7 @@ def count_quick_end(gang: Gang, now: float) -> None:
     gang.quick_ends = gang.quick_ends + 1 if now < gang.running_since + QUICK_S else 0
 
 
-def is_its_own_doing(gang: Gang, lost: Task, worker: Worker | None) -> bool:
+def counts_as_failure(gang: Gang, lost: Task, worker: Worker | None) -> bool:
     """Return whether a lost task counts as failed: it was lost on a healthy host, after several quick ends in a row.
 
     The gang's quick ends must include this one. ``worker`` is the task's host, or None if the host is lost.

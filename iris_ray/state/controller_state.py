@@ -55,7 +55,7 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.state.fleet import SUSPICION_S, Allocations, Fleet, Taint, another_host, with_what_is_known
+from iris_ray.state.fleet import SUSPICION_S, Allocations, Fleet, Taint, why_replaced, with_drain_of
 from iris_ray.state.gangs import Gangs, SliceHolders
 from iris_ray.state.instructions import Change, ChangeLog, FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
@@ -135,10 +135,10 @@ class ControllerState:
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
-            for line in self._table.stories.told(job_id, self._gang_of(event, job_id)):
+            for line in self._table.event_log.lines(job_id, self._gang_of(event, job_id)):
                 error.add_note(f"before: {line}")
             raise
-        self._remember(event, job_id, change.instructions)
+        self._log(event, job_id, change.instructions)
         self._follow_up(event, job_id, change)
         return change.instructions
 
@@ -267,8 +267,8 @@ class ControllerState:
             elsewhere=event.elsewhere,
         )
         known = self.workers.get(event.node_id)
-        if known is not None and (became := another_host(known, worker, self.jobs)) is not None:
-            worker = with_what_is_known(worker, known)
+        if known is not None and (became := why_replaced(known, worker, self.jobs)) is not None:
+            worker = with_drain_of(worker, known)
             self.fleet.remove(event.node_id)
             self._promises.release_host(event.node_id)
             self._ends.worker_lost(known, became, change)
@@ -290,7 +290,7 @@ class ControllerState:
             gang.saved_at, gang.saves_every_s = event.saved_at, event.every_s
         if event.heeds_notices and gang.heeds_notices is None:
             gang.heeds_notices = True
-        self._allocations.loses_less(job, event.attempt, heeds_notices=gang.heeds_notices is True)
+        self._allocations.has_saved(job, event.attempt, heeds_notices=gang.heeds_notices is True)
         self._table.gang_changed(job, gang)
 
     def _worker_blamed(self, event: WorkerBlamedEvent) -> None:
@@ -302,30 +302,30 @@ class ControllerState:
                 quarantine.avoid_host(job, event.node_id, self._now)
                 self._table.changed(event.job_id)
 
-    def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
+    def _log(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Log the event for its job or gang, or, if it concerns no job, for the attempts that it stops."""
-        stories = self._table.stories
+        event_log = self._table.event_log
         if isinstance(event, TasksAssignedEvent):
             for index in event.task_indices:
-                stories.remember(job_id, self._story_gang(job_id, index), event, self._now)
+                event_log.add(job_id, self._logged_gang(job_id, index), event, self._now)
         elif job_id in self.jobs:
-            stories.remember(job_id, self._gang_of(event, job_id), event, self._now)
+            event_log.add(job_id, self._gang_of(event, job_id), event, self._now)
         elif not job_id:
             for stopped, _, gang in dict.fromkeys(stop.attempt for stop in instructions.stop):
                 if stopped in self.jobs:
-                    stories.remember(stopped, self._story_gang(stopped, gang), event, self._now)
+                    event_log.add(stopped, self._logged_gang(stopped, gang), event, self._now)
 
     def _gang_of(self, event: Event, job_id: str) -> int | None:
         """Return the position of the gang for which an event is logged; None to log it for the whole job."""
         attempt = getattr(event, "attempt", None)
         if attempt is not None:
-            return self._story_gang(job_id, attempt.gang)
+            return self._logged_gang(job_id, attempt.gang)
         if isinstance(event, GangAssignedEvent):
-            return self._story_gang(job_id, event.gang)
+            return self._logged_gang(job_id, event.gang)
         index, job = getattr(event, "task_index", None), self.jobs.get(job_id)
-        return None if index is None or job is None else self._story_gang(job_id, index // len(job.gangs[0].tasks))
+        return None if index is None or job is None else self._logged_gang(job_id, index // len(job.gangs[0].tasks))
 
-    def _story_gang(self, job_id: str, gang: int) -> int | None:
+    def _logged_gang(self, job_id: str, gang: int) -> int | None:
         """Return a gang's position; None if the job has a single gang, whose events are logged for the job."""
         job = self.jobs.get(job_id)
         return None if job is None or len(job.gangs) == 1 else gang
@@ -427,7 +427,7 @@ class ControllerState:
 
         ``gang``, a gang's position, includes the events of that gang, if the job has several.
         """
-        return self._table.stories.told(job_id, gang)
+        return self._table.event_log.lines(job_id, gang)
 
     def pending(self) -> WaitingJobs:
         """Return a live view of the jobs that have gangs waiting for workers."""
@@ -492,7 +492,7 @@ class ControllerState:
         self._promises.check(self.workers)
         self.limits.check(self.jobs, self._allocations.all_of())
         self.teams.check(self.jobs, self._allocations.all_of())
-        assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
+        assert table.event_log.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 
 def job_of(event: Event) -> str:

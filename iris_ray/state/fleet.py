@@ -380,7 +380,7 @@ class Allocations:
         self._teams.gave_back(job.spec, demands)
         return True
 
-    def loses_less(self, job: Job, attempt: AttemptId, heeds_notices: bool) -> None:
+    def has_saved(self, job: Job, attempt: AttemptId, heeds_notices: bool) -> None:
         """Record that an attempt has saved its state, or would do so on a notice."""
         attempts, heeding = self.by_band[job.spec.priority], self.heeding[job.spec.priority]
         if attempt in attempts:
@@ -418,7 +418,7 @@ class Allocations:
 # -- host identity -----------------------------------------------------------------------------------------------------
 
 
-def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | None:
+def why_replaced(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | None:
     """Return why a host counts as lost when it registers again, or None if it keeps its tasks.
 
     A gang can't continue on two slices, nor a task on chips that no longer exist. ``known`` is the host as it
@@ -436,7 +436,7 @@ def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | N
     return None
 
 
-def with_what_is_known(now: Worker, known: Worker) -> Worker:
+def with_drain_of(now: Worker, known: Worker) -> Worker:
     """Return the new host with the drain and suspicion of the old one, which concern the machine and not its slice."""
     return replace(
         now,

@@ -26,7 +26,7 @@ from iris_ray.state.records import JobRecord
 from iris_ray.state.runtime_limits import RuntimeLimits
 from iris_ray.state.spares import GangNotices, SpareJobs
 
-_Places = tuple[list[tuple[Gang, tuple[str, ...]]], tuple[str, ...]]
+_Placement = tuple[list[tuple[Gang, tuple[str, ...]]], tuple[str, ...]]
 """Gangs with the node ids of their hosts, and the names of the groups that the hosts belong to."""
 _Taken = dict[str, dict[str, float]]
 """Node id → resources."""
@@ -120,8 +120,8 @@ class Gangs:
         sizes = {(one.job_id, len(node_ids)) for one, (placed, _) in checked for _, node_ids in placed}
         if len(sizes) > len(leader.members):
             raise IllegalTransitionError(f"job {event.job_id}: a job of its group gets slices of several sizes")
-        for one, places in checked:
-            self._place(one, places, change)
+        for one, placement in checked:
+            self._place(one, placement, change)
 
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
         """Assign hosts to all tasks of a gang. Groups of its last attempt that ran keep their numbers."""
@@ -131,7 +131,7 @@ class Gangs:
         """Assign a host to independent tasks of a job, or refuse the whole assignment."""
         self._place(event, self._checked(event), change)
 
-    def _checked(self, event: JobAssignedEvent, taken: _Taken | None = None) -> _Places:
+    def _checked(self, event: JobAssignedEvent, taken: _Taken | None = None) -> _Placement:
         """Validate an assignment. Return the gangs with their hosts, and the names of their groups.
 
         Args:
@@ -149,13 +149,13 @@ class Gangs:
             return self._checked_gang(job, event, taken)
         return self._checked_tasks(job, event, taken)
 
-    def _place(self, event: JobAssignedEvent, places: _Places, change: Change) -> None:
-        job, (placed, groups) = self._table.jobs[event.job_id], places
+    def _place(self, event: JobAssignedEvent, placement: _Placement, change: Change) -> None:
+        job, (placed, groups) = self._table.jobs[event.job_id], placement
         if len(placed[0][0].tasks) != len(placed[0][1]):  # another number or size of slices
             self._resize(job, len(placed[0][1]))
         self._assign(job, placed, groups, change)
 
-    def _checked_gang(self, job: Job, event: GangAssignedEvent, taken: _Taken | None) -> _Places:
+    def _checked_gang(self, job: Job, event: GangAssignedEvent, taken: _Taken | None) -> _Placement:
         config, gang = job.spec.coscheduling, self._table.gang(job, event.gang)
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
@@ -180,7 +180,7 @@ class Gangs:
         job.counts = Counter({TaskState.PENDING: len(job.gangs) * size})
         self._table.all_changed(job)
 
-    def _checked_tasks(self, job: Job, event: TasksAssignedEvent, taken: _Taken | None) -> _Places:
+    def _checked_tasks(self, job: Job, event: TasksAssignedEvent, taken: _Taken | None) -> _Placement:
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
         if not event.task_indices or len({*event.task_indices}) != len(event.task_indices):
@@ -240,14 +240,14 @@ class Gangs:
                 move(job, gang, task, TaskState.ASSIGNED)
                 task.node_id = node_id
             allocations[job.current_attempt(gang)] = tuple(found)
-        self._table.waits_no_more(job, *(gang for gang, _ in placed))
+        self._table.dequeue(job, *(gang for gang, _ in placed))
         self._allocations.add(job, allocations)
         for allocation in allocations.values():
             job_table.note_assigned(job, allocation, change.now)
         self._promises.kept_by(job, hosts)
         self._holders.take(job, hosts, change)
         for gang, _ in placed:
-            self._notices.tell_of_its_hosts(job, gang, change)
+            self._notices.tell_host_notices(job, gang, change)
             self._runtimes.placed(job, gang, change)
         self._spares.look_at(job)
 
@@ -361,7 +361,7 @@ class Gangs:
             return
         if gang.notice is not None:  # its pool may not have the notice
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))
-        self._notices.tell_of_its_hosts(job, gang, change)
+        self._notices.tell_host_notices(job, gang, change)
 
 
 def _numbered(gang: Gang, event: GangAssignedEvent, keep_hosts: bool) -> dict[str, tuple[str, ...]]:
@@ -371,11 +371,11 @@ def _numbered(gang: Gang, event: GangAssignedEvent, keep_hosts: bool) -> dict[st
     """
     groups, before = dict(zip(event.group_names, event.groups, strict=True)), dict(gang.last_ran)
     if keep_hosts:
-        groups |= {name: tuple(in_place(before.get(name, ()), hosts)) for name, hosts in groups.items()}
-    return {name: groups[name] for name in in_place(list(before), event.group_names)}
+        groups |= {name: tuple(keep_positions(before.get(name, ()), hosts)) for name, hosts in groups.items()}
+    return {name: groups[name] for name in keep_positions(list(before), event.group_names)}
 
 
-def in_place(before: Sequence[str], now: Sequence[str]) -> list[str]:
+def keep_positions(before: Sequence[str], now: Sequence[str]) -> list[str]:
     """Return the names of ``now``, ordered so that as many as possible keep their positions in ``before``.
 
     New names, and names whose position no longer exists, fill the free positions.

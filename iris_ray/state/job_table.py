@@ -35,7 +35,7 @@ class JobTable:
         grouped_by: attribute → ids of the unfinished jobs that group hosts by it.
         finished: job id → memory in bytes, of the finished jobs in the order of their ends.
         unrecorded, changes, changed_specs, queue_version, yields_version: see the properties of `ControllerState`.
-        stories: the latest events of each job.
+        event_log: the latest events of each job.
         forgotten: totals of forgotten jobs that were not taken yet.
     """
 
@@ -49,7 +49,7 @@ class JobTable:
         self.changed_specs: ChangeLog[JobSpec] = ChangeLog()
         self.queue_version = 0
         self.yields_version = 0
-        self.stories = Stories()
+        self.event_log = EventLog()
         self.forgotten: deque[ForgottenJob] = deque(maxlen=FORGOTTEN_KEPT)
         self._limits = limits
         self._waiting = WaitingJobs()
@@ -132,7 +132,7 @@ class JobTable:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
-        self._is_grouped(spec)
+        self._add_to_groups(spec)
         self._limits.submitted(spec)
         self.all_changed(job)
         self.queue_changed(spec.job_id)
@@ -164,7 +164,7 @@ class JobTable:
             self._note_finished(job)
             self._finished_in_order = False  # jobs are restored in the order of submission
         else:
-            self._is_grouped(job.spec)
+            self._add_to_groups(job.spec)
             self._limits.submitted(job.spec)
         if job.yields and not job.state.finished:
             self.yielding[job_id] = job
@@ -214,7 +214,7 @@ class JobTable:
         self.gang_changed(job, gang)
         self.queue_changed(job.spec.job_id)
 
-    def waits_no_more(self, job: Job, *gangs: Gang) -> None:
+    def dequeue(self, job: Job, *gangs: Gang) -> None:
         """Remove gangs of a job from the queue: they have hosts or have ended."""
         for gang in gangs:
             job.pending.pop(gang.position, None)
@@ -245,7 +245,7 @@ class JobTable:
         job.over = job.state
         self._note_finished(job)
         self._limits.ended(job.spec)
-        self._is_grouped_no_more(job.spec)
+        self._remove_from_groups(job.spec)
         self.yielding.pop(job_id, None)
         self.queue_changed(job_id)
 
@@ -253,9 +253,9 @@ class JobTable:
         """Remove a dropped spare, which has not finished."""
         job = self.jobs.pop(job_id)
         self.all_changed(job)
-        self._is_grouped_no_more(job.spec)
+        self._remove_from_groups(job.spec)
         self.yielding.pop(job_id, None)
-        self.stories.forget(job_id)
+        self.event_log.forget(job_id)
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
@@ -278,16 +278,16 @@ class JobTable:
                 forgotten.append(job_id)
         for job_id in forgotten:
             self._finished_bytes -= self.finished.pop(job_id)
-            self.stories.forget(job_id)
+            self.event_log.forget(job_id)
             job = self.jobs.pop(job_id)
             self.all_changed(job)
             self.forgotten.extend(times_of_forgotten(job))
 
-    def _is_grouped(self, spec: JobSpec) -> None:
+    def _add_to_groups(self, spec: JobSpec) -> None:
         if spec.coscheduling:
             self.grouped_by.setdefault(spec.coscheduling.group_by, set()).add(spec.job_id)
 
-    def _is_grouped_no_more(self, spec: JobSpec) -> None:
+    def _remove_from_groups(self, spec: JobSpec) -> None:
         if spec.coscheduling and (ids := self.grouped_by.get(spec.coscheduling.group_by)):
             ids.discard(spec.job_id)
             if not ids:
@@ -314,8 +314,8 @@ def _memory_of(job: Job) -> int:
 
 # -- transitions -------------------------------------------------------------------------------------------------------
 
-_TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
-WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
+_SUCCESS_PATH = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
+STATES_TO_SUCCESS = {state: _SUCCESS_PATH[i + 1 :] for i, state in enumerate(_SUCCESS_PATH)}
 """State → the states that a task still passes through until it has succeeded."""
 
 
@@ -346,26 +346,26 @@ def move_all(job: Job, gang: Gang, new: TaskState, error: str | None = None) -> 
         move(job, gang, task, new, error)
 
 
-# -- stories -----------------------------------------------------------------------------------------------------------
+# -- event log ---------------------------------------------------------------------------------------------------------
 
-STORY_LENGTH = 12
+EVENTS_KEPT = 12
 """The number of latest events that are kept for a job, and for each gang."""
 GANGS_KEPT = 10_000
 """The largest number of gangs, of jobs with several gangs, whose events are kept: those with the latest events."""
 
-_Story = list[tuple[int, float, Event]]
+_Events = list[tuple[int, float, Event]]
 """The latest events, oldest first, each with its number and time."""
 
 _SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
 """Fields to show in addition to the attempt. Others may contain users' text: errors, reasons, or the job."""
 
 
-class Stories:
+class EventLog:
     """The latest events of each job and, if it has several gangs, of each gang, which explain a refused event."""
 
     def __init__(self) -> None:
-        self._of_jobs: dict[str, _Story] = {}  # by job id
-        self._of_gangs: OrderedDict[tuple[str, int], _Story] = OrderedDict()  # the latest, by job id and gang
+        self._of_jobs: dict[str, _Events] = {}  # by job id
+        self._of_gangs: OrderedDict[tuple[str, int], _Events] = OrderedDict()  # the latest, by job id and gang
         self._gangs: defaultdict[str, set[int]] = defaultdict(set)  # the keys of `_of_gangs`, by job id
         self._count = count()
 
@@ -374,11 +374,11 @@ class Stories:
         """The ids of the jobs with events."""
         return self._of_jobs.keys() | self._gangs.keys()
 
-    def remember(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
+    def add(self, job_id: str, gang: int | None, event: Event, now: float) -> None:
         """Add an event for the gang at a position, or for the whole job if ``gang`` is None."""
-        story = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
-        story.append((next(self._count), now, event))
-        del story[:-STORY_LENGTH]
+        events = self._of_jobs.setdefault(job_id, []) if gang is None else self._of_gang(job_id, gang)
+        events.append((next(self._count), now, event))
+        del events[:-EVENTS_KEPT]
 
     def forget(self, job_id: str) -> None:
         """Drop the events of a forgotten job."""
@@ -386,21 +386,21 @@ class Stories:
         for gang in self._gangs.pop(job_id, ()):
             del self._of_gangs[job_id, gang]
 
-    def told(self, job_id: str, gang: int | None) -> tuple[str, ...]:
+    def lines(self, job_id: str, gang: int | None) -> tuple[str, ...]:
         """Return the latest events of a job and of one of its gangs, a line each, oldest first."""
         of_gang = () if gang is None else self._of_gangs.get((job_id, gang), ())
-        story = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
-        return tuple(f"{now:.3f} {_in_words(event)}" for _, now, event in story[-STORY_LENGTH:])
+        events = sorted((*self._of_jobs.get(job_id, ()), *of_gang), key=itemgetter(0))
+        return tuple(f"{now:.3f} {_as_line(event)}" for _, now, event in events[-EVENTS_KEPT:])
 
-    def _of_gang(self, job_id: str, gang: int) -> _Story:
+    def _of_gang(self, job_id: str, gang: int) -> _Events:
         """Return a gang's events, and mark them as the most recently used."""
         key = job_id, gang
-        story = self._of_gangs.setdefault(key, [])
+        events = self._of_gangs.setdefault(key, [])
         self._of_gangs.move_to_end(key)
         self._gangs[job_id].add(gang)
         if len(self._of_gangs) > GANGS_KEPT:
             self._forget_oldest()
-        return story
+        return events
 
     def _forget_oldest(self) -> None:
         (job_id, gang), _ = self._of_gangs.popitem(last=False)
@@ -409,7 +409,7 @@ class Stories:
             del self._gangs[job_id]
 
 
-def _in_words(event: Event) -> str:
+def _as_line(event: Event) -> str:
     """Return an event's class and its fields that can't contain users' text."""
     words = [type(event).__name__]
     if (attempt := getattr(event, "attempt", None)) is not None:

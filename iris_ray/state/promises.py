@@ -31,7 +31,7 @@ class Promises:
         self.version = 0
         self._promised: dict[str, str] = {}  # node_id → job id
 
-    def whose(self, node_id: str | None) -> str | None:
+    def job_for(self, node_id: str | None) -> str | None:
         """Return the id of the job to which a host is promised, or None."""
         return self._promised.get(node_id or "")
 
@@ -223,7 +223,7 @@ class Evictions:
 
     def _taker(self, attempt: AttemptId, gang: Gang) -> Job | None:
         """Return a job for which an attempt leaves its hosts, or None."""
-        takers = filter(None, (self._promises.whose(task.node_id) for task in gang.tasks))
+        takers = filter(None, (self._promises.job_for(task.node_id) for task in gang.tasks))
         return next((self._table.jobs[one] for one in takers if self._gives_way(attempt, gang, one)), None)
 
     def _reason(self, job: Job, victim: Job) -> str:
@@ -241,7 +241,7 @@ class Evictions:
         job = self._table.jobs.get(job_id)
         if job is None or job.promise is None or str(attempt) not in job.promise.given_up:
             return False
-        return any(self._promises.whose(task.node_id) == job_id for task in gang.tasks)
+        return any(self._promises.job_for(task.node_id) == job_id for task in gang.tasks)
 
     def _give_notice(self, victim: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
         gang.eviction = eviction
@@ -261,7 +261,7 @@ class Evictions:
             gang.notice = None
         self._table.gang_changed(job, gang)
         self._spares.look_at(job)
-        self._notices.tell_of_its_hosts(job, gang, change)
+        self._notices.tell_host_notices(job, gang, change)
 
     # -- checking --------------------------------------------------------------------------------------------------
 

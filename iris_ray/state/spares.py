@@ -358,7 +358,7 @@ class GangNotices:
         if told_by != job.spec.owner or gang.running_since == math.inf:
             change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
-    def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
+    def tell_host_notices(self, job: Job, gang: Gang, change: Change) -> None:
         """Give a gang the notices that its hosts had before the gang was placed or restored."""
         for task in gang.tasks:
             worker = self._fleet.workers.get(task.node_id or "")

@@ -60,7 +60,7 @@ class Successors:
         Jobs that end here are added to the change's finished jobs, so that their own successors are settled as well.
         """
         for before in job.awaits:
-            self._awaits_no_more(before, job.spec.job_id)
+            self._forget_wait(before, job.spec.job_id)
         job.awaits = {}
         self._settle(self._of_start, job, change)
         self._settle(self._of, job, change)
@@ -86,7 +86,7 @@ class Successors:
             self._ends.never_runs(job, f"it comes after {before}, of which nothing is known any more", change)
         elif _has_happened(other, wanted):
             del job.awaits[before]
-            self._awaits_no_more(before, job.spec.job_id)
+            self._forget_wait(before, job.spec.job_id)
             self._table.changed(job.spec.job_id)
             if not job.awaits and job.forms_group:
                 self._groups.settle(job, change)
@@ -98,7 +98,7 @@ class Successors:
             reason = f"it was to run once {before} had {wanted}, and that has ended as {state}{why}"
             self._ends.never_runs(job, reason, change)
 
-    def _awaits_no_more(self, before: str, job_id: str) -> None:
+    def _forget_wait(self, before: str, job_id: str) -> None:
         for of in (self._of, self._of_start):
             if (waiting := of.get(before)) is not None:
                 waiting.pop(job_id, None)

@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from iris_ray.processes.bare import bare_command
+from iris_ray.processes.identity import ProcessStat, stat_of
+from iris_ray.processes.subtree import descendants, read_of_process
 
 _SCRIPTS = Path(__file__).parent
-_NOT_RUNNING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, None)
 _SIGNAL_ROUNDS = 50
 _LEFTOVERS = 3  # the supervisor's exit code when some process did not end
 _END_TIMEOUT_S = 15.0  # longer than the supervisor's own
@@ -58,7 +57,6 @@ class Machine:
                 pass_fds=(lifeline,),
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C and hang-up
             )
-        self._tree = psutil.Process(self._supervisor.pid)
         self._kill_asked = False
 
     @property
@@ -82,8 +80,7 @@ class Machine:
         Args:
             command: only those whose command line holds this text.
         """
-        alive = (process for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE))
-        return [process.pid for process in alive if not command or command in _command_line(process)]
+        return [stat.pid for stat in self._processes() if not command or command in _command_line(stat.pid)]
 
     def begin_kill(self) -> None:
         """Ask the supervisor to SIGKILL everything, and return at once."""
@@ -113,52 +110,35 @@ class Machine:
 
     def kill_command(self) -> None:
         """SIGKILL the command alone. The machine's other processes live on for 30 s at most."""
-        for process in self._processes()[:1]:
-            _send(process, signal.SIGKILL)
+        for stat in self._processes()[:1]:
+            stat.identity.signal(signal.SIGKILL)
 
     def terminate_command(self) -> None:
         """SIGTERM the command alone. When it ends, the machine does."""
-        for process in self._processes()[:1]:
-            _send(process, signal.SIGTERM)
+        for stat in self._processes()[:1]:
+            stat.identity.signal(signal.SIGTERM)
 
     def freeze(self) -> None:
         """SIGSTOP everything on the machine, including processes that start meanwhile."""
         # A stopped process cannot fork: as soon as one pass finds no running process, there is none.
         for _ in range(_SIGNAL_ROUNDS):
-            running = [process for process in self._processes() if _status(process) not in _NOT_RUNNING]
+            running = [stat.identity for stat in self._processes() if not stat.is_stopped]
             if not running:
                 return
             for process in running:
-                _send(process, signal.SIGSTOP)
+                process.signal(signal.SIGSTOP)
             time.sleep(0.002)
 
     def thaw(self) -> None:
         """SIGCONT everything on the machine."""
-        for process in self._processes():
-            _send(process, signal.SIGCONT)
+        for stat in self._processes():
+            stat.identity.signal(signal.SIGCONT)
 
-    def _processes(self) -> list[psutil.Process]:
-        try:
-            return self._tree.children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-
-
-def _status(process: psutil.Process) -> str | None:
-    """Return the status as psutil names it; None if the process is gone."""
-    try:
-        return str(process.status())
-    except psutil.NoSuchProcess:
-        return None
+    def _processes(self) -> list[ProcessStat]:
+        """Return the processes that the supervisor owns and that have not ended, parents before children."""
+        found = map(stat_of, descendants(self._supervisor.pid)) if self.running else ()
+        return [stat for stat in found if stat is not None and not stat.is_zombie]
 
 
-def _command_line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def _send(process: psutil.Process, number: signal.Signals) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
+def _command_line(pid: int) -> str:
+    return read_of_process(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")

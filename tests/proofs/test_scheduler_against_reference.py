@@ -32,7 +32,7 @@ def commit_what_both_plan(world: World) -> None:
     reasons = result.pending_reasons
     limited = {job_id for job_id, reason in reasons.items() if reason.limit}
     assert limited <= reference.limited
-    assert all(map(reasons.is_alike, reference.limited - limited))  # told the reason of one before it, as of then
+    assert all(map(reasons.is_shared, reference.limited - limited))  # told the reason of one before it, as of then
     assert set(result.starving) == reference.starving
     assert {i: sorted(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
         job_id: sorted(names) for job_id, names in reference.kept.items() if names

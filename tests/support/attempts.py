@@ -7,6 +7,7 @@ from typing import Any
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
@@ -144,3 +145,10 @@ def new_attempt(
     order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, 1)
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
     return Attempt(slices, controller, request, order, StallLimit(stall_timeout))  # type: ignore[arg-type]
+
+
+def new_context(order: AttemptOrder, slices: Any, controller: Any) -> AttemptContext:
+    """An attempt of that order."""
+    return AttemptContext(
+        AttemptPlace(order), slices, controller, RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0)
+    )

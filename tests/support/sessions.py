@@ -55,11 +55,3 @@ class SessionInProcess(HostSession):
             if not channel.over:
                 channel.end()
                 loop.call_soon(loop.call_soon, channel._close)
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process exists and is no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

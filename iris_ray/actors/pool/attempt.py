@@ -22,7 +22,7 @@ from iris_ray.actors.pool.attempt_end import (
     judge_attempt,
     with_late_ends,
 )
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace, StopRequest
 from iris_ray.actors.pool.launch import Launch, prepare_launch, with_stored_secrets
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
@@ -55,6 +55,7 @@ class Attempt:
     """Runs one order.
 
     Attributes:
+        context: what its parts share.
         progress: asks its tasks for their steps.
         shutdown: ends its tasks, and knows which slices can't be used again.
         over: set when all of its processes are gone and its end has been reported.
@@ -68,22 +69,26 @@ class Attempt:
         order: AttemptOrder,
         stall_limit: StallLimit,
     ) -> None:
-        self.place = AttemptPlace(order)
+        self.context = context = AttemptContext(AttemptPlace(order), slices, controller, request)
         self.phase = Phase.PREPARING
         self.over = asyncio.Event()
-        self._slices = slices
-        self._controller = controller
-        self._request = request
-        self._stop = StopRequest()
-        self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
-        self._hangs = HangWatch(self.place, slices, self._notices, self._stop, stall_limit)
-        self.progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
-        self.shutdown = AttemptShutdown(self.place, slices, request)
+        self._notices = NoticeDelivery(context)
+        self._hangs = HangWatch(context, self._notices, stall_limit)
+        self.progress = ProgressWatch(context, self._hangs)
+        self.shutdown = AttemptShutdown(context)
         self._background = BackgroundTasks()
 
     @property
     def id(self) -> AttemptId:
-        return self.place.order.attempt
+        return self.context.id
+
+    @property
+    def place(self) -> AttemptPlace:
+        return self.context.place
+
+    @property
+    def _stop(self) -> StopRequest:
+        return self.context.stop
 
     # -- called by GangRun -----------------------------------------------------------------------------------------
 
@@ -126,8 +131,7 @@ class Attempt:
 
     async def prepare(self, suspected: Mapping[str, str]) -> Launch:
         """Get every host ready to start its task at once. See `with_stored_secrets` and `prepare_launch`."""
-        request = await with_stored_secrets(self._request, self._controller)
-        return await prepare_launch(self.place, self._slices, request, self._stop, suspected)
+        return await prepare_launch(await with_stored_secrets(self.context), suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.
@@ -145,9 +149,7 @@ class Attempt:
         changed()
         self._notices.move_early()
         last_look = asyncio.ensure_future(self.progress.look_again(has_failed=True))
-        evidence = await gather_evidence(
-            self.place, self._slices, self._controller, self.shutdown.hung, self._request.host_silence
-        )
+        evidence = await gather_evidence(self.context, self.shutdown.hung)
         names = self.place.names
         self.shutdown.lose(names[slice_id] for slice_id in evidence.bad_slices)
         await last_look
@@ -163,7 +165,7 @@ class Attempt:
 
     async def _run_tasks(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
-        generations = self._slices.take_standbys(self.place.names, launch.refill)
+        generations = self.context.slices.take_standbys(self.place.names, launch.refill)
         calls: dict[asyncio.Future[Any], int] = {
             asyncio.ensure_future(self._run_slice(name, generations[name], launch.tasks[name])): slice_id
             for slice_id, name in enumerate(self.place.names)
@@ -195,8 +197,8 @@ class Attempt:
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks. Return their ends, with the results that the pool fetches from the task processes."""
-        ends = await self._slices.actor(name).ask_once(
-            SliceActor.run_remote_fn, self.id, generation, launches, self._request.host_silence
+        ends = await self.context.slices.actor(name).ask_once(
+            SliceActor.run_remote_fn, self.id, generation, launches, self.context.request.host_silence
         )
         if isinstance(ends, Unreachable):
             return ends
@@ -205,8 +207,10 @@ class Attempt:
     async def _until_end(self, calls: Mapping["asyncio.Future[Any]", int]) -> Ends:
         """Wait until all tasks have returned, one ends otherwise, a slice is silent, or we are asked to stop."""
         ends: Ends = dict.fromkeys(self.place.tasks())
-        actors = {name: self._slices.actor(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.host_silence)
+        actors = {name: self.context.slices.actor(name) for name in self.place.names}
+        detector = FailureDetector(
+            lambda name: actors[name].call(SliceActor.ping), actors, self.context.request.host_silence
+        )
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

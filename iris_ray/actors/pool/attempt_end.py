@@ -8,12 +8,11 @@ from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
 from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import answers_unless_silent
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import (
     DID_NOT_RUN,
@@ -65,26 +64,17 @@ class Evidence:
         return next((key for key, host in self.hosts.items() if host.draining), None)
 
 
-async def gather_evidence(
-    place: AttemptPlace,
-    slices: ReservedSlices,
-    controller: ControllerClient,
-    silent: Mapping[str, str],
-    silence_s: float,
-) -> Evidence:
-    """Ask every host whether it answers, and the Controller what it knows about each host.
+async def gather_evidence(context: AttemptContext, silent: Mapping[str, str]) -> Evidence:
+    """Ask every host of an attempt whether it answers, and the Controller what it knows about each host.
 
     Args:
-        place: the hosts.
-        slices: ask the hosts.
-        controller: knows notices and lost hosts.
+        context: the attempt.
         silent: for how long a SliceActor has been silent, by slice name. These SliceActors are not asked again.
-        silence_s: how long a host may take to answer; seconds.
     """
-    names = place.names
+    place, slices, controller = context.place, context.slices, context.controller
     heard, replies = await asyncio.gather(
         _heard(controller, [host.node_id for hosts in place.order.slices for host in hosts]),
-        asyncio.gather(*(_asked(slices, name, silent, silence_s) for name in names)),
+        asyncio.gather(*(_asked(slices, name, silent, context.request.host_silence) for name in place.names)),
     )
     evidence = Evidence()
     unexplained: dict[TaskKey, str] = {}
@@ -333,19 +323,15 @@ class AttemptShutdown:
     """Ends the tasks of an attempt. A slice that is not known to be clean after that is not used again.
 
     Args:
-        place: the hosts of the tasks.
-        slices: end the tasks.
-        request: says how long exit handlers may run, and how long hosts may be silent.
+        context: the attempt.
 
     Attributes:
         hung: for how long a SliceActor has been silent, by slice name. These SliceActors are not asked again.
     """
 
-    def __init__(self, place: AttemptPlace, slices: ReservedSlices, request: RunRequest) -> None:
+    def __init__(self, context: AttemptContext) -> None:
         self.hung: Mapping[str, str] = {}
-        self._place = place
-        self._slices = slices
-        self._request = request
+        self._attempt, self._place = context, context.place
         self._lost: set[str] = set()  # slices that can't be used any more
 
     @property
@@ -365,13 +351,15 @@ class AttemptShutdown:
                 processes while their exit handlers still run.
         """
         names = self._place.names
-        asked = [name for name in names if name in self._slices and name not in self.hung]
+        slices = self._attempt.slices
+        actors = {name: slices.actor(name) for name in names if name in slices and name not in self.hung}
         self.lose(self.hung)
-        actors = {name: self._slices.actor(name) for name in asked}
-        grace = self._request.exit_grace if reason is None else 0.0
-        attempt, ping = self._place.order.attempt, SliceActor.ping
+        grace = self._attempt.request.exit_grace if reason is None else 0.0
+        attempt, ping = self._attempt.id, SliceActor.ping
         asks = {name: actor.ask_once(SliceActor.stop, attempt, reason, grace) for name, actor in actors.items()}
-        replies = await answers_unless_silent(asks, lambda name: actors[name].call(ping), self._request.host_silence)
+        replies = await answers_unless_silent(
+            asks, lambda name: actors[name].call(ping), self._attempt.request.host_silence
+        )
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):
@@ -385,10 +373,7 @@ class AttemptShutdown:
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
         """End what is left on those hosts of lost slices. Their SliceActor or TPUHostActor may be gone."""
-        place = self._place
-        on = {place.host(key) for key in hosts}
+        slices, on = self._attempt.slices, {self._place.host(key) for key in hosts}
         left = {name: [host.host_index for host in on if host.slice_name == name] for name in sorted(self._lost)}
-        asks = (
-            self._slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in self._slices
-        )
+        asks = (slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in slices)
         await asyncio.gather(*asks)

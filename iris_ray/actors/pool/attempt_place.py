@@ -1,11 +1,22 @@
-"""Where an attempt runs, and why it is asked to stop."""
+"""What the parts of an attempt share: where it runs, its slices, and why it is asked to stop."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Concatenate, ParamSpec, TypeVar
 
-from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
+from iris_ray.actors.calls.controller_client import ControllerClient
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import TaskKey, TpuCancelled, TpuPreempted, TpuResult
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NAMED = 8
 """A place names at most so many slices or hosts in words."""
@@ -134,3 +145,53 @@ class StopRequest:
             by_us = notice.kind in OUR_MOVES
             self.moved_for = notice
             self.blame(TaskKey(0, 0), TpuCancelled(reason) if by_us else TpuPreempted(reason), reason)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """One attempt, as its parts see it.
+
+    Attributes:
+        place: where it runs.
+        slices: the slices of its pool.
+        controller: asks the Controller.
+        request: the job.
+        stop: asks the attempt to end.
+    """
+
+    place: AttemptPlace
+    slices: ReservedSlices
+    controller: ControllerClient
+    request: RunRequest
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    @property
+    def id(self) -> AttemptId:
+        return self.place.order.attempt
+
+    async def ask(
+        self, method: Callable[Concatenate[SliceActor, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[T | None]:
+        """Ask all SliceActors. Return their answers by slice id; None for one that fails or does not answer."""
+        return await self.ask_within(ANSWER_TIMEOUT_S, method, *args, **kwargs)
+
+    async def ask_within(
+        self,
+        deadline_s: float,
+        method: Callable[Concatenate[SliceActor, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[T | None]:
+        """Ask as `ask` does, and wait for each answer for this time at most."""
+        actors = [self.slices.actor(name) for name in self.place.names]
+        asks = (actor.ask_within(deadline_s, method, *args, **kwargs) for actor in actors)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        return [None if isinstance(reply, (Unreachable, BaseException)) else reply for reply in replies]
+
+    def by_task(self, replies: Sequence[Mapping[int, T] | None]) -> dict[TaskKey, T]:
+        """Return by task what SliceActors have answered by process of the slice."""
+        return {
+            self.place.key(slice_id, process): answer
+            for slice_id, reply in enumerate(replies)
+            for process, answer in (reply or {}).items()
+        }

@@ -67,7 +67,7 @@ class JobRun:
         numbers = range(self._spec.num_gangs)
         self.gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
         by_slice = self._spec.failure_domain == EACH_SLICE
-        self._telling = MembershipTelling(self.gangs, slices) if by_slice else None
+        self._telling = MembershipTelling(self.gangs) if by_slice else None
 
     async def run(self) -> list[Any]:
         """Return the tasks' results by index, or raise the job's own error.
@@ -163,16 +163,14 @@ class MembershipTelling:
 
     Args:
         gangs: the job's gangs, by slice id.
-        slices: tell the tasks.
 
     Attributes:
         latest: the membership that is told.
     """
 
-    def __init__(self, gangs: Sequence[GangRun], slices: ReservedSlices) -> None:
+    def __init__(self, gangs: Sequence[GangRun]) -> None:
         self.latest = Membership(0, token=secrets.token_hex(16))
         self._gangs = gangs
-        self._slices = slices
         self._background = BackgroundTasks()
 
     def changed(self) -> None:
@@ -190,9 +188,6 @@ class MembershipTelling:
     async def _tell(self, gang: GangRun, attempt: Attempt, membership: Membership) -> None:
         """Tell the tasks of an attempt, again and again until all have heard it or there is something newer to tell."""
         while self.latest is membership and gang.running is attempt:
-            actors = map(self._slices.actor, attempt.place.names)
-            asks = (actor.ask_once(SliceActor.hear_membership, attempt.id, membership) for actor in actors)
-            replies = await asyncio.gather(*asks, return_exceptions=True)
-            if all(reply is True for reply in replies):
+            if all(await attempt.context.ask(SliceActor.hear_membership, attempt.id, membership)):
                 return
             await asyncio.sleep(TELL_AGAIN_S)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iris_ray.actors.calls.controller_client import ControllerClient
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
@@ -105,16 +104,15 @@ class OtherVersions(SetupImpossible):
     """The iris_ray on the hosts does not work with this one."""
 
 
-async def prepare_launch(
-    place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest, suspected: Mapping[str, str]
-) -> Launch:
-    """Hold the slices, and wait until every host can start its task at once, or `stop` ends the wait.
+async def prepare_launch(context: AttemptContext, suspected: Mapping[str, str]) -> Launch:
+    """Hold the slices, and wait until every host can start its task at once, or the attempt is asked to stop.
 
     Hosts that are suspected, by node id with the reason, are tested meanwhile.
 
     Raises:
         LaunchFailed: some host did not get ready, or the attempt was asked to stop.
     """
+    place, slices, request, stop = context.place, context.slices, context.request, context.stop
     slices.scale_multislice(place.order, request.process, request.keep_warm)
     ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
     preflight = Preflight(place, slices, suspected)
@@ -142,15 +140,16 @@ async def prepare_launch(
     return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request))
 
 
-async def with_stored_secrets(request: RunRequest, controller: ControllerClient) -> RunRequest:
-    """Return a request with the values that its secrets have in the cluster's store now, for one attempt.
+async def with_stored_secrets(context: AttemptContext) -> AttemptContext:
+    """Return an attempt whose secrets have the values that are in the cluster's store now.
 
     Raises:
         SecretNotReadable: a secret is not there any more, is for others now, or can't be read.
     """
+    request, controller = context.request, context.controller
     stored = {one.stored for one in request.secrets.values() if one.stored}
     if not stored:
-        return request
+        return context
     job_id, sender = request.spec.job_id, controller.sender
     asking = (controller.ask(SecretCalls.stored_secret, job_id, name, sender) for name in stored)
     try:  # each in an answer of its own, as Ray puts large ones into its object store
@@ -161,7 +160,7 @@ async def with_stored_secrets(request: RunRequest, controller: ControllerClient)
         name: with_value(one, values[one.stored].decode()) if one.stored else one
         for name, one in request.secrets.items()
     }
-    return replace(request, secrets=found)
+    return replace(context, request=replace(request, secrets=found))
 
 
 def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:

@@ -8,11 +8,8 @@ import logging
 import time
 
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.calls.controller_client import ControllerClient
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
-from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.attempt_place import AttemptContext
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice, NoticeKind, Replacement, is_news
@@ -40,24 +37,16 @@ class NoticeDelivery:
     """Delivers the most urgent notice of an attempt. The attempt moves when all tasks have saved, or at the deadline.
 
     Args:
-        place: the hosts of the attempt.
-        slices: tell the tasks.
-        controller: knows whether the slices for a growing gang are still free.
-        stop: is asked to move the attempt.
+        context: the attempt.
 
     Attributes:
         latest: the notice that was delivered last and still holds, or None.
     """
 
-    def __init__(
-        self, place: AttemptPlace, slices: ReservedSlices, controller: ControllerClient, stop: StopRequest
-    ) -> None:
+    def __init__(self, context: AttemptContext) -> None:
         self.latest: Notice | None = None
         self._known: dict[_Source, Notice] = {}
-        self._place = place
-        self._slices = slices
-        self._controller = controller
-        self._stop = stop
+        self._attempt, self._place = context, context.place
         self._background = BackgroundTasks()
         self._telling: asyncio.Future[None] | None = None
         self._heard: Notice | None = None  # the last notice that tasks were told; it can't be taken back
@@ -108,13 +97,12 @@ class NoticeDelivery:
 
     async def introduce(self) -> None:
         """Let the hosts know each other, so that they can pass notices on without this process and the SliceActors."""
-        names = self._place.names
-        hosts = [(host.handle, host.name) for name in names for host in self._slices.host_actors(name)]
-        size = self._place.order.hosts_per_slice
+        names, size = self._place.names, self._place.order.hosts_per_slice
+        hosts = [(host.handle, host.name) for name in names for host in self._attempt.slices.host_actors(name)]
         peers = [[hosts[peer] for peer in peers_of(index, len(hosts))] for index in range(len(hosts))]
         asks = (
-            self._slices.actor(name).ask_once(
-                SliceActor.introduce, self._place.order.attempt, peers[size * slice_id : size * (slice_id + 1)]
+            self._attempt.slices.actor(name).ask_once(
+                SliceActor.introduce, self._attempt.id, peers[size * slice_id : size * (slice_id + 1)]
             )
             for slice_id, name in enumerate(names)
         )
@@ -124,7 +112,7 @@ class NoticeDelivery:
         """Tell every task. The notice replaces an earlier one."""
         self.cancel()
         self.latest = self._heard = notice
-        self._telling = self._background.start(self._tell(notice), f"giving notice to {self._place.order.attempt}")
+        self._telling = self._background.start(self._tell(notice), f"giving notice to {self._attempt.id}")
 
     def cancel(self) -> None:
         """Stop telling the tasks."""
@@ -134,14 +122,14 @@ class NoticeDelivery:
     def move_early(self) -> None:
         """Move the attempt if its tasks were told of a notice and one of them ended before all had saved."""
         if self._heard is not None:
-            self._stop.move(self._heard, f"{self._heard.reason}; a task ended before all had saved")
+            self._attempt.stop.move(self._heard, f"{self._heard.reason}; a task ended before all had saved")
 
     async def _tell(self, notice: Notice) -> None:
         seconds = notice.deadline - time.time()
         until = time.monotonic() + seconds  # the wall clock may be set meanwhile
         self._tell_hosts(notice)
         what = "end" if notice.kind is NoticeKind.TIME_LIMIT else "move"
-        logger.info("%s is to %s within %.0f s: %s", self._place.order.attempt, what, seconds, notice.reason)
+        logger.info("%s is to %s within %.0f s: %s", self._attempt.id, what, seconds, notice.reason)
         pause = ASK_AGAIN_S
         while True:  # go on after the deadline: tasks that have saved must not wait for ever
             all_saved, some_wait = await self._ask(notice, max(0.0, until - time.monotonic()))
@@ -154,32 +142,29 @@ class NoticeDelivery:
             await asyncio.sleep(pause)  # no task waits: none could be told or handles notices, or the growth is off
             pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
         how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
-        self._stop.move(notice, f"{notice.reason}; {how}")
+        self._attempt.stop.move(notice, f"{notice.reason}; {how}")
 
     def _tell_hosts(self, notice: Notice) -> None:
         """Tell one host of each slice, beside the SliceActors, which may hang. The hosts pass it on. Return at once."""
         if not self._place.on_slices:  # their SliceActor is in this process
             return
-        for host in (self._slices.host_actors(name)[0] for name in self._place.names):
-            telling = host.ask_once(HostInterface.hear_notice, self._place.order.attempt, notice, time.time())
+        for host in (self._attempt.slices.host_actors(name)[0] for name in self._place.names):
+            telling = host.ask_once(HostInterface.hear_notice, self._attempt.id, notice, time.time())
             self._background.start(telling, f"telling {host.name} of a notice")
 
     async def _ask(self, notice: Notice, seconds: float) -> tuple[bool, bool]:
         """Return whether all tasks saved within so many seconds, and whether any waits for the move since it saved."""
-        patience = seconds + LATE_ANSWER_S
-        attempt = self._place.order.attempt
-        actors, what = map(self._slices.actor, self._place.names), (attempt, notice, time.time())
-        asks = [actor.ask_within(patience, SliceActor.notify, *what) for actor in actors]
-        replies = await asyncio.gather(*asks, return_exceptions=True)
-        answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
+        what = self._attempt.id, notice, time.time()
+        replies = await self._attempt.ask_within(seconds + LATE_ANSWER_S, SliceActor.notify, *what)
+        answers = [reply or (False, False) for reply in replies]
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)
 
     async def _is_to_grow(self) -> bool:
         """Return whether the slices for a growing gang are still free. If not, the gang stays unless a task waits."""
         if self.latest is None:
             return False
-        attempt = self._place.order.attempt
-        there = await self._controller.ask_once(ControllerInterface.is_to_grow, attempt)
+        attempt = self._attempt.id
+        there = await self._attempt.controller.ask_once(ControllerInterface.is_to_grow, attempt)
         if there is False:
             logger.info("%s stays: the slices for it are gone", attempt)
             self.latest = None

@@ -10,10 +10,8 @@ from statistics import median
 from typing import Any
 
 from iris_ray.actors.calls.background import repeat
-from iris_ray.actors.calls.controller_client import ControllerClient
-from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
+from iris_ray.actors.pool.attempt_place import AttemptContext
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
-from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -41,26 +39,14 @@ class ProgressWatch:
     """Asks the tasks of an attempt every few seconds, and tells the Controller what has changed.
 
     Args:
-        place: the hosts of the attempt.
-        slices: ask the tasks.
+        context: the attempt.
         hangs: sees each answer, and ends the attempt if it hangs.
-        controller: is told the progress.
-        job_tasks: how many tasks the whole job has.
     """
 
-    def __init__(
-        self,
-        place: AttemptPlace,
-        slices: ReservedSlices,
-        hangs: "HangWatch",
-        controller: ControllerClient,
-        job_tasks: int,
-    ) -> None:
-        self._place = place
-        self._slices = slices
+    def __init__(self, context: AttemptContext, hangs: "HangWatch") -> None:
+        self._attempt, self._place = context, context.place
         self._hangs = hangs
-        self._controller = controller
-        self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
+        self._pause_s = min(pause_s(context.request.spec.most_tasks), hangs.look_after_s)
         self._told: tuple[int | None, str | None, bool] | None = None  # step, status, whether it heeds notices
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
@@ -76,7 +62,7 @@ class ProgressWatch:
     async def watch(self) -> None:
         """Look at the tasks until the attempt hangs and has been asked to end."""
         await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
-        await repeat(self._look, f"asking how far {self._place.order.attempt} is", self._pause_s)
+        await repeat(self._look, f"asking how far {self._attempt.id} is", self._pause_s)
 
     async def _look(self) -> bool:
         """Look at the tasks once, then pause. Return whether the attempt hangs."""
@@ -86,7 +72,7 @@ class ProgressWatch:
             return True
         self._note_marks(progress)
         slow, limit = self._stragglers(progress), self._hangs.limit_in_words
-        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, slow, limit))
+        await self._tell(summed_up(self._attempt.id, progress, self._marks, slow, limit))
         await asyncio.sleep(self._pause_s)
         return False
 
@@ -98,7 +84,7 @@ class ProgressWatch:
         """
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
-            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
+            actor, attempt = self._attempt.slices.actor(self._place.name(key)), self._attempt.id
             asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, self._place.process(key)))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
@@ -126,15 +112,7 @@ class ProgressWatch:
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and the progress of those whose hosts answer."""
-        attempt = self._place.order.attempt
-        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
-        running = {
-            self._place.key(slice_id, process): found
-            for slice_id, reply in enumerate(replies)
-            if not isinstance(reply, (Unreachable, BaseException))
-            for process, found in reply.items()
-        }
+        running = self._attempt.by_task(await self._attempt.ask(SliceActor.progress, self._attempt.id))
         return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
 
     async def _tell(self, progress: GangProgress) -> None:
@@ -146,12 +124,12 @@ class ProgressWatch:
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
-            sender = self._controller.sender
-            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
+            sender = self._attempt.controller.sender
+            reply = await self._attempt.controller.ask_once(ControllerInterface.note_progress, progress, sender)
             if not isinstance(reply, Unreachable):
                 self._told, self._told_at = said, now
         except Exception:  # a job goes on without anybody seeing its progress
-            logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)
+            logger.exception("%s: how far it is did not reach the Controller", self._attempt.id)
 
 
 def pause_s(job_tasks: int) -> float:
@@ -192,25 +170,14 @@ class HangWatch:
     """Ends an attempt in which no task makes progress. `ProgressWatch` asks the tasks.
 
     Args:
-        place: the hosts of the attempt.
-        slices: have the tasks print their stacks.
+        context: the attempt.
         notices: the notices that tasks were told; saving takes time, and is no hang.
-        stop: is asked to end the attempt.
         limit: says after how many seconds without progress of any task the attempt hangs.
     """
 
-    def __init__(
-        self,
-        place: AttemptPlace,
-        slices: ReservedSlices,
-        notices: NoticeDelivery,
-        stop: StopRequest,
-        limit: StallLimit,
-    ) -> None:
-        self._place = place
-        self._slices = slices
+    def __init__(self, context: AttemptContext, notices: NoticeDelivery, limit: StallLimit) -> None:
+        self._attempt, self._place = context, context.place
         self._notices = notices
-        self._stop = stop
         self._limit = limit
         limit.attempt_begins()
         self._progress_at = time.monotonic()
@@ -274,38 +241,23 @@ class HangWatch:
             result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
         else:
             result = TpuRunError(reason, kind=RunErrorKind.HANG)
-        self._stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
+        self._attempt.stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
 
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
         """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
-        names = self._place.names
-        dumps = (self._ask_of_each(name, HangCalls.dump_stacks, STACKS_S) for name in names)
-        asks = (self._ask_of_each(name, HangCalls.look, LOOK_WITHIN_S) for name in names)
-        printed = asyncio.gather(asyncio.sleep(STACKS_S), *dumps)
-        replies = await asyncio.gather(*asks)
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
+        replies = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
         await printed
         looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
-        for slice_id, reply in enumerate(replies):
-            for process, (look, took_s) in reply.items():
-                is_look = isinstance(look, TaskLook)
-                found = replace(look, late_s=took_s - look.took_s) if is_look else None
-                looks[self._place.key(slice_id, process)] = found
+        for key, (look, took_s) in replies.items():
+            looks[key] = replace(look, late_s=took_s - look.took_s) if isinstance(look, TaskLook) else None
         steps = {key: found.step for key, found in progress.items() if found.step is not None}
         return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
 
-    async def _ask_of_each(
-        self, name: str, question: Callable[..., object], within_s: float
-    ) -> dict[int, tuple[Any, float]]:
-        """Ask the hosts of a slice about each running process; return nothing if the SliceActor does not answer."""
-        attempt, method = self._place.order.attempt, question.__name__
-        try:
-            reply = await self._slices.actor(name).ask_within(
-                within_s + 1.0, SliceActor.ask_of_each, attempt, "hangs", method, within_s
-            )
-        except Exception:
-            logger.exception("%s can't be asked what its tasks do", name)
-            return {}
-        return {} if isinstance(reply, Unreachable) else reply
+    async def _ask_of_each(self, question: Callable[..., object], within_s: float) -> dict[TaskKey, tuple[Any, float]]:
+        """Ask the hosts about each running process. Leave out the slices whose SliceActors do not answer."""
+        what = self._attempt.id, "hangs", question.__name__, within_s
+        return self._attempt.by_task(await self._attempt.ask_within(within_s + 1.0, SliceActor.ask_of_each, *what))
 
 
 def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:

@@ -28,14 +28,14 @@ from iris_ray.model.workers import GPU, TPU
 # Made once: Ray exports a class anew for each ray.remote(...).
 _SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
 
-# -- crews: the actors that watch the hosts of a slice or of a place on shared hosts -----------------------------------
+# -- actors of a slice, or of tasks on shared hosts --------------------------------------------------------------------
 
 SHARED_IDLE_S = 30.0
 """The TPUHostActor of a shared host waits so long for its next task."""
 
 
 @dataclass(frozen=True, slots=True)
-class SliceCrew:
+class SliceActors:
     """The actors of a slice that has its hosts to itself. They run in its reservation and end with it.
 
     Attributes:
@@ -49,7 +49,7 @@ class SliceCrew:
     actors: tuple[ActorHandle, ...]
 
     @staticmethod
-    def start(hosts: Sequence[HostPlace], group: PlacementGroup) -> "SliceCrew":
+    def start(hosts: Sequence[HostPlace], group: PlacementGroup) -> "SliceActors":
         """Start the actors in a reservation. Return at once."""
         pool, name = ray.get_runtime_context().current_actor, hosts[0].slice_name
         host_actors = tuple(
@@ -62,7 +62,7 @@ class SliceCrew:
         slice_actor = options.remote(name, host_actors)
         speaker = Actor[SliceActor](slice_actor, f"slice {name}")
         named = tuple(Actor[HostInterface](actor, f"{name} host {i}") for i, actor in enumerate(host_actors))
-        return SliceCrew(speaker, named, (*host_actors, slice_actor))
+        return SliceActors(speaker, named, (*host_actors, slice_actor))
 
     def end(self) -> None:
         """End the actors. Return at once."""
@@ -90,17 +90,17 @@ class SharedHosts:
         self._hosts: dict[str, SharedHost] = {}
         self._giving_back, self._watching = BackgroundTasks(), BackgroundTasks()
 
-    def crew(self, hosts: Sequence[HostPlace]) -> "SharedCrew":
-        """Return the crew of a place on these hosts, at once. Start the actors that are missing."""
-        return SharedCrew(hosts[0].slice_name, self, [self._take(host) for host in hosts])
+    def actors_for(self, hosts: Sequence[HostPlace]) -> "SharedActors":
+        """Return the actors for tasks on these hosts at once, starting those that are missing."""
+        return SharedActors(hosts[0].slice_name, self, [self._take(host) for host in hosts])
 
-    def give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
+    def give_back(self, actors: "SharedActors", used: Sequence[SharedHost]) -> None:
         """End the tasks of a place, and the actors of hosts that stay unused. Return at once."""
-        self._giving_back.start(self._give_back(crew, used), f"giving back {crew.name}")
+        self._giving_back.start(self._give_back(actors, used), f"giving back {actors.name}")
 
-    async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
+    async def _give_back(self, actors: "SharedActors", used: Sequence[SharedHost]) -> None:
         try:
-            await asyncio.gather(*(host.ask_once(HostInterface.teardown, crew.name) for host in crew.hosts))
+            await asyncio.gather(*(host.ask_once(HostInterface.teardown, actors.name) for host in actors.hosts))
         finally:
             for shared in used:
                 shared.places -= 1
@@ -144,7 +144,7 @@ class SharedHosts:
             del self._hosts[shared.node_id]
 
 
-class SharedCrew:
+class SharedActors:
     """The actors of a place on shared hosts: a SliceActor in this process, and the TPUHostActors of the hosts.
 
     Args:
@@ -207,7 +207,7 @@ class ReservedSlice:
     Attributes:
         hosts: by host index.
         bundle: the resources reserved on each host, the chips included.
-        crew: the actors that watch its hosts.
+        actors: the actors that watch its hosts.
         process: how its standbys are started.
         waiting: the generations of standbys that wait or start; the next attempt takes the first.
         generations: how many generations were started.
@@ -225,7 +225,7 @@ class ReservedSlice:
     bundle: Bundle
     process: ProcessSpec
     group: PlacementGroup
-    crew: SliceCrew | SharedCrew
+    actors: SliceActors | SharedActors
     waiting: deque[Generation] = field(default_factory=deque)
     generations: int = 0
     kept: int = 1
@@ -243,7 +243,7 @@ class ReservedSlice:
 
     @property
     def actor(self) -> Actor[SliceActor]:
-        return self.crew.speaker
+        return self.actors.speaker
 
     @property
     def is_warm(self) -> bool:
@@ -270,8 +270,8 @@ class ReservedSlice:
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
-        crew = SliceCrew.start(hosts, group) if TPU in bundle else shared.crew(hosts)
-        reserved = ReservedSlice(hosts, bundle, process, group, crew)
+        actors = SliceActors.start(hosts, group) if TPU in bundle else shared.actors_for(hosts)
+        reserved = ReservedSlice(hosts, bundle, process, group, actors)
         reserved.start_standbys(avoid_ports)
         return reserved
 
@@ -342,7 +342,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply: Any = await self.crew.hosts[host_index].ask_within(None, HostInterface.teardown, self.name)
+                reply: Any = await self.actors.hosts[host_index].ask_within(None, HostInterface.teardown, self.name)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -369,7 +369,7 @@ class ReservedSlice:
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Return at once."""
         self.drop_standbys()
-        self.crew.end()
+        self.actors.end()
         remove_placement_group(self.group)
 
 

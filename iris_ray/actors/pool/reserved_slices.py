@@ -87,11 +87,11 @@ class ReservedSlices:
 
     def host_actors(self, name: str) -> tuple[Actor[HostInterface], ...]:
         """Return the TPUHostActors of a slice by host index."""
-        return self._held[name].crew.hosts
+        return self._held[name].actors.hosts
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Ask a slice's hosts without its SliceActor. Return why each host counts as lost; None if it answers."""
-        hosts = self._held[name].crew.hosts
+        hosts = self._held[name].actors.hosts
         answers = await asyncio.gather(*(host.ask_within(timeout_s, HostInterface.healthy) for host in hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
@@ -225,7 +225,7 @@ class ReservedSlices:
 
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
         """Return the result of `ready`, or `Unreachable` if a host that has answered once falls silent before."""
-        hosts = held.crew.hosts
+        hosts = held.actors.hosts
         ping = HostInterface.healthy
         watch = FailureDetector(lambda i: hosts[i].call(ping), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
@@ -300,7 +300,7 @@ class ReservedSlices:
         Log a warning for a host that can't remove them, such as one with a faulty disk.
         """
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
-        hosts = [host for held in mine for host in held.crew.hosts]
+        hosts = [host for held in mine for host in held.actors.hosts]
         asks = (host.ask_once(HostInterface.job_over, job_id) for host in hosts)
         replies = await asyncio.gather(*asks, return_exceptions=True)
         for host, reply in zip(hosts, replies, strict=True):

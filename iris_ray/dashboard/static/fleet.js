@@ -40,14 +40,14 @@ export function fleetPage(root) {
     const filtered = filters.text || filters.type || filters.conditions.size;
     setText(found, filtered ? `${counted(wanted.length, "slice")} of ${all.length.toLocaleString()}` : "");
     showGroups(groups, wanted, all.length);
-    const lots = Object.values(tables.capacity).sort((a, b) => collator.compare(keyOfLot(a), keyOfLot(b)));
-    provisioned.hidden = lots.length === 0;
-    keyed(capacity.body, lots, keyOfLot, capacityRow);
+    const batches = Object.values(tables.capacity).sort((a, b) => collator.compare(keyOfBatch(a), keyOfBatch(b)));
+    provisioned.hidden = batches.length === 0;
+    keyed(capacity.body, batches, keyOfBatch, capacityRow);
   }
   return { update: (changed) => { if (["slices", "jobs", "cluster", "capacity"].some((name) => changed.has(name))) show(); } };
 }
 
-const keyOfLot = ({ provisioner, type, source, market, joined }) => [type, provisioner, source, market, joined].join("/");
+const keyOfBatch = ({ provisioner, type, source, market, joined }) => [type, provisioner, source, market, joined].join("/");
 
 function capacityRow({ type, source, market, joined, slices, chips, since: asked, hourly, currency, note }) {
   const state = slices ? `${slices.toLocaleString()} ${joined ? "held" : "asked for"}` : "none asked for";

@@ -97,12 +97,12 @@ class ModelQuestion:
         if self.route is Route.EMBEDDING:
             return self._embeddings(given)
         self.require_one_prompt()
-        said = Said()
-        text = "".join(filter(None, map(said.text_of, given if isinstance(given, list) else [given])))
+        metadata = AnswerMetadata()
+        text = "".join(filter(None, map(metadata.text_of, given if isinstance(given, list) else [given])))
         is_chat = self.route is Route.CHAT
         content = {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
-        frame = self._frame("chat.completion" if is_chat else "text_completion", content, said.finish_reason)
-        return {**frame, "usage": said.usage}
+        frame = self._frame("chat.completion" if is_chat else "text_completion", content, metadata.finish_reason)
+        return {**frame, "usage": metadata.usage}
 
     def require_one_prompt(self) -> None:
         """Refuse several prompts if no program answers: what a model returns is the answer to one.
@@ -120,7 +120,7 @@ class ModelQuestion:
             first: the first piece, `NOTHING` if there is none.
             pieces: the others.
         """
-        said = Said()
+        metadata = AnswerMetadata()
         wants_usage = (self.body.get("stream_options") or {}).get("include_usage") is True
         missing = {"usage": None} if wants_usage else {}
         try:
@@ -130,25 +130,25 @@ class ModelQuestion:
                     yield piece.body
                 return
             is_first = True
-            if first is not NOTHING and (text := said.text_of(first)) is not None:
+            if first is not NOTHING and (text := metadata.text_of(first)) is not None:
                 yield event({**self._piece(text, is_first), **missing})
                 is_first = False
             async for piece in pieces:
-                if (text := said.text_of(piece)) is not None:
+                if (text := metadata.text_of(piece)) is not None:
                     yield event({**self._piece(text, is_first), **missing})
                     is_first = False
         except Exception as error:
             yield event(error_answer(error)[2])
             return
         last: Json = {"delta": {}} if self.route is Route.CHAT else {"text": ""}
-        yield event({**self._frame(self._piece_kind, last, said.finish_reason), **missing})
+        yield event({**self._frame(self._piece_kind, last, metadata.finish_reason), **missing})
         if wants_usage:
-            yield event({**self._frame(self._piece_kind, {}, None), "choices": [], "usage": said.usage})
+            yield event({**self._frame(self._piece_kind, {}, None), "choices": [], "usage": metadata.usage})
         yield b"data: [DONE]\n\n"
 
     def _embeddings(self, given: Any) -> Json:
-        said = Said()
-        vectors = [each for each in _listed(given) if not said.notes(each)]
+        metadata = AnswerMetadata()
+        vectors = [each for each in _listed(given) if not metadata.notes(each)]
         if self.inputs is None and vectors and not isinstance(_listed(vectors[0]), list):
             vectors = [vectors]  # the model gave the vector alone
         count = 1 if self.inputs is None else self.inputs
@@ -160,7 +160,7 @@ class ModelQuestion:
             {"object": "embedding", "index": index, "embedding": _base64(each) if as_text else each}
             for index, each in enumerate(numbers)
         ]
-        return {"object": "list", "data": data, "model": self.said_model, "usage": said.usage}
+        return {"object": "list", "data": data, "model": self.said_model, "usage": metadata.usage}
 
     def _piece(self, text: str, is_first: bool) -> Json:
         role = {"role": "assistant"} if is_first else {}
@@ -184,7 +184,7 @@ class ModelQuestion:
 
 
 @dataclass(slots=True)
-class Said:
+class AnswerMetadata:
     """The ``usage`` and ``finish_reason`` of an answer, which models give in pieces that are mappings.
 
     Attributes:

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from iris_ray.capacity.board import KEPT_S, MISSED_S, CapacityBoard, capacity_rows
-from iris_ray.capacity.core import CapacityReport, Lot, Trouble
+from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.errors import ProvisionerTakenError
 from iris_ray.model.plain_values import plain
 
 EPOCH = 1.7e9
-WAITING = Lot("v6e-16", "us-east5-a", "spot", False, 2, 32, EPOCH, 25.6)
-HELD = Lot("v6e-16", "res in us-east5-a", "reserved", True, 1, 16, EPOCH - 3600, 19.2)
+WAITING = SliceBatch("v6e-16", "us-east5-a", "spot", False, 2, 32, EPOCH, 25.6)
+HELD = SliceBatch("v6e-16", "res in us-east5-a", "reserved", True, 1, 16, EPOCH - 3600, 19.2)
 FULL = CapacityReport(
     "iris",
     ("v6e-16", "v6e-32"),
@@ -41,14 +41,14 @@ def test_words_say_where_since_when_and_at_what_price() -> None:
 
 
 def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
-    lots = (
-        Lot("v6e-16", "a", "spot", joined=True, slices=1, chips=16, since=0.0, hourly=16.0),
-        Lot("v6e-16", "b", "reserved", joined=True, slices=1, chips=16, since=0.0, hourly=48.0),
-        Lot("v6e-16", "b", "spot", joined=False, slices=9, chips=144, since=0.0, hourly=1.0),
-        Lot("v6e-16", "c", "spot", joined=True, slices=1, chips=16, since=0.0),
-        Lot("v6e-32", "c", "spot", joined=True, slices=1, chips=32, since=0.0, hourly=3.2),
+    batches = (
+        SliceBatch("v6e-16", "a", "spot", joined=True, slices=1, chips=16, since=0.0, hourly=16.0),
+        SliceBatch("v6e-16", "b", "reserved", joined=True, slices=1, chips=16, since=0.0, hourly=48.0),
+        SliceBatch("v6e-16", "b", "spot", joined=False, slices=9, chips=144, since=0.0, hourly=1.0),
+        SliceBatch("v6e-16", "c", "spot", joined=True, slices=1, chips=16, since=0.0),
+        SliceBatch("v6e-32", "c", "spot", joined=True, slices=1, chips=32, since=0.0, hourly=3.2),
     )
-    board, times = board_with(CapacityReport("p", ("v6e-16",), lots, currency="EUR"))
+    board, times = board_with(CapacityReport("p", ("v6e-16",), batches, currency="EUR"))
     assert board.prices()["v6e-16"] == (2.0, "EUR")
     assert "v5p-16" not in board.prices()
     times[0] += KEPT_S

@@ -19,7 +19,7 @@ from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.cli import head_of_the_cluster
 from iris_ray.capacity.cloud_tpu import CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine
-from iris_ray.capacity.core import CapacityReport, Lot
+from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner, joined_slices
@@ -400,12 +400,12 @@ def test_report_tells_what_is_asked_and_held_at_what_price(servers: list[CloudTp
     provisioner.turn()
     report = jobs.reported
     assert report is not None
-    lots = sorted(report.lots, key=lambda lot: lot.source)
-    assert [replace(lot, since=0.0) for lot in lots] == [
-        Lot(TYPE, "a", "spot", True, 1, 16, 0.0, 12.0),
-        Lot(TYPE, "b", "spot", False, 1, 16, 0.0, 8.0),
+    batches = sorted(report.batches, key=lambda batch: batch.source)
+    assert [replace(batch, since=0.0) for batch in batches] == [
+        SliceBatch(TYPE, "a", "spot", True, 1, 16, 0.0, 12.0),
+        SliceBatch(TYPE, "b", "spot", False, 1, 16, 0.0, 8.0),
     ]
-    assert all(abs(time.time() - lot.since) < 60 for lot in lots)
+    assert all(abs(time.time() - batch.since) < 60 for batch in batches)
     (trouble,) = report.troubles
     assert (trouble.source, trouble.failures) == ("a", 1)
     assert "quota: 16 + 16 chips of 16" in trouble.last

@@ -12,7 +12,7 @@ import pytest
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.pool import attempt
 from iris_ray.capacity.calls import CapacityCalls
-from iris_ray.capacity.core import CapacityReport, Lot, Trouble
+from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.history.rows import CurvePoint
 from iris_ray.model.options import PriorityBand
@@ -360,8 +360,8 @@ def test_page_recovers_by_itself(chromium: Browser, world: ControllerInProcess, 
 
 
 def test_fleet_shows_what_provisioners_have_asked_for(chromium: Browser, world: ControllerInProcess, url: str) -> None:
-    waiting = Lot("v6e-16", "us-east5-a", "spot", False, 2, 32, time.time() - 720, 25.6)
-    held = Lot("v6e-16", "us-central1-b", "reserved", True, 1, 16, time.time() - 7200, None)
+    waiting = SliceBatch("v6e-16", "us-east5-a", "spot", False, 2, 32, time.time() - 720, 25.6)
+    held = SliceBatch("v6e-16", "us-central1-b", "reserved", True, 1, 16, time.time() - 7200, None)
     trouble = Trouble("v6e-16", "us-east5-a", 2, "<b>no capacity</b>")
     report = CapacityReport(
         "iris", ("v6e-16", "v7x-8"), (waiting, held), (trouble,), (("v7x-8", "the budget is spent"),)

@@ -18,8 +18,8 @@ from iris_ray.dev.held_job import HeldHost
 from iris_ray.dev.held_run import HeldRun, Sent
 from iris_ray.errors import SessionError, TaskMovedError
 from iris_ray.model.notices import Notice, NoticeKind
+from tests.support.gangs import alive
 from tests.support.held_hosts import HeldHosts
-from tests.support.sessions import lives
 from tests.support.waiting import wait_until
 
 DAEMON = """
@@ -56,7 +56,7 @@ def pids(run: HeldRun, count: int) -> list[int]:
 
 
 def all_gone(pids: list[int]) -> bool:
-    return not any(map(lives, pids))
+    return not any(map(alive, pids))
 
 
 def test_program_runs_on_every_host_with_arguments(hosts: HeldHosts) -> None:

@@ -24,8 +24,8 @@ from iris_ray.fray.actor_handle import (
     ActorAddress,
     ActorGroup,
     ActorHandle,
+    Connection,
     InProcess,
-    Way,
     require_no_tls,
 )
 from iris_ray.fray.actor_server import ActorServer, actor_request
@@ -179,9 +179,9 @@ def test_submit_that_times_out_does_not_begin(server: ActorServer) -> None:
 def test_only_who_has_the_token_ends_an_actor(server: ActorServer) -> None:
     server.serve(Counter())
     with pytest.raises(grpc.RpcError):
-        Way.to(ActorAddress(server.address.target, "guess")).send(END, b"").result(10)
+        Connection.to(ActorAddress(server.address.target, "guess")).send(END, b"").result(10)
     assert not server.end.is_set()
-    Way.to(server.address).send(END, b"").result(10)
+    Connection.to(server.address).send(END, b"").result(10)
     assert server.end.is_set()
 
 

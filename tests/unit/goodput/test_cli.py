@@ -9,7 +9,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.pool import progress_watch
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity.calls import CapacityCalls
-from iris_ray.capacity.core import CapacityReport, Lot
+from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.cli.conventions import USAGE
 from iris_ray.goodput import controller as goodput_in_controller
 from iris_ray.model.teams import Team
@@ -122,7 +122,7 @@ def test_time_lost_outlives_controller(world: ControllerInProcess) -> None:
 
 def test_failures_csv_has_line_per_job_and_cause(world: ControllerInProcess) -> None:
     failed_and_on(world, "train")
-    held = Lot("v4-16", "us-a", "spot", joined=True, slices=2, chips=16, since=0.0, hourly=32.0)
+    held = SliceBatch("v4-16", "us-a", "spot", joined=True, slices=2, chips=16, since=0.0, hourly=32.0)
     ControllerConnection().ask(CapacityCalls.report_capacity, CapacityReport("p", ("v4-16",), (held,)))
     (line,) = csv.DictReader(io.StringIO(world.iris("job", "goodput", "--csv", "--failures").stdout))
     assert (line["job_id"], line["cause"], line["failures"], line["currency"]) == ("train", "crashed", "1", "USD")

@@ -13,7 +13,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.errors import UnknownNameError
 from iris_ray.logs import reader
-from iris_ray.logs.controller import LogService, log_standing
+from iris_ray.logs.controller import LogService, find_attempt_log
 from iris_ray.logs.core import LastLines, LogPosition
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import IDLE_S
@@ -72,8 +72,8 @@ def world() -> Iterator[World]:
 async def read_all(logs: LogService, world: World) -> list[bytes]:
     """Read what each task has printed."""
     state, job = world.state, world.state.jobs["job"]
-    standings = [log_standing(state, job, index, None) for index in range(2)]
-    return [(await logs.fetch(standing, state.workers, LogPosition(), 100)).data for standing in standings]
+    attempt_logs = [find_attempt_log(state, job, index, None) for index in range(2)]
+    return [(await logs.fetch(one, state.workers, LogPosition(), 100)).data for one in attempt_logs]
 
 
 @in_virtual_time
@@ -92,11 +92,11 @@ def test_log_of_process_is_on_its_host() -> None:
     world.add_slice("a")
     world.start(processes_per_host=2)
     state, job = world.state, world.state.jobs["job"]
-    nodes = [log_standing(state, job, process, None).node_id for process in range(4)]
+    nodes = [find_attempt_log(state, job, process, None).node_id for process in range(4)]
     assert nodes == [nodes[0]] * 2 + [nodes[2]] * 2
     assert nodes[0] != nodes[2]
     with pytest.raises(UnknownNameError, match="task of job"):
-        log_standing(state, job, 4, None)
+        find_attempt_log(state, job, 4, None)
 
 
 @in_virtual_time
@@ -115,7 +115,7 @@ async def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, reader
     logs, job = LogService(), world.state.jobs["job"]
     readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
     logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
-    standing = log_standing(world.state, job, 0, None)
-    found = await logs.fetch(standing, world.state.workers, LogPosition(), 100)
+    attempt_log = find_attempt_log(world.state, job, 0, None)
+    found = await logs.fetch(attempt_log, world.state.workers, LogPosition(), 100)
     assert found.data == b"loss 2.31\n"
     assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")

@@ -10,7 +10,7 @@ from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host, one_by_one
@@ -117,8 +117,8 @@ def test_plan_job_waiting_for_more_slices_lets_equal_job_start() -> None:
     world = World(*"ab")
     over = world.start("over")
     world.report_all(over, S.SUCCEEDED)  # a is about to be free
-    submit_gang(world, "first", HOPES_FOR_MORE_S + 1, slices=(1, 2))
-    submit_gang(world, "second", HOPES_FOR_MORE_S + 1, slices=(1, 2))
+    submit_gang(world, "first", WAITS_FOR_MORE_S + 1, slices=(1, 2))
+    submit_gang(world, "second", WAITS_FOR_MORE_S + 1, slices=(1, 2))
     world.state.jobs["first"].gang.not_before = world.now
     assert placed(world) == {"second": (("b-0", "b-1"),)}
 

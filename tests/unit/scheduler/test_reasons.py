@@ -21,7 +21,7 @@ def why(job: Job, ahead: int = 0) -> PendingReason:
 def noted(jobs: list[Job]) -> Reasons:
     reasons = Reasons()
     reasons.note(jobs[0], why(jobs[0]))
-    reasons.note_alike(jobs[1:3], why(jobs[0]), 1, jobs[0].spec.job_id)
+    reasons.note_shared(jobs[1:3], why(jobs[0]), 1, jobs[0].spec.job_id)
     reasons.note(jobs[3], why(jobs[3]))
     return reasons
 
@@ -36,7 +36,7 @@ def test_jobs_that_fare_alike_are_counted_one_after_the_other(jobs: list[Job]) -
     }
     assert reasons["c"] is reasons["c"]
     assert reasons["c"].first_ahead == "a"
-    assert (reasons.is_alike("c"), reasons.is_alike("a"), "d" in reasons) == (True, False, False)
+    assert (reasons.is_shared("c"), reasons.is_shared("a"), "d" in reasons) == (True, False, False)
     assert [reason.job_id for reason in reasons.apart()] == ["a", "other"]
 
 
@@ -58,7 +58,7 @@ def test_reasons_of_a_kind_move_as_a_whole(jobs: list[Job]) -> None:
 def test_later_reasons_are_in_the_place_of_earlier_ones(jobs: list[Job]) -> None:
     reasons, later = noted(jobs), Reasons()
     later.note(jobs[1], why(jobs[1], ahead=7))
-    later.note_alike(jobs[2:3], why(jobs[1]), 8, "b")
+    later.note_shared(jobs[2:3], why(jobs[1]), 8, "b")
     reasons.replace(later)
     assert [reasons[name].ahead for name in ("a", "b", "c", "other")] == [0, 7, 8, 0]
     kept = Reasons()

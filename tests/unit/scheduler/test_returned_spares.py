@@ -10,7 +10,7 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evictions import SEARCHES, Evictor
-from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import (
     JobYieldsEvent,
@@ -158,7 +158,7 @@ def test_flexible_gang_gets_spare_only_if_it_takes_it() -> None:
     world.report_all(ending, S.SUCCEEDED)  # its hosts are still to be confirmed free
     world.submit("flexible", slices=(1, 2))
     assert (plan(world)[0], given_back(world)) == ([], [])
-    world.now += HOPES_FOR_MORE_S + 1
+    world.now += WAITS_FOR_MORE_S + 1
     assert plan(world)[0] == ["flexible"]
 
 

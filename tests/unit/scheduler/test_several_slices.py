@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_MORE_S
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
 from tests.support.worlds import World, add_slices, placed
 
@@ -47,7 +47,7 @@ def test_flexible_counts_wait_for_a_slice_for_seconds_only(world: World) -> None
     over = world.start("over")
     world.report_all(over, TaskState.SUCCEEDED)
     world.submit(slices=(1, 2))
-    world.now += HOPES_FOR_MORE_S - 0.1
+    world.now += WAITS_FOR_MORE_S - 0.1
     assert placed(world) == {}
     world.submit("other")
     assert placed(world) == {"other": ("b",)}

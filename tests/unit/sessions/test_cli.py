@@ -31,8 +31,9 @@ from iris_ray.sessions import port_forward, streams
 from iris_ray.sessions.cli import NOT_FOUND
 from iris_ray.sessions.host import HostSession
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.gangs import alive
 from tests.support.processes import Nursery
-from tests.support.sessions import DAEMON, lives, task_process
+from tests.support.sessions import DAEMON, task_process
 from tests.support.waiting import wait_until
 
 JOB = "train-1a2b3c4d"
@@ -130,7 +131,7 @@ def test_exec_beside_moved_task_ends_with_its_attempt(
         done = world.iris("exec", JOB, "--", "sh", "-c", f"{DAEMON} sleep 60", code=FAILED, quotes=True)
     assert f"attempt 1 of task 0 of {JOB}" in done.stderr
     assert "has ended, and what ran beside it has ended with it" in done.stderr
-    assert not lives(int((tmp_path / "daemon").read_text()))
+    assert not alive(int((tmp_path / "daemon").read_text()))
 
 
 @pytest.mark.usefixtures("tasks")
@@ -146,7 +147,7 @@ def test_ctrl_c_ends_command_with_all_it_started(
 
     with world.meanwhile(press):
         world.iris("exec", JOB, "--", "sh", "-c", f"{DAEMON} {ignores} sleep 60", code=code, quotes=True)
-    wait_until(lambda: not lives(int((tmp_path / "daemon").read_text())))
+    wait_until(lambda: not alive(int((tmp_path / "daemon").read_text())))
 
 
 @pytest.mark.usefixtures("tasks")

@@ -25,8 +25,9 @@ from iris_ray.sessions.channels import PortConnection, RunningCommand
 from iris_ray.sessions.core import CommandLine, Piece, Size
 from iris_ray.sessions.host import MOST_CHANNELS, TOGETHER_S, HostSession
 from iris_ray.sessions.surroundings import Surroundings
+from tests.support.gangs import alive
 from tests.support.processes import TOKEN, Nursery, tree
-from tests.support.sessions import DAEMON, lives, task_process
+from tests.support.sessions import DAEMON, task_process
 from tests.support.waiting import wait_until
 
 TASK = LogId("train", 2, 1)
@@ -185,7 +186,7 @@ async def test_signal_reaches_whole_process_group(work: Path) -> None:
 
 async def test_daemon_ends_when_its_command_returns(work: Path) -> None:
     _, _, last = await all_of(run(f"{DAEMON} while [ ! -s daemon ]; do sleep 0.01; done", work))
-    assert (last.exit_code, lives(daemon(work))) == (0, False)
+    assert (last.exit_code, alive(daemon(work))) == (0, False)
 
 
 async def test_ended_command_leaves_no_daemon(work: Path) -> None:
@@ -193,7 +194,7 @@ async def test_ended_command_leaves_no_daemon(work: Path) -> None:
     left = daemon(work)
     command.end()
     _, _, last = await all_of(command)
-    assert (last.exit_code, lives(left)) == (None, False)
+    assert (last.exit_code, alive(left)) == (None, False)
 
 
 def test_daemon_ends_when_sessions_process_is_killed(work: Path, nursery: Nursery) -> None:
@@ -206,9 +207,9 @@ def test_daemon_ends_when_sessions_process_is_killed(work: Path, nursery: Nurser
     """
     owner = nursery.script(textwrap.dedent(script), f"{DAEMON} sleep 60", str(work))
     left = daemon(work)
-    assert lives(left)
+    assert alive(left)
     owner.kill()
-    wait_until(lambda: not lives(left))
+    wait_until(lambda: not alive(left))
 
 
 async def test_host_finds_commands_of_an_attempt(work: Path, nursery: Nursery) -> None:
@@ -258,7 +259,7 @@ async def test_end_of_terminal_ends_its_background_jobs(work: Path) -> None:
     left = daemon(work)
     command.end()
     await all_of(command)
-    assert not lives(left)
+    assert not alive(left)
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ async def test_end_of_tasks_attempt_ends_commands(task: psutil.Process, work: Pa
         piece = Piece(0)
         while not piece.over:
             piece = await session.read(number, piece.number)
-        assert (piece.task_ended, lives(left)) == (True, False)
+        assert (piece.task_ended, alive(left)) == (True, False)
         with pytest.raises(TaskNotRunningError):
             await session.start(CommandLine(("true",)))
 
@@ -347,7 +348,7 @@ async def test_session_that_nobody_asks_ends_its_commands(task: psutil.Process, 
     async with session_beside(task, lease_s=5.0) as session:
         await session.start(CommandLine(("sh", "-c", f"{DAEMON} sleep 60")))
         left = daemon(work)
-        while lives(left):
+        while alive(left):
             await asyncio.sleep(0.05)
         with pytest.raises(SessionError, match="this session is over"):
             await session.start(CommandLine(("true",)))

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.state import job_table
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -148,7 +148,7 @@ def test_restarted_gang_may_have_another_slice_count(world: World) -> None:
 def test_report_for_another_attempt_changes_nothing(world: World, state: TaskState, attempt: int) -> None:
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
-    world.now += AWAITS_ITS_OWN_S + 1.0
+    world.now += WAITS_FOR_OWN_S + 1.0
     world.schedule()
     assert world.report(job, state, 0, attempt=attempt) == Instructions()
     assert (job.state, task_states(job), charged(job)) == (JobState.RUNNING, [S.ASSIGNED] * 2, (1, 0))

@@ -12,7 +12,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
 from iris_ray.state.events import GangMovedEvent, SliceHeldEvent
-from iris_ray.state.gangs import in_place
+from iris_ray.state.gangs import keep_positions
 from iris_ray.state.quarantine import AVOIDED_S
 from tests.support.worlds import S, World, cpu_host, host
 
@@ -58,7 +58,7 @@ def start(world: World, *counts: int, **more: Any) -> Job:
     ],
 )
 def test_few_names_leave_their_places(before: str, now: str, then: str) -> None:
-    assert "".join(in_place(before, now)) == then
+    assert "".join(keep_positions(before, now)) == then
 
 
 @pytest.mark.parametrize("new", ["a", "e"])

@@ -15,7 +15,7 @@ from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.time_lost import FailureCause, TimeLost
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import (
@@ -75,7 +75,7 @@ def test_restored_state_equals_the_original(world: World, life: str) -> None:
     assert new.busy() == world.busy()
     assert new.state.usage == world.state.usage
     for one in (new, world):
-        one.now += AWAITS_ITS_OWN_S + 1.0  # no pool has told the new one which slices it holds
+        one.now += WAITS_FOR_OWN_S + 1.0  # no pool has told the new one which slices it holds
     assert new.plan() == world.plan()
 
 

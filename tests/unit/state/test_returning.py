@@ -5,7 +5,7 @@ import pytest
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.fair_queue import AWAITS_ITS_OWN_S
+from iris_ray.scheduler.fair_queue import WAITS_FOR_OWN_S
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import WorkerSuspectedEvent
 from tests.support.worlds import S, World, add_slices, asked_to_leave
@@ -153,7 +153,7 @@ def test_returning_gang_awaits_its_own_slice_for_seconds_only(world: World) -> N
     add_slices(world, "d", "e")
     job = world.start(slices=(2,), max_retries_preemption=5)
     lose_slice(world, "a")
-    world.now += AWAITS_ITS_OWN_S
+    world.now += WAITS_FOR_OWN_S
     assert world.schedule() == {}
     world.now += 0.1
     world.schedule()

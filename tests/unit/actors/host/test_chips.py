@@ -35,6 +35,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.chip_holders import ChipHolder
+from tests.support.gangs import alive
 from tests.support.processes import TOKEN, earlier_than, identity_of, tree
 
 SOON = 0.2
@@ -76,10 +77,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host.clear()
 
 
-def runs(holder: ChipHolder) -> bool:
-    return psutil.pid_exists(holder.pid) and psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE
-
-
 # -- libtpu's lock -----------------------------------------------------------------------------------------------------
 
 
@@ -91,7 +88,7 @@ def test_live_holder_blocks_libtpu_and_is_named(host: Host) -> None:
     assert (seen.pid, seen.ours) == (holder.pid, False)
     assert seen.started == psutil.Process(holder.pid).create_time()
     assert f"held by pid {holder.pid} (python" in (host.why_not() or "")
-    assert runs(holder)
+    assert alive(holder.pid)
 
 
 def test_leftover_lock_file_neither_blocks_nor_disappears(host: Host) -> None:
@@ -197,7 +194,7 @@ def test_own_leftover_process_is_ended_for_next_task(
     host.ledger.record(tree(holder, "an earlier task's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
     assert adopted(host, actor, standby) is None
-    assert not runs(holder)
+    assert not alive(holder.pid)
     assert host.holder().said == "holds"
 
 
@@ -212,7 +209,7 @@ def test_host_is_not_blamed_for_chips_held_by_sharing_task(
     assert unfit is not None
     assert (unfit.ours, "belongs to another task" in unfit.why) == (True, True)
     assert launch(lambda: None).kind is EndKind.CHIPS_TAKEN
-    assert runs(holder)
+    assert alive(holder.pid)
 
 
 def test_child_outside_process_group_is_ended_for_next_task(
@@ -228,7 +225,7 @@ def test_child_outside_process_group_is_ended_for_next_task(
     assert os.getpgid(holder.pid) == holder.pid != os.getpgid(0)
     assert find_holders(host.devices, host.ledger).seen[0].ours
     assert adopted(host, actor, standby) is None
-    assert not runs(holder)
+    assert not alive(holder.pid)
     assert host.holder().said == "holds"
 
 
@@ -243,7 +240,7 @@ def test_foreign_holder_is_named_and_never_ended(
     assert refusal.node_id == "node-1"
     assert refusal.why.startswith(f"its chips are held by pid {holder.pid} (python")
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
-    assert runs(holder)
+    assert alive(holder.pid)
     holder.end()
     assert adopted(host, actor, standby) is None
 
@@ -287,7 +284,7 @@ def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPU
     end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN=TOKEN))
     assert end is not None
     assert end.kind is EndKind.CRASHED
-    assert not runs(child)
+    assert not alive(child.pid)
     assert lock_holder(host.devices.lock) is None
     assert host.holder().said == "holds"
 
@@ -296,7 +293,7 @@ def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPU
 def test_end_is_not_confirmed_while_stranger_holds_chips(host: Host, actor: TPUHostActor) -> None:
     end, stranger = stopped(host, actor, host.holder)
     assert end is None
-    assert runs(stranger)
+    assert alive(stranger.pid)
 
 
 # -- right before user code --------------------------------------------------------------------------------------------

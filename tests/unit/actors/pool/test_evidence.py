@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import pytest
 
 from iris_ray.actors.pool.attempt_end import ALONE_TIMEOUT_S, gather_evidence
-from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.protocol.answers import KilledForMemory, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import HostEvidence, TaskKey
-from tests.support.attempts import Controller, Slices
+from tests.support.attempts import Controller, Slices, new_context
 from tests.support.virtual_time import in_virtual_time
 
 
@@ -39,9 +38,7 @@ class SilentSlices(Slices):
 async def test_cancelled_gathering_drops_question_to_controller() -> None:
     controller = SilentController()
     order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, 1)
-    gathering = asyncio.ensure_future(
-        gather_evidence(AttemptPlace(order), SilentSlices(), controller, {}, 5.0)  # type: ignore[arg-type]
-    )
+    gathering = asyncio.ensure_future(gather_evidence(new_context(order, SilentSlices(), controller), {}))
     await asyncio.sleep(0.01)
     gathering.cancel()
     await asyncio.wait({gathering})
@@ -64,7 +61,7 @@ async def test_silent_slice_actors_are_asked_in_parallel() -> None:
     order = AttemptOrder(AttemptId("job", 1), places, {"TPU": 4.0}, 1, 1)
     silent = dict.fromkeys(names, "has not answered for 5 s")
     began = time.monotonic()
-    found = await gather_evidence(AttemptPlace(order), HungHosts(), Controller(), silent, 5.0)  # type: ignore[arg-type]
+    found = await gather_evidence(new_context(order, HungHosts(), Controller()), silent)
     evidence, took = found, time.monotonic() - began
     assert len(evidence.lost_without_notice) == 64
     assert took == pytest.approx(ALONE_TIMEOUT_S)
@@ -99,7 +96,7 @@ async def test_memory_kill_by_ray_is_evidence_of_full_memory(
     places = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in hosts)
     order = AttemptOrder(AttemptId("job", 1), (places,), {"TPU": 4.0}, 1, 1)
     slices = KilledSlices(actor, hosts)
-    evidence = await gather_evidence(AttemptPlace(order), slices, Controller(), {}, 5.0)  # type: ignore[arg-type]
+    evidence = await gather_evidence(new_context(order, slices, Controller()), {})
     reasons = {key.host_index: host.out_of_memory for key, host in evidence.hosts.items()}
     assert reasons == {i: KILLED.reason if i == victim else None for i in hosts}
     assert (evidence.suspects, evidence.bad_slices) == ({}, {0})

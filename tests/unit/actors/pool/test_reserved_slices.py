@@ -24,12 +24,12 @@ async def never(*_: object) -> None:
 
 def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     """One slice, a, whose actor does not answer."""
-    crew: Any = SimpleNamespace(speaker=Actor.here(SimpleNamespace(healthy=never), "slice a"), hosts=())
+    actors: Any = SimpleNamespace(speaker=Actor.here(SimpleNamespace(healthy=never), "slice a"), hosts=())
     hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
     slices = ReservedSlices("pool")
     group: Any = SimpleNamespace()
     waiting = deque([Generation(1, (), ready)])
-    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, crew, waiting)
+    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, actors, waiting)
     return slices
 
 
@@ -56,7 +56,7 @@ async def test_host_failing_to_remove_job_files_only_says_so(caplog: pytest.LogC
     held.used_by = "job-1"
     removals = {"a host 0": has_a_faulty_disk, "a host 1": removes}
     hosts = [Actor.here(SimpleNamespace(job_over=removal), name) for name, removal in removals.items()]
-    held.crew = cast(Any, SimpleNamespace(hosts=hosts))
+    held.actors = cast(Any, SimpleNamespace(hosts=hosts))
     await slices.job_over("job-1")
     assert told == ["job-1"]
     assert "a host 0: the files of job job-1 may stay there: [Errno 5] Input/output error" in caplog.text

@@ -18,6 +18,7 @@ from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.slot_actor import LoadedModel
 from iris_ray.slots.client.served_command import ProgramAnswer, ServedCommand, ServedProgram
 from tests.support import served_program
+from tests.support.gangs import alive
 from tests.support.waiting import wait_until
 
 PROGRAM = [sys.executable, served_program.__file__, "--port", "{port}"]
@@ -39,10 +40,6 @@ def model(trace: Path) -> Iterator[LoadedModel]:
 
 def pids(trace: Path) -> list[int]:
     return [int(pid) for pid in trace.read_text().splitlines()[0].split()[1:]]
-
-
-def is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_program_answers_whole_and_in_pieces(model: LoadedModel) -> None:
@@ -114,7 +111,7 @@ time.sleep(30)
 def test_end_is_sigterm_then_the_whole_tree(model: LoadedModel, trace: Path) -> None:
     model.unload()
     assert trace.read_text().splitlines()[-1] == "SIGTERM"
-    wait_until(lambda: not any(map(is_alive, pids(trace))))
+    wait_until(lambda: not any(map(alive, pids(trace))))
 
 
 def test_agent_ends_what_a_gone_slot_has_started(trace: Path) -> None:
@@ -130,13 +127,13 @@ os._exit(9)
     async def gone() -> bool:
         slot = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
         said, _ = await slot.communicate()
-        assert all(map(is_alive, pids(trace)))
+        assert all(map(alive, pids(trace)))
         process = ProcessIdentity(slot.pid, int(said.split()[-1]))
         return await RunnerAgent.wait_gone(made, process, 20.0)
 
     made: Any = object.__new__(RunnerAgent)
     assert asyncio.run(gone())
-    assert not any(map(is_alive, pids(trace)))
+    assert not any(map(alive, pids(trace)))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Job
 from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent
-from iris_ray.state.job_table import STORY_LENGTH
+from iris_ray.state.job_table import EVENTS_KEPT
 from tests.support.worlds import S, World, attempt_id, cpu_host
 
 
@@ -27,11 +27,11 @@ def test_refused_event_raises_with_jobs_story(world: World) -> None:
 
 def test_story_holds_only_the_latest_events(world: World) -> None:
     job = world.start(max_retries_failure=1000)
-    for _ in range(2 * STORY_LENGTH):
+    for _ in range(2 * EVENTS_KEPT):
         world.now += 1.0
         world.report(job, S.RUNNING)
     story = world.state.story("job")
-    assert len(story) == STORY_LENGTH
+    assert len(story) == EVENTS_KEPT
     assert story[-1].startswith(f"{world.now:.3f} ")
 
 
