@@ -11,7 +11,6 @@ from iris_ray.dashboard.rows import (
     Diff,
     Row,
     Table,
-    capacity_rows,
     job_row,
     queue_row,
     slice_row,
@@ -58,7 +57,7 @@ class ClusterView:
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
         self.tables["users"].replace(user_rows(changes.limits, changes.shares))
         self.tables["teams"].replace(team_rows(changes.teams))
-        self.tables["capacity"].replace(capacity_rows(changes.capacity))
+        self.tables["capacity"].replace({key: dict(row) for key, row in changes.tables.get("capacity", {}).items()})
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
 
     def take_changes(self, about: Row) -> Diff:

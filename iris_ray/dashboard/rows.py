@@ -15,7 +15,6 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
     fields_in,
 )
-from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU
@@ -192,23 +191,3 @@ def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
                     "waiting": team.waiting,
                 }
     return rows
-
-
-def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
-    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
-    rows: dict[str, Row] = {}
-    for report in reports:
-        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
-        for batch in report.batches:
-            key = f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"
-            rows[key] = _capacity(report, batch, "" if batch.joined else last.get((batch.tpu_type, batch.source), ""))
-        for tpu_type, why in report.waits:
-            none = SliceBatch(tpu_type, "", "", joined=False, slices=0, chips=0, since=0.0)
-            rows[f"{report.owner}/{tpu_type}/waits"] = _capacity(report, none, why)
-    return rows
-
-
-def _capacity(report: CapacityReport, batch: SliceBatch, note: str) -> Row:
-    found: dict[str, Any] = as_json(batch)
-    own = {"type": found.pop("tpu_type"), "since": batch.since or None, "note": note}
-    return found | own | {"provisioner": report.owner, "currency": report.currency}

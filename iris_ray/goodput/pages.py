@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.status import JobGoodput
+from iris_ray.goodput.calls import GoodputCalls, JobGoodput
 from iris_ray.model.goodput import Totals, productive_share
 
 
 def by_user(source: ControllerConnection, _: Mapping[str, str], __: Mapping[str, str]) -> dict[str, Any]:
     """Return how each user's jobs spent their time."""
-    return goodput_by_user(source.ask_all(ControllerInterface.list_goodput))
+    return goodput_by_user(source.ask_all(GoodputCalls.list_goodput))
 
 
 def goodput_by_user(jobs: Iterable[JobGoodput]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -14,10 +13,8 @@ import ray
 import iris_ray
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.journal import add_forgotten
 from iris_ray.actors.controller.views import (
     job_events,
-    job_goodput,
     limit_statuses,
     task_status,
     unusable_status,
@@ -28,7 +25,6 @@ from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
     JobFacts,
-    JobGoodput,
     JobStatus,
     LimitStatus,
     Place,
@@ -38,10 +34,7 @@ from iris_ray.actors.protocol.status import (
     job_status,
 )
 from iris_ray.actors.protocol.version import package_directory
-from iris_ray.capacity.core import CapacityReport
-from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
-from iris_ray.goodput.sums import UserDay
-from iris_ray.handover.controller import take_over, what_is_there
+from iris_ray.errors import InvalidTeamsError, UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
@@ -60,7 +53,6 @@ from iris_ray.state.events import (
     TaintLiftedEvent,
     TeamsSetEvent,
 )
-from iris_ray.state.job_table import is_measured
 from iris_ray.teams.controller import about_team, teams_status
 
 
@@ -82,35 +74,6 @@ class UserCalls(ControllerProcess):
     async def job_events(self, job_id: str) -> list[JobEvent]:
         await self.ping()
         return job_events(self._job(job_id), self._clock)
-
-    @checked
-    async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
-        await self.ping()
-        jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
-        return [self._goodput(job) for job in islice(jobs, PAGE)]
-
-    @checked
-    async def job_goodput(self, job_id: str) -> JobGoodput:
-        await self.ping()
-        job = self._job(job_id)
-        if not is_measured(job):
-            raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
-        return self._goodput(job)
-
-    def _goodput(self, job: Job) -> JobGoodput:
-        price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
-        return job_goodput(self._facts_of(job), self._clock.now(), price)
-
-    @checked
-    async def user_times(self, since: float) -> list[UserDay]:
-        await self.ping()
-        add_forgotten(self._state, self._journal.user_times, self._clock)
-        return self._journal.user_times.since(since)
-
-    @checked
-    async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        await self.ping()
-        return self._journal.fleet_times.since(since)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -246,39 +209,9 @@ class UserCalls(ControllerProcess):
             await asyncio.shield(recorded)
         return dict(was_set)
 
-    @checked
-    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
-        await self.ping()
-        self._permissions.require_operator(user, "import what another Controller has left")
-        there = ", ".join(what_is_there(self._state, self._journal.user_times))
-        if there:
-            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
-        stays = dict(self._state.settings.was_set)
-        taken = take_over(lines, self._clock, time.time(), tuple(stays))
-        taken.add_to(self._journal.user_times, self._journal.fleet_times)
-        self._journal.record_sums()
-        recorded = self._events.apply(taken.events)
-        self._follow_settings()
-        await asyncio.shield(recorded)
-        return stays
-
     async def statistics(self) -> dict[str, int]:
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
-
-    async def demand(self) -> dict[str, list[int]]:
-        await self.ping()
-        return self._missing()
-
-    @checked
-    async def report_capacity(self, report: CapacityReport) -> None:
-        await self.ping()
-        self._capacity.take(report)
-
-    @checked
-    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
-        await self.ping()
-        self._capacity.lease(owner, instance, seconds)
 
     async def about(self) -> dict[str, Any]:
         return {
@@ -290,7 +223,6 @@ class UserCalls(ControllerProcess):
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "set_aside": self._set_aside(),
-            "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
             "services": self._board.about(),
             "service_health": self._services.health(),
