@@ -18,6 +18,7 @@ from iris_ray.dashboard.rows import Diff
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team, Teams
+from iris_ray.teams.calls import TeamCalls
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -199,7 +200,7 @@ def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, m
         Team("research/vision", {"v4-16": Quota(8)}, users=("ann",)),
         Team("sales"),
     ]
-    page.controller.ask(ControllerInterface.set_teams, teams, Teams().version, "ann")
+    page.controller.ask(TeamCalls.set_teams, teams, Teams().version, "ann")
     named = world.submit("named", slices=(3,))
     rows = page.until(lambda tables: tables["jobs"].get(named) and tables.get("teams"))["teams"]
     assert page.copy["jobs"][named]["team"] == "research/vision"
@@ -210,5 +211,5 @@ def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, m
         "sales:": (3, 0),
     }
     assert rows["research/vision:v4-16"]["waiting"] == 1
-    page.controller.ask(ControllerInterface.set_teams, teams[:1], Teams(teams).version, "ann")
+    page.controller.ask(TeamCalls.set_teams, teams[:1], Teams(teams).version, "ann")
     page.until(lambda tables: tables["jobs"][named]["team"] == "research")
