@@ -28,6 +28,7 @@ from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch import Launch, launch_plan
+from iris_ray.actors.pool.services import Pool, pool_parts
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
@@ -40,7 +41,6 @@ from iris_ray.actors.protocol.messages import (
     TaskLaunch,
 )
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice, NoticeKind
@@ -251,7 +251,7 @@ async def bench(slices: int) -> None:
 
     async def start(number: int) -> tuple[Attempt, "asyncio.Task[Any]"]:
         order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
-        attempt = Attempt(held, NoController(), request, order, StallLimit(None))  # type: ignore[arg-type]
+        attempt = Attempt(held, NoController(), pool_parts(Pool(NoController()), ()), request, order)  # type: ignore[arg-type]
         place = AttemptPlace(order)
         running = asyncio.ensure_future(
             attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None, lambda: None)

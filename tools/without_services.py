@@ -68,7 +68,7 @@ ALONE = '''"""Python imports this first. Without it, an editable installation wo
 
 import sys
 
-sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable___iris_ray" not in getattr(finder, "__module__", "")]
+sys.meta_path[:] = [one for one in sys.meta_path if "__editable___iris_ray" not in getattr(one, "__module__", "")]
 '''
 
 

@@ -14,14 +14,14 @@ chip-hour for each market::
     spot = 0.9
 """
 
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from iris_ray.capacity.provider import Market
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
-from iris_ray.model.checks import is_number, shown
+from iris_ray.model.checks import Holds, is_number, require, shown
 from iris_ray.model.topology import TPU_GENERATIONS, TPUConfig, get_tpu_config
 
 ANYWHERE = "*"
@@ -92,7 +92,7 @@ def _market(text: str, where: str) -> Market:
         raise InvalidRequestError(f"{where}: there is no market {shown(text)}; there are {_MARKETS}") from None
 
 
-def _price(value: object, where: str) -> float:
-    if not is_number(value) or not math.isfinite(value) or value < 0:
-        raise InvalidRequestError(f"{where} is {shown(value)}; give the price of a chip-hour, such as 1.25")
+def _price(value: Any, where: str) -> float:
+    price = Holds(lambda value: is_number(value) and value >= 0, "the price of a chip-hour, such as 1.25")
+    require(where, value, price)
     return float(value)

@@ -10,7 +10,7 @@ import jax
 from iris_ray.checkpoint.gang import JaxGang, this_gang
 from iris_ray.checkpoint.leaves import state_leaves
 from iris_ray.checkpoint.steps import GangSteps
-from iris_ray.model.checks import is_int, is_whole, require
+from iris_ray.model.checks import Holds, OneOf, Whole, is_whole, require
 from iris_ray.model.notices import NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
 from iris_ray.task.progress import count_unproductive, unproductive
@@ -61,10 +61,10 @@ class MemoryCheckpointer:
         limit: int | None = None,
         directory: str | Path | None = None,
     ) -> None:
-        require(is_int(every, 1), "every", every, "an int of 1 or more")
-        require(is_int(keep, 2), "keep", keep, "an int of 2 or more: one step stays whole while the next is written")
-        require(copies in ("auto", "none"), "copies", copies, '"auto" or "none"')
-        require(name.isidentifier(), "name", name, "a name of letters, digits and _")
+        require("every", every, Whole(1))
+        require("keep", keep, Whole(2))  # one step stays whole while the next is written
+        require("copies", copies, OneOf(("auto", "none")))
+        require("name", name, Holds(str.isidentifier, "a name of letters, digits and _"))
         self.every = every
         self._keep = keep
         self._copies = copies == "auto"
@@ -92,7 +92,7 @@ class MemoryCheckpointer:
             CheckpointTooLargeError: it does not fit into the memory of this host; earlier steps are still there.
             InvalidRequestError: something in the state is no array and no number.
         """
-        require(is_whole(step) and step >= 0, "step", step, "an int of 0 or more")
+        require("step", step, Holds(lambda step: is_whole(step) and step >= 0, Whole().wanted))
         step = int(step)
         if step % self.every and not now:
             return False

@@ -15,21 +15,9 @@ from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.client.secret import Secret
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
+from iris_ray.model.checks import ListOf, OneOf, Seconds, Whole
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.options import (
-    SUCCEEDED,
-    After,
-    Band,
-    ListOf,
-    OneOf,
-    OneWordOf,
-    Option,
-    PriorityBand,
-    Seconds,
-    Secrets,
-    Whole,
-    options_of,
-)
+from iris_ray.model.options import SUCCEEDED, After, Option, PriorityBand, Secrets, options_of
 
 
 def json_option(command: Command) -> Command:
@@ -205,13 +193,13 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
         case Seconds(least, above):
             numbers = click.FLOAT if least is None else click.FloatRange(least, min_open=above)
             how = {"type": numbers, "metavar": "SECONDS"}
-        case OneOf(choices):
-            how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
-        case OneWordOf(choices):
-            how = {"type": click.Choice(choices)}
-        case Band():
+        case OneOf((PriorityBand(), *_)):
             bands = click.Choice([band.name.lower() for band in PriorityBand])
             how, default = {"type": bands, "callback": priority_band}, default.name.lower()
+        case OneOf((str(), *_) as choices):
+            how = {"type": click.Choice(choices)}
+        case OneOf(choices):
+            how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
         case Secrets():
             how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE|=store:[KEY]]"}
         case After():

@@ -25,7 +25,7 @@ from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
-from iris_ray.model.checks import require_int
+from iris_ray.model.checks import Whole, require
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import JobOptions
 from iris_ray.model.requirement import ResourceSpec
@@ -230,7 +230,7 @@ class IrisClient:
             InvalidRequestError: ``task_index`` is not a number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        require_int("task_index", task_index, 0)
+        require("task_index", task_index, Whole())
         return controller_of_a_job().ask(ControllerInterface.task_status, job_id_of(job), task_index)
 
     def fetch_task_logs(
@@ -259,7 +259,7 @@ class IrisClient:
         numbers |= {} if attempt is None else {"attempt": attempt}
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
-            require_int(what, number, 0)
+            require(what, number, Whole())
         calls, core = module_of("logs", "calls"), module_of("logs", "core")
         at = core.LogPosition(attempt, offset, tail_lines)
         log: TaskLog = controller_of_a_job().ask(
@@ -288,7 +288,7 @@ class IrisClient:
             CommandNotFoundError: there is no such program there.
             SessionError: the host does not answer, or takes no more sessions.
         """
-        require_int("task_index", task_index, 0)
+        require("task_index", task_index, Whole())
         done: subprocess.CompletedProcess[bytes] = module_of("sessions", "client").run_beside(
             job_id_of(job), task_index, command, input
         )

@@ -234,12 +234,12 @@ def current_user() -> str:
     Raises:
         InvalidRequestError: ``IRIS_USER`` has characters that a name can't have.
     """
-    from iris_ray.model.checks import as_user, is_user, require  # late: help and completion do without the model
+    from iris_ray.model.checks import Holds, as_user, is_user, require  # late: help and completion do without the model
 
     named = settings.USER.read()
     if named:
         wanted = "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit"
-        require(is_user(named), settings.USER.name, named, wanted)
+        require(settings.USER.name, named, Holds(is_user, wanted))
         return named
     try:
         return as_user(getpass.getuser())

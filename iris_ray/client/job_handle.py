@@ -16,7 +16,7 @@ from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
-from iris_ray.model.checks import require_int
+from iris_ray.model.checks import Whole, require
 
 SETTLED_S = 20.0
 """Seconds that the Controller may take to hear of a job's end after its results have come."""
@@ -85,7 +85,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             if timeout is not None:
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
-                require_int("stream_task_index", stream_task_index, 0)
+                require("stream_task_index", stream_task_index, Whole())
             self._print_logs(stream_task_index)
         self._wait_for_results(timeout, says_why=True)
         return self._settled_status()

@@ -3,7 +3,7 @@
 import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
@@ -14,8 +14,9 @@ from iris_ray.client.remote_options import TaskOptions, function_and_options, pl
 from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from iris_ray.model.checks import Seconds
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
-from iris_ray.model.options import OPTIONS, JobOptions, Seconds
+from iris_ray.model.options import OPTIONS, JobOptions
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEAM, TEST_HOST_SILENCE_S
@@ -65,9 +66,8 @@ def make_request(
     secrets = {
         name: SecretValue(one.value, one.as_file, stored=one.stored) for name, one in (options["secrets"] or {}).items()
     }
-    spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, options)
-    if stored := tuple(sorted({one.stored for one in secrets.values() if one.stored})):
-        spec = replace(spec, stored_secrets=stored)
+    stored = tuple(sorted({one.stored for one in secrets.values() if one.stored}))
+    spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, stored, options)
     require_no_arguments(function, own_name)
     env = asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
@@ -106,7 +106,9 @@ def _options_that_travel(options: JobOptions) -> dict[str, Any]:
     return {name: float(value) if name in in_seconds and value is not None else value for name, value in asked.items()}
 
 
-def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: JobOptions) -> JobSpec:
+def _make_spec(
+    name: str, placement: Placement, asked: TaskOptions, stored_secrets: tuple[str, ...], options: JobOptions
+) -> JobSpec:
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidRequestError(
             f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH};"
@@ -126,6 +128,7 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
         coscheduling=placement.coscheduling,
         whole_groups=placement.whole_groups,
         resources={**placement.resources, **asked.resources},
+        stored_secrets=stored_secrets,
         **_options_of_the_job(placement, options),
     )
     if (size := len(pickle.dumps(spec))) > MAX_SPEC_BYTES:

@@ -1,16 +1,21 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack, cast
 
 import ray
+from ray.exceptions import RayTaskError
 
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.connection import require_cluster
+from iris_ray.client.job_progress import results_of, say_if_it_runs_once
 from iris_ray.client.job_request import make_pod_request
-from iris_ray.client.modes.mode import chosen_mode
-from iris_ray.client.request_run import run_request, start_request
+from iris_ray.client.modes.local_run import run_here, start_here
+from iris_ray.client.modes.mode import Mode, chosen_mode
 from iris_ray.client.run_options import takes, without_mode
+from iris_ray.client.user_function import callers_error
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.options import PodGangOptions, PodOptions, RetryOptions, RunOptions, default_of
 
@@ -174,6 +179,34 @@ def _request(
     remote_fn: Callable[[], Any] | Any, tpu_type: str, num_slices: int | Sequence[int], **options: Unpack[PodOptions]
 ) -> RunRequest:
     return make_pod_request(remote_fn, tpu_type, num_slices, **cast(RunOptions, without_mode(options)))
+
+
+def run_request(request: RunRequest, mode: Mode) -> list[Any]:
+    """Run a request, wait for its results and return them. Raises like `run_on_pod`."""
+    if mode.local:
+        return run_here(request, mode)
+    ref = start_request(request, mode)
+    try:
+        return results_of(request.spec.job_id, ref)
+    except RayTaskError as error:
+        raise callers_error(error) from None
+    except BaseException:  # such as Ctrl-C: the gang must not go on when its caller has stopped waiting
+        ray.cancel(ref)
+        raise
+
+
+def start_request(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]":
+    """Start a request and return a reference to its results at once.
+
+    In a local mode a Ray of this machine carries the reference, and is started if this process has none.
+    """
+    if mode.local:
+        return start_here(request, mode)
+    require_cluster()
+    say_if_it_runs_once(request.spec)
+    results, _ = pool_of_this_process.submit(request)
+    print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
+    return results
 
 
 def release() -> None:

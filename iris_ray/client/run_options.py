@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from iris_ray.errors import InvalidJobError, InvalidRequestError
+from iris_ray.model.checks import require
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
 from iris_ray.model.options import OPTIONS, ModeOptions, Option, options_of
 
@@ -72,8 +73,7 @@ def require_valid(options: Mapping[str, Any]) -> None:
     It is an InvalidJobError if the option is a part of the job.
     """
     for name, value in options.items():
-        if (problem := OPTIONS[name].check.problem(value)) is not None:
-            raise (InvalidJobError if name in OPTIONS_OF_A_JOB else InvalidRequestError)(f"{name} {problem}")
+        require(name, value, OPTIONS[name].check, InvalidJobError if name in OPTIONS_OF_A_JOB else InvalidRequestError)
 
 
 def _with_options(docstring: str | None, options: Mapping[str, Option]) -> str | None:

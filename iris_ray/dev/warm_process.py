@@ -141,7 +141,8 @@ class _Run:
         streams = [os.pipe() for _ in range(3)]
         keeper, root = os.getpid(), os.fork()
         if root == 0:
-            settle(keeper)
+            end_with_parent(keeper)
+            settle()
             return self._become(asked, copy, streams)
         (theirs, into), (out, its_out), (err, its_err) = streams
         for descriptor in (theirs, its_out, its_err):

@@ -8,11 +8,11 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.remote_options import plain_variables, require_env_travels
-from iris_ray.client.request_run import run_request
+from iris_ray.client.run_on_pod import run_request
 from iris_ray.client.run_options import require_valid, takes, without_mode
+from iris_ray.docker.core import ContainerSpec
 from iris_ray.docker.host import run_in_container
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.model.options import DockerOptions, DockerRequestOptions
 
 

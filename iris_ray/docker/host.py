@@ -16,9 +16,9 @@ from types import FrameType
 
 from iris_ray.actors.host.exit_status import ProgramExit, in_words
 from iris_ray.actors.protocol.task_files import TaskFiles, write_whole
+from iris_ray.docker.core import CONTAINER_LABEL, ContainerSpec, container_name
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo, job_info_of
-from iris_ray.model.job_spec import CONTAINER_LABEL, ContainerSpec, container_name
 from iris_ray.model.multislice import MEGASCALE_PREFIX
 from iris_ray.model.outcomes import EndKind
 from iris_ray.processes.tree import TOKEN_VARIABLE

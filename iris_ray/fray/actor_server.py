@@ -29,7 +29,7 @@ from iris_ray.fray.actor_handle import (
     require_no_tls,
 )
 from iris_ray.fray.job_request import InTask, MakesClient, band_of, fray_placement, task_request
-from iris_ray.model.checks import require_int
+from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
 from iris_ray.task.endpoints import register_endpoint
 from iris_ray.task.job_info import get_job_info
@@ -177,13 +177,13 @@ def actor_request(
     from fray.types import ActorConfig, ResourceConfig
 
     require_no_tls()
-    require_int("count", count, 1)
+    require("count", count, Whole(1))
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
     placed = fray_placement(resources, count, tpu_gang=False, region=region)
     retries = _given(config.max_task_retries, "max_retries_failure")
-    require_int("max_task_retries", retries, 0)
+    require("max_task_retries", retries, Whole())
     return task_request(
         InTask.of(serve, client),
         name,

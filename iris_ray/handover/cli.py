@@ -113,13 +113,13 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
     from iris_ray.actors.calls.asking import Actor
     from iris_ray.actors.calls.names import NAMESPACE, detached_pool
     from iris_ray.actors.calls.ray_internals import fetch_package
-    from iris_ray.actors.protocol.pool_interface import PoolInterface
+    from iris_ray.handover.calls import HandoverCallsOfPool
 
     asked = []
     for line in jobs:
         try:
-            pool = Actor[PoolInterface](ray.get_actor(detached_pool(line["job_id"]), NAMESPACE))
-            asked.append((line, pool.call(PoolInterface.what_it_runs)))
+            pool = Actor[HandoverCallsOfPool](ray.get_actor(detached_pool(line["job_id"]), NAMESPACE))
+            asked.append((line, pool.call(HandoverCallsOfPool.what_it_runs)))
         except ValueError:
             line["why_not"] = "its caller waits for its results; run its script again on the new cluster"
         except AttributeError:  # its pool has no such method

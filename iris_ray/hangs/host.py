@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import psutil
-
 from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL
 from iris_ray.errors import InspectionFailedError
 from iris_ray.hangs.calls import HangCalls, TaskLook
 from iris_ray.inspection.host import py_spy
+from iris_ray.processes.identity import stat_of
+from iris_ray.processes.subtree import descendants
 
 WATCHED_S = 0.5
 """The use of CPU is measured for so long at least."""
@@ -22,7 +22,7 @@ MOST_FRAMES = 12
 
 _THREAD = re.compile(r'^Thread .*?(?:"(?P<name>.*)")?$')
 _TOLD = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-_STATES = {psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "T", psutil.STATUS_DISK_SLEEP: "D"}
+_STATES = {b"T": "T", b"t": "T", b"D": "D"}
 
 
 class HangsOnHost(HostPart):
@@ -48,15 +48,16 @@ def look_at(pid: int, stacks: Path | None = None, ask: Callable[[], None] | None
         ask: asks it; None: it would not understand that.
     """
     began = time.monotonic()
-    processes = _tree(pid)
-    before, cpu_before = _state(processes), _cpu_seconds(processes)
+    pids = [pid, *descendants(pid)]
+    before, cpu_before = _state_and_cpu_seconds(pids)
     stack = _main_thread(pid)
     if not stack and stacks is not None and ask is not None:
         stack = _told(stacks, ask)
     time.sleep(max(0.0, began + WATCHED_S - time.monotonic()))
     took_s = time.monotonic() - began
-    used_s, after = _cpu_seconds(processes) - cpu_before, _state(processes)
-    return TaskLook(after if after == before else "", max(0.0, used_s) / took_s, stack, took_s)
+    after, cpu_after = _state_and_cpu_seconds(pids)
+    used_s = max(0.0, cpu_after - cpu_before)
+    return TaskLook(after if after == before else "", used_s / took_s, stack, took_s)
 
 
 def frames_of(dump: str) -> tuple[str, ...]:
@@ -101,31 +102,7 @@ def _main_thread(pid: int) -> tuple[str, ...]:
         return ()
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _state(processes: Iterable[psutil.Process]) -> str:
-    """Return "T" if one of them is stopped, "D" if one waits for a disk or a device, else ""."""
-    found = set()
-    for process in processes:
-        try:
-            found.add(_STATES.get(process.status(), ""))
-        except psutil.Error:
-            continue
-    return max(found, default="")
-
-
-def _cpu_seconds(processes: Iterable[psutil.Process]) -> float:
-    used = 0.0
-    for process in processes:
-        try:
-            times = process.cpu_times()
-            used += times.user + times.system
-        except psutil.Error:
-            continue
-    return used
+def _state_and_cpu_seconds(pids: Iterable[int]) -> tuple[str, float]:
+    """Return "T" if a process is stopped, "D" if one waits for a disk or a device, else ""; and the CPU they used."""
+    stats = [stat for pid in pids if (stat := stat_of(pid)) is not None]
+    return max((_STATES.get(stat.state, "") for stat in stats), default=""), sum(stat.cpu_s for stat in stats)

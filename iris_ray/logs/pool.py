@@ -1,10 +1,9 @@
 """The service of logs in a pool: it passes the last lines of tasks on to the Controller."""
 
 import asyncio
-from typing import Any
 
 from iris_ray.actors.calls.service_parts import RunningPart
-from iris_ray.actors.pool.services import Pool, PoolPart
+from iris_ray.actors.pool.services import Pool, PoolEvent, PoolPart
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.logs.calls import LogCalls, LogCallsOfPool
 from iris_ray.logs.core import LastLines, LogId
@@ -18,7 +17,7 @@ class LogsInPool(PoolPart):
 
     calls = (LogCallsOfPool,)
 
-    def __init__(self, pool: Pool, running: RunningPart[Any]) -> None:
+    def __init__(self, pool: Pool, running: RunningPart[PoolEvent]) -> None:
         super().__init__(pool, running)
         self._waiting: dict[LogId, LastLines] = {}
         self._sending: asyncio.Task[None] | None = None

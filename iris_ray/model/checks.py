@@ -10,9 +10,11 @@ import math
 import re
 import sys
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import Any, ClassVar, Final, Protocol, TypeGuard
 
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 
@@ -52,42 +54,9 @@ def is_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def is_plain_int(value: object, least: float = -math.inf) -> TypeGuard[int]:
-    """Like `is_int`, but refuses subclasses: for values that `plain` does not rebuild later."""
-    return type(value) is int and value >= least
-
-
-def is_count(value: object) -> TypeGuard[int]:
-    """Whether the value is an int of 0 or more."""
-    return is_int(value, 0)
-
-
-def is_positive_int(value: object) -> TypeGuard[int]:
-    """Whether the value is an int of 1 or more."""
-    return is_int(value, 1)
-
-
 def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a Python int or float whose value as a float is finite."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def is_amount(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number of 0 or more."""
-    return is_number(value) and value >= 0
-
-
-is_seconds = is_amount
-
-
-def is_positive_seconds(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number above 0."""
-    return is_number(value) and value > 0
-
-
-def is_seconds_or_forever(value: object) -> TypeGuard[float]:
-    """Whether the value is a number of 0 or more, or infinity."""
-    return is_amount(value) or (isinstance(value, float) and value == math.inf)
 
 
 def is_timeout(value: object) -> TypeGuard[float]:
@@ -154,39 +123,180 @@ def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
     return isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item)
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------
+
+AUTO: Final = "auto"
+"""A number that iris_ray determines itself."""
 
 
-def require(holds: bool, what: str, value: object, wanted: str, error: Refusal = InvalidRequestError) -> None:
-    """Raise ``error`` with the message "WHAT is VALUE; give WANTED" unless the check holds."""
-    if not holds:
-        raise error(f"{what} is {shown(value)}; give {wanted}")
+class Check(Protocol):
+    """A check of values of one kind. Options, messages, files and arguments are all refused by these."""
+
+    @property
+    def wanted(self) -> str:
+        """A description of valid values, for people: ``seconds, 0 or more``."""
+
+    def problem(self, value: object) -> str | None:
+        """Return the problem as a predicate to follow the value's name in a message; None if the value is valid."""
 
 
-def require_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse a value that is not an int of ``least`` or more; see `require`."""
-    require(is_int(value, least), what, value, f"an int of {least} or more", error)
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An int from ``least`` to ``most``, or None if ``or_none``.
+
+    Attributes:
+        exactly: whether ints of subclasses are refused, for values that `plain` does not rebuild later.
+    """
+
+    least: int = 0
+    most: int | None = None
+    or_none: bool = False
+    exactly: bool = False
+
+    @property
+    def wanted(self) -> str:
+        numbers = f"an int of {self.least} or more" if self.most is None else f"an int from {self.least} to {self.most}"
+        return numbers + ", or None" * self.or_none
+
+    def problem(self, value: object) -> str | None:
+        if value is None and self.or_none:
+            return None
+        if is_int(value, self.least) and value <= (self.most or value) and (type(value) is int or not self.exactly):
+            return None
+        return f"is {shown(value)}; give {self.wanted}"
 
 
-def require_plain_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse a value that is not `is_plain_int`; see `require`."""
-    require(is_plain_int(value, least), what, value, f"an int of {least} or more", error)
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number, or None if ``or_none``.
+
+    Attributes:
+        least: the smallest number; None for no limit.
+        above: whether the number must exceed ``least``.
+        endless: whether infinity is allowed.
+        or_none: whether None is allowed.
+        auto: whether `AUTO` is allowed.
+        most: the largest number; None for no limit.
+    """
+
+    what: ClassVar[str] = "a number"
+    least: float | None = 0
+    above: bool = False
+    endless: bool = False
+    or_none: bool = False
+    auto: bool = False
+    most: float | None = None
+
+    @property
+    def wanted(self) -> str:
+        least = "" if self.least is None else f", more than {self.least}" if self.above else f", {self.least} or more"
+        most = "" if self.most is None else f", {self.most:.10g} at most"
+        others = ", or infinity" * self.endless + f", {AUTO!r}" * self.auto + ", or None" * self.or_none
+        return f"{self.what}{least}{most}{others}"
+
+    def problem(self, value: object) -> str | None:
+        if (value is None and self.or_none) or (self.auto and isinstance(value, str) and value == AUTO):
+            return None
+        if self.endless and isinstance(value, float) and value == math.inf:
+            return None
+        if is_number(value):
+            least = -math.inf if self.least is None else self.least
+            if (value > least if self.above else value >= least) and (self.most is None or value <= self.most):
+                return None
+        return f"is {shown(value)}; give {self.wanted}"
 
 
-def require_amount(what: str, value: object, error: Refusal = InvalidRequestError) -> None:
-    """Refuse a value that is not a finite number of 0 or more; see `require`."""
-    require(is_amount(value), what, value, "a number of 0 or more", error)
+class Seconds(Number):
+    """A number of seconds."""
+
+    __slots__ = ()
+    what = "seconds"
 
 
-def require_texts(what: str, value: object, example: str) -> None:
-    """Refuse a value that is not a list of str; see `require`."""
-    require(is_texts(value), what, value, f"a list of str, such as {example}")
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of several ints, strs or members of an enum."""
+
+    choices: tuple[Any, ...]
+
+    @property
+    def wanted(self) -> str:
+        return f"one of {', '.join(map(_choice, self.choices))}"
+
+    def problem(self, value: object) -> str | None:
+        is_alike = isinstance(value, type(self.choices[0])) and not isinstance(value, bool)
+        return None if is_alike and value in self.choices else f"is {shown(value)}; give {self.wanted}"
 
 
-def require_variables(env: object) -> None:
-    """Refuse a value that is not a mapping of names to str. The message shows no values, which may be secret."""
-    if not is_variables(env):
-        raise InvalidRequestError("env must be a mapping of names to values, all str")
+def _choice(one: object) -> str:
+    return f"{type(one).__name__}.{one.name}" if isinstance(one, Enum) else repr(one)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list or tuple with items of one type.
+
+    Attributes:
+        wrong: returns an item's problem, to follow the item in a message; "" if there is none.
+    """
+
+    kind: type
+    wanted: str
+    wrong: Callable[[Any], str] = lambda _: ""
+
+    def problem(self, value: object) -> str | None:
+        if not isinstance(value, (list, tuple)):
+            return f"is {shown(value)}; give {self.wanted}"
+        for one in value:
+            if not isinstance(one, self.kind):
+                return f"has {shown(one)}; give {self.wanted}"
+            if wrong := self.wrong(one):
+                return f"has {shown(one)}{wrong}"
+        return None
+
+
+class Holds:
+    """A value for which a predicate holds.
+
+    Args:
+        holds: the predicate, or a type whose instances are valid.
+        valid: a description of valid values.
+        or_none: whether None is allowed.
+        hides: whether messages have no values, because they may be secret.
+    """
+
+    def __init__(self, holds: Any, valid: str, or_none: bool = False, hides: bool = False) -> None:
+        self._holds = (lambda value: isinstance(value, holds)) if isinstance(holds, type) else holds
+        self._or_none, self._hides = or_none, hides
+        self.wanted = valid + ", or None" * or_none
+
+    def problem(self, value: object) -> str | None:
+        if (value is None and self._or_none) or self._holds(value):
+            return None
+        return f"must be {self.wanted}" if self._hides else f"is {shown(value)}; give {self.wanted}"
+
+
+FLAG = Holds(bool, "True or False")
+NAME = Holds(is_name, "a str that is not empty")
+TIMEOUT = Holds(is_timeout, "seconds, or math.inf to wait for ever")
+VARIABLES = Holds(is_variables, "a mapping of names to values, all str", hides=True)
+
+
+def texts(example: str) -> Holds:
+    """Return the check of a list of str."""
+    return Holds(is_texts, f"a list of str, such as {example}")
+
+
+def require(what: str, value: object, check: Check, error: Refusal = InvalidRequestError) -> None:
+    """Refuse a value that a check does not accept, as in "spares is -1; give an int of 0 or more"."""
+    if (problem := check.problem(value)) is not None:
+        raise error(f"{what} {problem}")
+
+
+def require_fields(who: str, owner: object, checks: Mapping[str, Check], error: Refusal = InvalidRequestError) -> None:
+    """Refuse an object with a field that its check does not accept; messages begin with ``who``."""
+    for name, check in checks.items():
+        require(f"{who}{name}", getattr(owner, name), check, error)
 
 
 # -- unknown names -------------------------------------------------------------------------------------------------

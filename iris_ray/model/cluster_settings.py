@@ -4,13 +4,14 @@ A setting is written as text, ``NAME=VALUE``, which the Controller checks and re
 ``iris-ray cluster settings`` and docs/operating.md are derived from `TABLE`.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import is_seconds, unknown
+from iris_ray.model.checks import Seconds, unknown
 
 EVERYBODY, OFF, ON = "everybody", "off", "on"
 LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
@@ -68,8 +69,8 @@ def _seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
-        seconds = -1.0
-    if not is_seconds(seconds):
+        seconds = math.nan
+    if Seconds().problem(seconds):
         raise ValueError("give a number of seconds, 0 or more")
     return seconds
 

@@ -1,26 +1,26 @@
-"""The specifications of a job and of a task's container, with their validation."""
+"""The specification of a job, with its validation."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, get_type_hints
 
-from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
+from iris_ray.errors import InvalidJobError, InvalidMessageError
 from iris_ray.model.checks import (
-    is_amount,
+    FLAG,
+    Check,
+    Holds,
+    Whole,
     is_job_id,
     is_name,
-    is_positive_int,
+    is_number,
     is_user,
-    require,
-    require_texts,
-    require_variables,
+    require_fields,
     shown,
 )
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_group import GroupSpec
-from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
@@ -174,11 +174,7 @@ class JobSpec:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         who = f"job {shown(self.name or self.job_id)}"  # users don't know a new job's id yet
-        for name, (holds, wanted) in _FIELDS.items():
-            require(holds(getattr(self, name)), f"{who}: {name}", getattr(self, name), wanted, InvalidJobError)
-        for name in OPTIONS_OF_A_JOB:
-            if (problem := OPTIONS[name].check.problem(getattr(self, name))) is not None:
-                raise InvalidJobError(f"{who}: {name} {problem}")
+        require_fields(f"{who}: ", self, _CHECKS, InvalidJobError)
         object.__setattr__(self, "after", After.conditions(self.after))
         _require_resources(who, self.resources)
         for name, kind in _PLAIN.items():
@@ -191,6 +187,12 @@ class JobSpec:
         _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
             object.__setattr__(self, "scheduling_timeout", None)
+
+    def owned_by(self, owner: str) -> "JobSpec":
+        """Return it with its pool's id. Its other fields are as they were checked, so nothing is checked again."""
+        owned = copy(self)
+        object.__setattr__(owned, "owner", owner)
+        return owned
 
     @property
     def is_one_gang(self) -> bool:
@@ -251,32 +253,26 @@ FIELDS_OF_A_JOB = JobSpec.__slots__
 """Processes compare these names before they exchange a `JobSpec`, and records carry a checksum of them."""
 
 
-def _is_a(kind: Any) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind)
-
-
 def _are_secrets(value: object) -> bool:
     return isinstance(value, tuple) and len(value) <= MOST_STORED_NAMES and all(map(is_secret_name, value))
 
 
-_FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
-    "job_id": (is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit"),
-    "owner": (is_name, "the id of the pool that runs it"),
-    "name": (_is_a(str), "a str"),
-    "user": (
-        lambda user: user == "" or is_user(user),
-        "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)",
-    ),
-    "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None'),
-    "replicas": (is_positive_int, "an int of 1 or more"),
-    "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None"),
-    "whole_groups": (_is_a(bool), "a bool"),
-    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}"),
-    "group": (_is_a(GroupSpec | None), "a GroupSpec or None"),
-    "stored_secrets": (_are_secrets, "names of secrets in the cluster's store"),
-    "may_evict": (_is_a(bool), "a bool"),
+_A_USER = "a name of letters, digits, '.', '_', '-', '@' and '+' that begins with a letter or digit (IRIS_USER sets it)"
+_CHECKS: Mapping[str, Check] = {
+    "job_id": Holds(is_job_id, "a name of letters, digits, '.', '_' and '-' that begins with a letter or digit"),
+    "owner": Holds(is_name, "the id of the pool that runs it"),
+    "name": Holds(str, "a str"),
+    "user": Holds(lambda user: user == "" or is_user(user), _A_USER),
+    "device": Holds(str, 'a TPU type, such as "v4-32"', or_none=True),
+    "replicas": Whole(1),
+    "coscheduling": Holds(CoschedulingConfig, "a CoschedulingConfig", or_none=True),
+    "whole_groups": FLAG,
+    "resources": Holds(Mapping, "amounts by name, such as {'CPU': 1}"),
+    "group": Holds(GroupSpec, "a GroupSpec", or_none=True),
+    "stored_secrets": Holds(_are_secrets, "names of secrets in the cluster's store"),
+    "may_evict": FLAG,
+    **{name: OPTIONS[name].check for name in OPTIONS_OF_A_JOB},
 }
-"""Fields that aren't options: the check, and a description of the valid values."""
 
 _ALREADY_PLAIN = {"priority", "coscheduling", "constraints", "preferences", "spare_for"}
 """Fields with an enum, or with objects whose own constructors convert their values."""
@@ -296,7 +292,7 @@ def _plain(who: str, kind: Any, value: object, name: str) -> Any:
 
 def _require_resources(who: str, resources: Mapping[str, float]) -> None:
     for resource, amount in resources.items():
-        if not is_amount(amount):
+        if not is_number(amount) or amount < 0:
             raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}; give a number of 0 or more")
         if amount > MOST_OF_A_RESOURCE:
             raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}, more than Ray can count")
@@ -383,74 +379,3 @@ def _require_one_slice_each(who: str, spec: JobSpec) -> None:
             f"{asked} with spares={spec.spares}; only a gang on several slices has spares. Ask for one slice more: the"
             " others go on while one is away"
         )
-
-
-# -- container ---------------------------------------------------------------------------------------------------------
-
-CONTAINER_LABEL = "iris-ray.container"
-"""The label that holds a container's name. Engines match labels exactly, but names by patterns."""
-OURS = frozenset({
-    *("--name", "--rm", "--detach", "--restart", "--cidfile", "--interactive", "--tty", "--label-file", "--replace"),
-})  # fmt: skip
-"""Options of the engine that would take a container out of iris_ray's control. Setting its label would, as well."""
-_OUR_LETTERS = re.compile(r"-[Pq]*[dit]")
-"""Matches ``-d``, ``-i`` and ``-t``, alone or combined. ``-P`` and ``-q`` take no value either."""
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
-    """A program that each task of a gang runs in its own container.
-
-    Args:
-        image: the image, such as ``"gcr.io/project/train:v7"``.
-        command: the program and its arguments, without a shell; empty for the image's own program.
-        env: the user's environment variables. A value can have any character except NUL.
-        options: additional options of ``docker run``, such as ``["--volume=/data:/data"]``.
-        secrets: names of the variables that hold paths of secret files. The task has these files as well.
-
-    Raises:
-        InvalidRequestError: a field is invalid. The message never includes a variable's value.
-    """
-
-    image: str
-    command: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    options: Sequence[str] = ()
-    secrets: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.image, str) or not _IMAGE.fullmatch(self.image):
-            raise InvalidRequestError(f'image_id is {shown(self.image)}; give an image, such as "gcr.io/project/train"')
-        _require_arguments("command", self.command, '["python", "train.py"]')
-        _require_arguments("container_options", self.options, '["--volume=/data:/data"]')
-        for option in self.options:
-            if option.partition("=")[0] in OURS or _OUR_LETTERS.match(option) or CONTAINER_LABEL in option:
-                raise InvalidRequestError(
-                    f"container_options holds {option!r}, which is iris_ray's to choose; leave it out"
-                )
-        require_variables(self.env)
-        _require_names_of_variables(self.env)
-
-
-def container_name(task: JobInfo) -> str:
-    """Return the unique name of a task's container, composed of the job, the task and the attempt."""
-    job = _NOT_IN_NAMES.sub("-", task.job_id)  # a job's id is unique by its last characters
-    return f"iris-{job}-task-{task.task_index}-attempt-{task.attempt}"
-
-
-def _require_arguments(what: str, given: Sequence[str], example: str) -> None:
-    require_texts(what, given, example)
-    if any("\0" in part for part in given):
-        raise InvalidRequestError(f"{what} holds a NUL, which no argument can")
-
-
-def _require_names_of_variables(env: Mapping[str, str]) -> None:
-    for name in env:
-        if not _VARIABLE.fullmatch(name):
-            raise InvalidRequestError(
-                f"env holds the name {shown(name)}; a container's variable has letters, digits, _, - and . only"
-            )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from iris_ray.model.checks import is_amount, is_count, require
+from iris_ray.model.checks import Number, Whole, require
 
 EVERYBODY = "*"
 """The user name whose limits apply to all users without their own."""
@@ -30,8 +30,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.items():
-            is_limit = is_amount if name == "chips" else is_count
-            require(value is None or is_limit(value), f"the limit {name}", value, "a number of 0 or more")
+            require(f"the limit {name}", value, Number(or_none=True) if name == "chips" else Whole(or_none=True))
 
     def items(self) -> Iterator[tuple[str, float | None]]:
         """Iterate over the names and values of all limits."""

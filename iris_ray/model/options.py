@@ -8,14 +8,25 @@ run`` and ``submit`` (`cli/options.py`), the checks of a request and of a `JobSp
 Times are in seconds; their names have no suffix.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, Protocol, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
-from iris_ray.model.checks import is_int, is_job_id, is_number, is_variables, shown
+from iris_ray.model.checks import (
+    AUTO,
+    VARIABLES,
+    Check,
+    Holds,
+    ListOf,
+    OneOf,
+    Seconds,
+    Whole,
+    is_job_id,
+    is_variables,
+    shown,
+)
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.tpu_processes import PROCESS_COUNTS
@@ -35,101 +46,10 @@ WHOLE_JOB, EACH_SLICE = "job", "slice"
 """The unit that restarts after a fault: all tasks of a coscheduled job, or those of one slice."""
 SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
 """Conditions on a predecessor: it has succeeded, it has ended, or one of its tasks has run."""
-AUTO: Final = "auto"
-"""A time that iris_ray determines itself."""
 MOST_STANDBYS = 8
 """The largest number of standbys on a host. Each takes some 100 MB, and more with modules of ``preload``."""
 
 # -- checks ------------------------------------------------------------------------------------------------------------
-
-
-class Check(Protocol):
-    """The check of an option's value."""
-
-    @property
-    def wanted(self) -> str:
-        """A description of valid values, for people: ``seconds, 0 or more``."""
-
-    def problem(self, value: object) -> str | None:
-        """Return the problem as a predicate to follow the option's name in a message; None if the value is valid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """An int from ``least`` to ``most``, or None if ``or_none``."""
-
-    least: int = 0
-    most: int | None = None
-    or_none: bool = False
-
-    @property
-    def wanted(self) -> str:
-        numbers = f"an int of {self.least} or more" if self.most is None else f"an int from {self.least} to {self.most}"
-        return numbers + ", or None" * self.or_none
-
-    def problem(self, value: object) -> str | None:
-        if value is None and self.or_none:
-            return None
-        if is_int(value, self.least) and value <= (self.most or value):
-            return None
-        return f"is {shown(value)}; give {self.wanted}"
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """A number of seconds, or None if ``or_none``.
-
-    Attributes:
-        least: the smallest number; None for no limit.
-        above: whether the number must exceed ``least``.
-        endless: whether infinity is allowed.
-        auto: whether `AUTO` is allowed.
-    """
-
-    least: float | None = 0
-    above: bool = False
-    endless: bool = False
-    or_none: bool = False
-    auto: bool = False
-
-    @property
-    def wanted(self) -> str:
-        least = "" if self.least is None else f", more than {self.least}" if self.above else f", {self.least} or more"
-        return f"seconds{least}{f', {AUTO!r}' * self.auto}{', or None' * self.or_none}"
-
-    def problem(self, value: object) -> str | None:
-        if (value is None and self.or_none) or (self.auto and isinstance(value, str) and value == AUTO):
-            return None
-        if self.endless and isinstance(value, float) and value == math.inf:
-            return None
-        if is_number(value):
-            least = -math.inf if self.least is None else self.least
-            if value > least if self.above else value >= least:
-                return None
-        return f"is {shown(value)}; give {self.wanted}"
-
-
-@dataclass(frozen=True, slots=True)
-class ListOf:
-    """A list or tuple with items of one type.
-
-    Attributes:
-        wrong: returns an item's problem, to follow the item in a message; "" if there is none.
-    """
-
-    kind: type
-    wanted: str
-    wrong: Callable[[Any], str] = lambda _: ""
-
-    def problem(self, value: object) -> str | None:
-        if not isinstance(value, (list, tuple)):
-            return f"is {shown(value)}; give {self.wanted}"
-        for one in value:
-            if not isinstance(one, self.kind):
-                return f"has {shown(one)}; give {self.wanted}"
-            if wrong := self.wrong(one):
-                return f"has {shown(one)}{wrong}"
-        return None
 
 
 def _no_taint(name: str) -> str:
@@ -141,61 +61,12 @@ def _no_module(name: str) -> str:
     return "" if all(part.isidentifier() for part in name.split(".")) else ", which is not the name of a module"
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """One of several ints."""
-
-    choices: tuple[int, ...]
-
-    @property
-    def wanted(self) -> str:
-        return f"one of {', '.join(map(str, self.choices))}"
-
-    def problem(self, value: object) -> str | None:
-        return None if is_int(value, 1) and value in self.choices else f"is {shown(value)}; give {self.wanted}"
-
-
-@dataclass(frozen=True, slots=True)
-class OneWordOf:
-    """One of several strings."""
-
-    choices: tuple[str, ...]
-
-    @property
-    def wanted(self) -> str:
-        return f"one of {', '.join(map(repr, self.choices))}"
-
-    def problem(self, value: object) -> str | None:
-        if isinstance(value, str) and value in self.choices:
-            return None
-        return f"is {shown(value)}; give {self.wanted}"
-
-
-class Band:
-    """A `PriorityBand`."""
-
-    wanted = "one of " + ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-
-    def problem(self, value: object) -> str | None:
-        return None if isinstance(value, PriorityBand) else f"is {shown(value)}; give {self.wanted}"
-
-
-class TeamName:
-    """The path of a team, or None. A `JobSpec` has an empty str instead of None."""
-
-    wanted = "the name of a team, such as 'research/vision', or None"
-
-    def problem(self, value: object) -> str | None:
-        return None if value is None or value == "" or is_job_id(value) else f"is {shown(value)}; give {self.wanted}"
-
-
-class Variables:
-    """A mapping of names to values, or None. No message shows a value."""
-
-    wanted = "a mapping of names to values, all str, or None"
-
-    def problem(self, value: object) -> str | None:
-        return None if value is None or is_variables(value) else "must be a mapping of names to values, all str"
+_TEAM = Holds(
+    lambda value: value == "" or is_job_id(value), "the name of a team, such as 'research/vision'", or_none=True
+)
+"""A `JobSpec` has an empty str instead of None."""
+_ANYTHING = Holds(lambda _: True, "a str, or None")
+"""The function that reads the option validates it."""
 
 
 class Secrets:
@@ -239,15 +110,6 @@ class After:
 
 def _id_of(job: Any) -> Any:
     return getattr(job, "job_id", job)
-
-
-class Text:
-    """Any value. The function that reads the option validates it."""
-
-    wanted = "a str, or None"
-
-    def problem(self, value: object) -> str | None:
-        return None
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -327,7 +189,7 @@ class ContainerOptions(TypedDict, total=False):
         PriorityBand,
         Option(
             default=PriorityBand.INTERACTIVE,
-            check=Band(),
+            check=OneOf(tuple(PriorityBand)),
             help="The band; jobs of a higher one go first.",
             flag="--priority",
         ),
@@ -336,7 +198,7 @@ class ContainerOptions(TypedDict, total=False):
         str | None,
         Option(
             default=None,
-            check=TeamName(),
+            check=_TEAM,
             help="The team whose quota it uses; without it, $IRIS_TEAM, or the only one to which you belong.",
             more="See docs/teams.md.",
             flag="--team",
@@ -496,7 +358,7 @@ class GangOptions(ContainerOptions, total=False):
         str,
         Option(
             default=WHOLE_JOB,
-            check=OneWordOf((WHOLE_JOB, EACH_SLICE)),
+            check=OneOf((WHOLE_JOB, EACH_SLICE)),
             help="What restarts after a fault: the whole job, or only the slice concerned.",
             more='With "slice", each slice is a gang by itself, and a JAX program of its own. See docs/local-sgd.md.',
             flag="--failure-domain",
@@ -542,7 +404,7 @@ class ModeOptions(TypedDict, total=False):
         str | None,
         Option(
             default=None,
-            check=Text(),
+            check=_ANYTHING,
             help="Where it runs: cluster; simple, in processes of this machine, without Ray; validate, which prints"
             " the plan before; simulate, on a simulated cluster. Without it, $IRIS_RAY_MODE, or cluster.",
             more='"simulate: kill slice 0 after 30s" also has the faults.',
@@ -553,7 +415,7 @@ class ModeOptions(TypedDict, total=False):
         str | None,
         Option(
             default=None,
-            check=Text(),
+            check=_ANYTHING,
             help='Faults that happen to the simulated cluster, such as "kill slice 0 after 30s".',
             more="It implies that mode. docs/local-modes.md lists all.",
         ),
@@ -599,7 +461,7 @@ class JobOptions(RunOptions, total=False):
         str,
         Option(
             default=SPREAD,
-            check=OneWordOf((SPREAD, PACK)),
+            check=OneOf((SPREAD, PACK)),
             help="How independent CPU tasks are placed: spread over hosts, or packed on few.",
             more="Spread tasks have a host each as long as there are hosts, so a lost host costs few tasks. Packed"
             " tasks leave whole hosts to others.",
@@ -610,7 +472,7 @@ class JobOptions(RunOptions, total=False):
         Mapping[str, str] | None,
         Option(
             default=None,
-            check=Variables(),
+            check=Holds(is_variables, VARIABLES.wanted, or_none=True, hides=True),
             help="Environment variables of the tasks.",
             more="Those that act when a process starts (`LD_…`, `PYTHON…`, `RAY_…` and their kind) travel as Ray's"
             " `runtime_env`, whose values Ray's own logs show: no secrets in them.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import require, require_amount, require_int
+from iris_ray.model.checks import Check, Holds, Number, Whole, require_fields
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint, ConstraintOp
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU, Worker, rounded, units
@@ -165,6 +165,15 @@ def tpu_device(tpu_type: str) -> TPUConfig:
     return get_tpu_config(tpu_type)
 
 
+_CHECKS: Mapping[str, Check] = {
+    "cpu": Number(),
+    "memory_gb": Number(),
+    "gpu": Whole(),
+    "replicas": Whole(1, or_none=True),
+    "device": Holds(TPUConfig, 'tpu_device("v4-32")', or_none=True),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
     """The resources that each task of a job takes on its host.
@@ -188,12 +197,6 @@ class ResourceSpec:
     gpu: int = 0
 
     def __post_init__(self) -> None:
-        require_amount("cpu", self.cpu)
-        require_amount("memory_gb", self.memory_gb)
-        require_int("gpu", self.gpu, 0)
-        if self.replicas is not None:
-            require_int("replicas", self.replicas, 1)
-        is_device = isinstance(self.device, TPUConfig | None)
-        require(is_device, "device", self.device, 'tpu_device("v4-32"), or None for no TPU')
+        require_fields("", self, _CHECKS)
         if self.device is not None and self.gpu:
             raise InvalidRequestError(f"gpu is {self.gpu}, but the hosts of a {self.device.name} slice have no GPUs")

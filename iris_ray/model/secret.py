@@ -1,22 +1,15 @@
-"""Secrets: values for tasks that never appear in records, logs or messages, and the file format of the secret store."""
+"""Secrets: values for tasks that never appear in records, logs or messages."""
 
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
-from iris_ray.errors import InvalidRequestError, NotPermittedError
-from iris_ray.model.checks import is_job_id, is_user, shown
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import shown
 
 MOST_CHARACTERS = 16_384
 """The largest length of a secret, which Ray still sends inline with a call."""
-MOST_BYTES = 4 * MOST_CHARACTERS
-"""The largest size of a secret in UTF-8, in bytes."""
 MOST_STORED_NAMES = 100
 """The largest number of stored secrets of a job."""
-MOST_NAMED = 100
-"""The largest number of users, and of teams, to which a secret can be restricted."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 NAME_FORM = "letters, digits, '_', '.' and '-', 100 at most, that begins with a letter or '_'"
@@ -37,26 +30,6 @@ def require_secret_name(name: object) -> str:
         return name
     what = shown(name) if len(str(name)) <= 30 else f"a text of {len(str(name)):,} characters"
     raise InvalidRequestError(f"{what} is no name of a secret; give a name of {NAME_FORM}")
-
-
-def text_of(value: bytes) -> str:
-    """Decode the value of a secret that was read from a file or from stdin.
-
-    Raises:
-        InvalidRequestError: the value is too long or invalid. The message includes none of it.
-    """
-    if len(value) > MOST_BYTES:
-        raise InvalidRequestError(f"a secret has {MOST_CHARACTERS:,} characters at most, and this is longer")
-    try:
-        text = value.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequestError(
-            "the value is no text in UTF-8, and a variable can't hold anything else; encode it, for example with"
-            " base64, and decode it in the task"
-        ) from None
-    SecretValue(text, as_file=True)
-    SecretValue(text.rstrip("\r\n"))  # the form for a variable
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,91 +67,3 @@ class SecretValue:
 def with_value(secret: SecretValue, text: str) -> SecretValue:
     """Return a stored secret with its value, without trailing newlines unless it becomes a file."""
     return SecretValue(text if secret.as_file else text.rstrip("\r\n"), secret.as_file)
-
-
-# -- the store ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredSecret:
-    """A secret in the cluster's store, without its value.
-
-    Attributes:
-        name: the name by which jobs request it.
-        set_by: the user who set it last.
-        set_at: the time of that, in seconds since the epoch.
-        revision: the number of values that it has had.
-        users, teams: the users and teams whose jobs may use it; all jobs if both are empty.
-        problem: why it can't be read; empty if it can.
-    """
-
-    name: str
-    set_by: str
-    set_at: float
-    revision: int = 1
-    users: tuple[str, ...] = ()
-    teams: tuple[str, ...] = ()
-    problem: str = ""
-
-    def require_for(self, user: str, team: str) -> None:
-        """Check that a job of this user and team may use the secret.
-
-        Raises:
-            NotPermittedError: the secret is restricted to other users or teams.
-        """
-        if not (self.users or self.teams) or user in self.users or any(_within(team, one) for one in self.teams):
-            return
-        whose = [f"users {', '.join(self.users)}"] if self.users else []
-        whose += [f"teams {', '.join(self.teams)}"] if self.teams else []
-        raise NotPermittedError(
-            f"the secret {self.name} is for jobs of {' and '.join(whose)} only, and not for {user}"
-            f"{f' of team {team}' if team else ''}; ask {self.set_by}, who has set it, or another operator"
-        )
-
-    def next(self, before: "StoredSecret | None") -> "StoredSecret":
-        """Return this secret with the revision that follows the one that it replaces."""
-        return self if before is None or before.problem else replace(self, revision=before.revision + 1)
-
-
-def _within(team: str, whole: str) -> bool:
-    return team == whole or team.startswith(f"{whole}/")
-
-
-def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:
-    """Check the users and teams to which a secret is to be restricted.
-
-    Raises:
-        InvalidRequestError: a name is invalid, or there are too many.
-    """
-    for what, names, holds in (("user", users, is_user), ("team", teams, is_job_id)):
-        if len(names) > MOST_NAMED:
-            raise InvalidRequestError(
-                f"a secret can be for {MOST_NAMED:,} {what}s at most, and these are {len(names):,}"
-            )
-        for name in names:
-            if not holds(name):
-                raise InvalidRequestError(f"{shown(name)} is no name of a {what}, so no job could use the secret")
-
-
-def to_file(secret: StoredSecret, value: bytes) -> bytes:
-    """Return the content of a secret's file: a line of JSON with its metadata, followed by the raw value."""
-    line = asdict(secret)
-    del line["problem"]
-    return json.dumps({"format": 1, **line}).encode() + b"\n" + value
-
-
-def of_file(name: str, data: bytes) -> tuple[StoredSecret, bytes]:
-    """Parse the content of a secret's file into the secret and its value.
-
-    Raises:
-        ValueError: the file is damaged. The message includes none of its content.
-    """
-    line, newline, value = data.partition(b"\n")
-    try:
-        known: dict[str, Any] = json.loads(line)
-        if known.pop("format") != 1 or not newline or not value or known["name"] != name:
-            raise ValueError
-        known |= {"users": tuple(known["users"]), "teams": tuple(known["teams"])}
-        return StoredSecret(**known), value
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError("its file is damaged") from None

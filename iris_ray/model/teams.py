@@ -18,15 +18,13 @@ A file may begin with ``version = "…"``, the version of the tree that it is ba
 
 import hashlib
 import json
-import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from iris_ray.errors import InvalidTeamsError, NotPermittedError, UnknownTPUTypeError
-from iris_ray.model.checks import is_amount, is_job_id, is_positive_seconds, is_user, shown, unknown
+from iris_ray.model.checks import Number, is_job_id, is_user, require, shown, unknown
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import TPU_GENERATIONS, get_tpu_config
 from iris_ray.model.workers import GPU
@@ -39,6 +37,13 @@ MOST_TEAMS = 10_000
 MOST_LEVELS = 8
 
 _BANDS = {band.name.lower(): band for band in PriorityBand}
+
+
+class _Chips(Number):
+    """A number of chips."""
+
+    __slots__ = ()
+    what = "a number of chips"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,7 @@ class Quota:
     def __post_init__(self) -> None:
         parts = {"lend": self.lend, **{band.name.lower(): chips for band, chips in self.by_band.items()}}
         for name, amount in {"chips": self.chips, "borrow": self.borrow, **parts}.items():
-            if not (amount is None and name in ("lend", "borrow")) and not is_amount(amount):
-                raise InvalidTeamsError(f"{name} is {shown(amount)}; give a number of chips, 0 or more")
+            require(name, amount, _Chips(or_none=name in ("lend", "borrow")), InvalidTeamsError)
         for name, amount in parts.items():
             if amount is not None and amount > self.chips:
                 raise InvalidTeamsError(f"{name} is {amount:g}, more than the quota of {self.chips:g} chips")
@@ -95,8 +99,7 @@ class Team:
                 f"a team is called {shown(self.name)}; give a path of at most {MOST_LEVELS} names, each of letters,"
                 " digits, '.', '_' and '-', such as research/vision"
             )
-        if not is_positive_seconds(self.weight):
-            raise InvalidTeamsError(f"team {self.name}: weight is {shown(self.weight)}; give a number above 0")
+        require(f"team {self.name}: weight", self.weight, Number(above=True), InvalidTeamsError)
         for user in self.users:
             if user != EVERYBODY and not is_user(user):
                 raise InvalidTeamsError(f"team {self.name}: users has {shown(user)}, which is no user's name")
@@ -239,21 +242,12 @@ class Teams:
         return hashlib.sha256(json.dumps(self.to_tables()).encode()).hexdigest()[:8]
 
     @staticmethod
-    def from_toml(text: str) -> "Teams":
-        """Parse the teams from TOML, in the format of this module's docstring.
+    def from_tables(tables: object) -> "Teams":
+        """Return the teams from the output of `to_tables`.
 
         Raises:
-            InvalidTeamsError: the text is not valid TOML, or a team is invalid; the message names the team.
+            InvalidTeamsError: a team is invalid; the message names it.
         """
-        return read_teams(text)[0]
-
-    def to_toml(self) -> str:
-        """Return the teams as TOML, with their version."""
-        return "\n".join([f'version = "{self.version}"\n', *map(_table_as_toml, self)])
-
-    @staticmethod
-    def from_tables(tables: object) -> "Teams":
-        """Return the teams from the output of `to_tables`. Raises like `from_toml`."""
         if not isinstance(tables, dict):
             raise InvalidTeamsError(f"teams is {shown(tables)}; give a table for each team: [teams.NAME]")
         return Teams(_team(name, table) for name, table in tables.items())
@@ -330,18 +324,6 @@ class Teams:
                     )
 
 
-def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
-    """Return a fleet's number of chips of a quota's type.
-
-    Args:
-        kind: the quota's type: a TPU type, a generation, or `GPU`.
-        fleet: chips by TPU type, and GPUs as `GPU`.
-    """
-    if kind not in TPU_GENERATIONS:
-        return fleet.get(kind, 0.0)
-    return sum(chips for name, chips in fleet.items() if name != GPU and get_tpu_config(name).generation == kind)
-
-
 def _slice_type(name: str) -> str | None:
     try:
         return get_tpu_config(name).name
@@ -350,24 +332,6 @@ def _slice_type(name: str) -> str | None:
 
 
 # -- tables of TOML ----------------------------------------------------------------------------------------------------
-
-
-def read_teams(text: str) -> tuple[Teams, str | None]:
-    """Parse a file into its teams and the version of the tree that it is based on, if it names one.
-
-    Raises:
-        InvalidTeamsError: as for `Teams.from_toml`.
-    """
-    try:
-        raw = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InvalidTeamsError(f"the teams can't be read: {error}") from None
-    tables, version = raw.pop("teams", {}), raw.pop("version", None)
-    if raw or not isinstance(tables, dict):
-        raise InvalidTeamsError(f"there is {shown(next(iter(raw), tables))} beside [teams.NAME]; give only teams")
-    if not isinstance(version, str | None):
-        raise InvalidTeamsError(f"version is {shown(version)}; leave it as `iris-ray team show --toml` has written it")
-    return Teams.from_tables(tables), version
 
 
 def _team(name: str, table: object) -> Team:
@@ -427,26 +391,18 @@ def _number(amount: float) -> float:
     return int(amount) if amount == int(amount) else amount
 
 
-def _table_as_toml(team: Team) -> str:
-    lines = [f"[teams.{_key(team.name)}]"]
-    for name, value in _table(team).items():
-        if name == "quota":
-            lines += [f"quota.{_key(kind)} = {_inline(given)}" for kind, given in value.items()]
-        else:
-            lines.append(f"{name} = {json.dumps(value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _inline(given: Any) -> str:
-    if isinstance(given, dict):
-        return f"{{ {', '.join(f'{name} = {amount!r}' for name, amount in given.items())} }}"
-    return repr(given)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
-
-
 def _some(names: tuple[str, ...]) -> str:
     """Return the first few names, joined for a message."""
     return " and ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+
+
+def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
+    """Return a fleet's number of chips of a quota's type.
+
+    Args:
+        kind: the quota's type: a TPU type, a generation, or `GPU`.
+        fleet: chips by TPU type, and GPUs as `GPU`.
+    """
+    if kind not in TPU_GENERATIONS:
+        return fleet.get(kind, 0.0)
+    return sum(chips for name, chips in fleet.items() if name != GPU and get_tpu_config(name).generation == kind)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.model.checks import is_count
+from iris_ray.model.checks import is_int
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
@@ -90,7 +90,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
         number = self.attributes.get(TPU_WORKER_ID)
-        self.host_index = number.value if number and is_count(number.value) else None
+        self.host_index = number.value if number and is_int(number.value, 0) else None
         self.taints = tuple([key for key in self.attributes if key.startswith(TAINT_PREFIX)])
         self._used = {}
         self.tasks_of = Counter(attempt.job_id for _, attempt in self.occupants)

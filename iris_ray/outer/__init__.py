@@ -3,6 +3,6 @@
 A service. May import: everything.
 """
 
-from iris_ray.outer.group import Group, join
+import lazy_loader
 
-__all__ = ["Group", "join"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,7 +13,7 @@ import numpy as np
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.framing import ConnectionLost
-from iris_ray.model.checks import is_int, is_number, require
+from iris_ray.model.checks import Holds, Seconds, Whole, require
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
@@ -60,9 +60,9 @@ def join(
                 trained = train_some_steps(group.state)
                 group.advance(difference(trained, group.state))
     """
-    require(callable(update), "update", update, "a function of the state and the average")
-    require(is_number(deadline) and deadline > 0, "deadline", deadline, "seconds, more than 0")
-    require(is_int(rounds_done, 0), "rounds_done", rounds_done, "an int of 0 or more")
+    require("update", update, Holds(callable, "a function of the state and the average"))
+    require("deadline", deadline, Seconds(above=True))
+    require("rounds_done", rounds_done, Whole())
     info = get_job_info()
     if info is not None and info.failure_domain != EACH_SLICE:
         raise InvalidRequestError(

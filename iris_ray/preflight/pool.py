@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import PoolPart
 from iris_ray.actors.protocol.answers import Unfit, Unreachable
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.preflight.calls import Link, PreflightCalls
@@ -17,6 +18,20 @@ NEIGHBOURS = 2
 MOST_LATENCY_S, LEAST_BYTES_S = 0.5, 256 << 10
 """The longest latency, and the fewest bytes a second, of a sound link. Healthy ones are a thousand times as fast, but
 hosts may be busy."""
+
+
+class PreflightInPool(PoolPart):
+    """Tests the suspected hosts of each attempt."""
+
+    async def unfit(
+        self, context: AttemptContext, suspected: Mapping[str, str], ready: asyncio.Event
+    ) -> dict[str, Unfit]:
+        preflight = Preflight(context.place, context.slices, suspected)
+        try:
+            await ready.wait()
+            return await preflight.failed()
+        finally:
+            preflight.cancel()
 
 
 class Preflight:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from iris_ray.processes.subtree import read_of_process, stat_fields
 
 BEGINNING_S = 0.1
-"""A process may be between two programs for so long after its start."""
+"""The time after its start in which a process may be about to start its program; its environment is empty then."""
 POLL_S = 0.02
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessIdentity(NamedTuple):
@@ -71,6 +72,7 @@ class ProcessStat(NamedTuple):
         started: as in `ProcessIdentity`.
         state: a letter, as in ``ps``.
         threads: how many threads it has, the first one included.
+        cpu_s: the seconds of CPU that it has used.
     """
 
     pid: int
@@ -80,6 +82,7 @@ class ProcessStat(NamedTuple):
     started: int
     state: bytes
     threads: int
+    cpu_s: float
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -106,8 +109,8 @@ def stat_of(pid: int) -> ProcessStat | None:
     fields = stat_fields(pid)
     if not fields:
         return None
-    parent, group, session, threads, started = (int(fields[place]) for place in (1, 2, 3, 17, 19))
-    return ProcessStat(pid, parent, group, session, started, fields[0], threads)
+    parent, group, session, user, system, threads, started = (int(fields[at]) for at in (1, 2, 3, 11, 12, 17, 19))
+    return ProcessStat(pid, parent, group, session, started, fields[0], threads, (user + system) / TICKS_PER_S)
 
 
 def ancestry(pid: int) -> list[ProcessIdentity]:
@@ -125,7 +128,7 @@ def environ_of(process: ProcessIdentity) -> list[bytes]:
     Read them again if there are none because the process is starting its program.
     """
     while not (found := read_of_process(process.pid, "environ")):
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / TICKS_PER_S
         if age > BEGINNING_S or not process.exists():
             break
         time.sleep(0.001)
@@ -133,7 +136,7 @@ def environ_of(process: ProcessIdentity) -> list[bytes]:
 
 
 def wait_until_ended(processes: Iterable[ProcessIdentity], timeout_s: float) -> None:
-    """Wait until no thread of the processes runs, for so many seconds at most. Zombies count as ended."""
+    """Wait until no thread of the processes runs, or until the timeout. Zombies count as ended."""
     left, pause_s, deadline = list(processes), 0.001, time.monotonic() + timeout_s
     while (left := [process for process in left if process.runs()]) and time.monotonic() < deadline:
         time.sleep(pause_s)

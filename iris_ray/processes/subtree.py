@@ -12,13 +12,13 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
 AGAIN_S, SLOWLY_S = 0.004, 0.5
 BRISK_S = 5.0
-"""After so long descendants are killed less often: those that are left wait for a disk, or belong to another user."""
+"""The time after which descendants are killed less often: the rest wait for a disk, or belong to another user."""
 
 
 def end_with_parent(parent: int | None = None) -> None:
@@ -40,6 +40,37 @@ def take_orphans() -> None:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def start_child(command: list[str], prepare: Callable[[], object], environ: Mapping[str, str]) -> int:
+    """Run a program in a child that ends with this process. Return the child's pid.
+
+    Args:
+        command: the program, found by ``PATH``, and its arguments.
+        prepare: is called in the child, before the program.
+        environ: the program's variables.
+
+    Raises:
+        OSError: the child could not prepare itself or run the program.
+    """
+    told, tell = os.pipe()
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        try:
+            end_with_parent(parent)
+            prepare()
+            os.execvpe(command[0], command, environ)
+        except OSError as error:
+            os.write(tell, f"{error.errno or 0}".encode())
+        finally:
+            os._exit(127)
+    os.close(tell)
+    with open(told, "rb") as answer:
+        failed = answer.read()
+    if failed:
+        os.waitpid(pid, 0)
+        raise OSError(int(failed), os.strerror(int(failed)))
+    return pid
 
 
 def reap() -> dict[int, int]:

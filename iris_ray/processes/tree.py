@@ -29,9 +29,9 @@ TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 FORK_MARK = "iris-ray-task-"
 """The name of the memory that a task's process and its forks have mapped is this, then the token."""
 LISTINGS = 3
-"""A search lists the processes so often, because a daemon may start while its parent, already listed, ends."""
+"""The number of listings in a search: a daemon may start while its parent, already listed, ends."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
-"""Whether the kernel is built with that file. Most are."""
+"""Whether the kernel lists the children of a thread. Most kernels do."""
 
 
 def mark_forks(token: str) -> mmap.mmap | None:

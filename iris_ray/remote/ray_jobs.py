@@ -23,7 +23,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
-from iris_ray.model.checks import require_texts, require_variables, shown
+from iris_ray.model.checks import VARIABLES, require, shown, texts
 from iris_ray.terminal import live_line
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -59,14 +59,14 @@ class RayJobConfig:
 
     def __post_init__(self) -> None:
         for name, example in (("command", '["python", "train.py"]'), ("excludes", '["data/"]'), ("pip", '["chex"]')):
-            require_texts(name, getattr(self, name), example)
+            require(name, getattr(self, name), texts(example))
         if not self.command or not self.command[0]:
             raise InvalidRequestError(
                 'command is empty; give a program and its arguments, such as ["python", "train.py"]'
             )
         if self.working_dir is not None and not Path(self.working_dir).is_dir():
             raise InvalidRequestError(f"working_dir is {str(self.working_dir)!r}, which is not a directory")
-        require_variables(self.env)
+        require("env", self.env, VARIABLES)
         require_env_travels(self.variables())
 
     @property

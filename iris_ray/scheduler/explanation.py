@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -90,19 +91,9 @@ class Explainer:
 
     def same_reason(self, job: Job, before: Unplaced) -> PendingReason:
         """Return the reason of a job that waits like an earlier one of its kind, and count the job as unplaced."""
-        like, to_all = before.reason, before.available.to_all
-        reason = PendingReason(
-            job.spec.job_id,
-            like.kind,
-            job.requirement,
-            like.num_groups,
-            like.free,
-            like.suitable,
-            like.shortage,
-            to_all.unplaced,
-            to_all.first_unplaced,
-            (),
-            like.avoided,
+        to_all = before.available.to_all
+        reason = replace(
+            before.reason, job_id=job.spec.job_id, ahead=to_all.unplaced, first_ahead=to_all.first_unplaced
         )
         to_all.count_unplaced(job)
         return reason

@@ -118,7 +118,8 @@ class Planner:
         self._count(result)
         self._note_reasons(result)
         queue_version = state.queue_version
-        placements = self._commit(result, now, instructions)
+        committed = (self._commit(assignment, now, instructions) for assignment in result.assignments)
+        placements = [gang for gangs in committed for gang in gangs]
         apply_safely(state, result.promises, instructions)
         done = state.queue_version == queue_version  # otherwise some gang needs more or fewer spares
         if done:  # the plan's own assignments, which change the versions, leave nothing to place
@@ -214,11 +215,7 @@ class Planner:
         self._unplannable.leave_out(job, error, now)
         self._limited.release_all(self.pending_reasons)
 
-    def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[PlacedGang]:
-        placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
-        return [gang for of_one in placed for gang in of_one]
-
-    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> list[PlacedGang]:
+    def _commit(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Commit an assignment. If it is refused, leave out its job."""
         job = self._state.jobs[assignment.job_id]
         try:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from iris_ray.actors.protocol.services import calls_of
-from iris_ray.model.secret import StoredSecret
+from iris_ray.secrets.core import StoredSecret
 
 if TYPE_CHECKING:
     from iris_ray.actors.protocol.messages import PoolProcess

@@ -13,8 +13,9 @@ from iris_ray.cli.conventions import SuggestingGroup, confirm
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_json, print_table
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.secret import MOST_BYTES, StoredSecret, require_audience, require_secret_name, text_of
+from iris_ray.model.secret import require_secret_name
 from iris_ray.secrets.calls import SecretCalls, SecretStatus
+from iris_ray.secrets.core import MOST_BYTES, StoredSecret, require_audience, text_of
 
 _HEADERS = ("NAME", "REVISION", "SET BY", "SET AT", "FOR", "JOBS", "NOTE")
 

@@ -8,8 +8,8 @@ from iris_ray.actors.protocol.messages import PoolProcess
 from iris_ray.errors import InvalidMessageError
 from iris_ray.model.checks import shown
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.secret import StoredSecret
 from iris_ray.secrets.calls import SecretCalls, SecretStatus
+from iris_ray.secrets.core import StoredSecret
 from iris_ray.secrets.store import SecretStore
 
 logger = logging.getLogger(__name__)

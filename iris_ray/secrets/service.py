@@ -7,6 +7,7 @@ from iris_ray.actors.protocol.services import Command, Service
 SERVICE: Final = Service(
     "secrets",
     controller="iris_ray.secrets.controller:SecretsInController",
+    pool="iris_ray.secrets.pool:SecretsInPool",
     admits=("stored_secrets",),
     commands={
         "cluster secrets": Command(

@@ -16,16 +16,8 @@ from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError, SecretNotFoundError, SecretStoreError
 from iris_ray.model.checks import unknown
-from iris_ray.model.secret import (
-    MOST_BYTES,
-    StoredSecret,
-    is_secret_name,
-    of_file,
-    require_audience,
-    require_secret_name,
-    text_of,
-    to_file,
-)
+from iris_ray.model.secret import is_secret_name, require_secret_name
+from iris_ray.secrets.core import MOST_BYTES, StoredSecret, of_file, require_audience, text_of, to_file
 
 DIRECTORY = "secrets"
 MOST_SECRETS = 1000

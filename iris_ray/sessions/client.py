@@ -31,7 +31,7 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.logs.core import LogId
-from iris_ray.model.checks import require_texts, unknown_number
+from iris_ray.model.checks import require, texts, unknown_number
 from iris_ray.model.lifecycle import TaskState, job_of
 from iris_ray.sessions.core import CommandLine, Piece, SessionInterface, Size
 from iris_ray.sessions.host import start_session
@@ -320,7 +320,7 @@ def run_beside(
     job_id: str, task_index: int, command: Sequence[str], given: bytes
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command beside a task; see `IrisClient.exec`."""
-    require_texts("command", command, '["nvidia-smi"]')
+    require("command", command, texts('["nvidia-smi"]'))
     if not command:
         raise InvalidRequestError('command is empty; give a program and its arguments, such as ["tpu-info"]')
     controller = ControllerConnection()

@@ -21,7 +21,7 @@ import sys
 import termios
 from typing import Any
 
-from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
+from iris_ray.processes.subtree import as_shells_say, end_descendants, reap, start_child, take_orphans
 
 DEFAULTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 LOOK_S = 1.0
@@ -62,30 +62,17 @@ def start(wanted: dict[str, Any]) -> int:
     Raises:
         OSError: there is no such program or directory, or it can't be run.
     """
-    told, tell = os.pipe()
-    keeper, pid = os.getpid(), os.fork()
-    if pid == 0:
-        try:
-            settle(keeper, wanted["terminal"])
-            os.chdir(wanted["directory"])
-            os.execvpe(wanted["command"][0], wanted["command"], wanted["environ"])
-        except OSError as error:
-            os.write(tell, f"{error.errno or 0}".encode())
-        finally:
-            os._exit(127)
-    os.close(tell)
-    with open(told, "rb") as answer:
-        failed = answer.read()
-    if failed:
-        os.waitpid(pid, 0)
-        raise OSError(int(failed), os.strerror(int(failed)))
-    return pid
+
+    def prepare() -> None:
+        settle(wanted["terminal"])
+        os.chdir(wanted["directory"])
+
+    return start_child(wanted["command"], prepare, wanted["environ"])
 
 
-def settle(keeper: int, terminal: bool = False) -> None:
+def settle(terminal: bool = False) -> None:
     """Make this process, a new child of its keeper, the root of a command's tree: a session with default signals."""
     os.setsid()
-    end_with_parent(keeper)
     if terminal:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     for number in (*DEFAULTS, signal.SIGPIPE):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from iris_ray.errors import InvalidSlotError, IrisError, UnknownNameError
-from iris_ray.model.checks import is_name, is_number, is_texts, nearest, require
+from iris_ray.model.checks import NAME, Holds, Number, is_texts, nearest, require
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -198,7 +198,7 @@ def check(found: ModelsFile) -> None:
         raise InvalidSlotError("there are no hosts; say which to get in a table [[hosts]]")
     if not found.models:
         raise InvalidSlotError("there are no models; give at least one table [models.NAME]")
-    require(is_name(found.name), "name", found.name, "a text that is not empty", InvalidSlotError)
+    require("name", found.name, NAME, InvalidSlotError)
     names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
@@ -403,9 +403,8 @@ def _memory(given: Any) -> dict[int, int | Sequence[int]]:
 
 
 def _bytes(gigabytes: Any) -> int:
-    if not is_number(gigabytes) or gigabytes <= 0:
-        raise InvalidSlotError(f"memory_gb is {gigabytes!r}; give gigabytes above 0")
-    return round(gigabytes * GB)
+    require("memory_gb", gigabytes, Number(above=True), InvalidSlotError)
+    return round(float(gigabytes) * GB)
 
 
 def _tables(table: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -422,8 +421,7 @@ def _list(given: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _texts(given: Any, name: str) -> tuple[str, ...]:
-    if not is_texts(given):
-        raise InvalidSlotError(f"{name} is {given!r}; give a list of texts")
+    require(name, given, Holds(is_texts, "a list of texts"), InvalidSlotError)
     return tuple(given)
 
 

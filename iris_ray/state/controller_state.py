@@ -83,6 +83,18 @@ class ControllerState:
         teams: the teams and the resources that they hold.
         settings: the cluster's settings.
         job_groups: the groups of jobs that start and end together.
+        jobs: all jobs by id, in the order of submission.
+        workers: live workers by node id.
+        holders: the owner that keeps actors on each busy or warm slice, by slice name.
+        usage: the resources that each user's gangs hold, by Ray's names.
+        past_usage: the decayed past usage of each user.
+        attempts: the attempts of each band that hold resources, ordered by when they got them or last reported a save.
+        heeding: the attempts in `attempts` that save their state when they receive a notice.
+        evicted_at: the times of evictions in the past hour, by user and team; ascending, seconds.
+        unrecorded: the jobs changed or forgotten since this was last cleared: id → changed chunks of the record.
+        changed_specs: the specs of jobs that have changed, for the scheduler: the usage counted towards their limits
+            may differ.
+        job_changes: ids of jobs that have changed or were forgotten, for processes that show jobs.
     """
 
     def __init__(self) -> None:
@@ -117,6 +129,17 @@ class ControllerState:
             self._promises,
             self._runtimes,
         )
+        self.jobs: Mapping[str, Job] = self._table.jobs
+        self.workers: Mapping[str, Worker] = self.fleet.workers
+        self.holders: Mapping[str, str] = self.fleet.holders
+        self.usage: Mapping[str, Mapping[str, float]] = self._allocations.usage
+        self.past_usage: PastUsage = self._allocations.past
+        self.attempts: Mapping[PriorityBand, dict[AttemptId, None]] = self._allocations.by_band
+        self.heeding: Mapping[PriorityBand, dict[AttemptId, None]] = self._allocations.heeding
+        self.evicted_at: Mapping[Owner, Sequence[float]] = self._ends.evicted_at
+        self.unrecorded: dict[str, set[int]] = self._table.unrecorded
+        self.changed_specs: ChangeLog[JobSpec] = self._table.changed_specs
+        self.job_changes: ChangeLog[str] = self._table.changes
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -144,10 +167,8 @@ class ControllerState:
 
     def _handle(self, event: Event, change: Change) -> None:
         match event:
-            case GangAssignedEvent():
-                self._gangs.gang_assigned(event, change)
-            case TasksAssignedEvent():
-                self._gangs.tasks_assigned(event, change)
+            case GangAssignedEvent() | TasksAssignedEvent():
+                self._gangs.assigned(event, change)
             case GroupAssignedEvent():
                 self._gangs.group_assigned(event, change)
                 self.job_groups.started(self.jobs[event.job_id])
@@ -333,46 +354,6 @@ class ControllerState:
     # -- views -----------------------------------------------------------------------------------------------------
 
     @property
-    def jobs(self) -> Mapping[str, Job]:
-        """All jobs by id, in the order of submission."""
-        return self._table.jobs
-
-    @property
-    def workers(self) -> Mapping[str, Worker]:
-        """Live workers by node id."""
-        return self.fleet.workers
-
-    @property
-    def holders(self) -> Mapping[str, str]:
-        """The owner that keeps actors on each busy or warm slice, by slice name."""
-        return self.fleet.holders
-
-    @property
-    def usage(self) -> Mapping[str, Mapping[str, float]]:
-        """The resources that each user's gangs hold, by Ray's names."""
-        return self._allocations.usage
-
-    @property
-    def past_usage(self) -> PastUsage:
-        """The decayed past usage of each user."""
-        return self._allocations.past
-
-    @property
-    def attempts(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts of each band that hold resources, ordered by when they got them or last reported a save."""
-        return self._allocations.by_band
-
-    @property
-    def heeding(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
-        """The attempts in `attempts` that save their state when they receive a notice."""
-        return self._allocations.heeding
-
-    @property
-    def evicted_at(self) -> Mapping[Owner, Sequence[float]]:
-        """The times of evictions in the past hour, by user and team; ascending, seconds."""
-        return self._ends.evicted_at
-
-    @property
     def evicted(self) -> list[AttemptId]:
         """The attempts that are being evicted."""
         return self._evictions.attempts
@@ -392,24 +373,9 @@ class ControllerState:
         """The number of times that jobs have begun or ceased to yield."""
         return self._table.yields_version
 
-    @property
-    def unrecorded(self) -> dict[str, set[int]]:
-        """The jobs changed or were forgotten since this was last cleared: id → changed chunks of its record."""
-        return self._table.unrecorded
-
     def show_anew(self, job_id: str) -> None:
         """Add a job to `job_changes`, because data outside this state that is shown with it has changed."""
         self._table.show_anew(job_id)
-
-    @property
-    def changed_specs(self) -> ChangeLog[JobSpec]:
-        """The specs of jobs that have changed, for the scheduler: the usage counted towards their limits may differ."""
-        return self._table.changed_specs
-
-    @property
-    def job_changes(self) -> ChangeLog[str]:
-        """Ids of jobs that have changed or were forgotten, for processes that show jobs."""
-        return self._table.changes
 
     def take_forgotten(self) -> list[ForgottenJob]:
         """Remove and return the totals of the jobs that were forgotten since the last call."""

@@ -15,7 +15,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words, plain
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
-from iris_ray.state.groups import Grouping
+from iris_ray.state.groups import Group, Grouping
 from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
@@ -292,21 +292,9 @@ class Fleet:
                 assert _contents(have) == _contents(want), f"group {name} by {key} is out of date"
 
 
-def _contents(group: object) -> Mapping[str, object]:
-    slots = (
-        "name",
-        "workers",
-        "size",
-        "defect",
-        "taints",
-        "unhealthy",
-        "foreign_use",
-        "suspected",
-        "has_issues",
-        "room",
-        "chips_idle",
-    )
-    return {name: getattr(group, name) for name in slots}
+def _contents(group: Group) -> Mapping[str, object]:
+    names = (*(name for name in Group.__slots__ if not name.startswith("_")), "room", "chips_idle")
+    return {name: getattr(group, name) for name in names}
 
 
 class Allocations:
@@ -347,9 +335,7 @@ class Allocations:
         self.by_band[job.spec.priority].update(dict.fromkeys(allocations))
         heeding = (attempt for attempt in allocations if job.gangs[attempt.gang].heeds_notices)
         self.heeding[job.spec.priority].update(dict.fromkeys(heeding))
-        usage = self.usage.get(job.spec.user)
-        if usage is None:
-            usage = self.usage[job.spec.user] = Counter()
+        usage = self.usage.setdefault(job.spec.user, Counter())
         by_host: dict[str, dict[Occupant, Resources]] = {}
         for attempt, allocation in allocations.items():
             for node_id, task_id, demand in allocation:

@@ -123,12 +123,8 @@ class Gangs:
         for one, placement in checked:
             self._place(one, placement, change)
 
-    def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
-        """Assign hosts to all tasks of a gang. Groups of its last attempt that ran keep their numbers."""
-        self._place(event, self._checked(event), change)
-
-    def tasks_assigned(self, event: TasksAssignedEvent, change: Change) -> None:
-        """Assign a host to independent tasks of a job, or refuse the whole assignment."""
+    def assigned(self, event: JobAssignedEvent, change: Change) -> None:
+        """Assign hosts to all tasks of a gang, or a host to independent tasks, or refuse the whole assignment."""
         self._place(event, self._checked(event), change)
 
     def _checked(self, event: JobAssignedEvent, taken: _Taken | None = None) -> _Placement:

@@ -128,6 +128,11 @@ def _common(spec: JobSpec) -> tuple[object, ...]:
 def _because_of(job: Job, other: Job) -> str:
     """Return the reason for which another job of the group ends after a job that ended without success."""
     assert other.spec.group is not None
-    name, why = other.spec.group.name_of(job.spec.job_id), f": {job.error[:MOST_OF_AN_ERROR]}" if job.error else ""
-    state = job.state.value.replace("_", " ")
-    return f"{name} of its group {other.spec.group.name} has ended as {state}{why}"
+    name = other.spec.group.name_of(job.spec.job_id)
+    return f"{name} of its group {other.spec.group.name} {how_it_ended(job)}"
+
+
+def how_it_ended(job: Job) -> str:
+    """Return an ended job's state and the beginning of its error, as a predicate."""
+    why = f": {job.error[:MOST_OF_AN_ERROR]}" if job.error else ""
+    return f"has ended as {job.state.value.replace('_', ' ')}{why}"

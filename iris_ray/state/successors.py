@@ -12,11 +12,8 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import STARTED, SUCCEEDED
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.instructions import Change
-from iris_ray.state.job_groups import JobGroups
+from iris_ray.state.job_groups import JobGroups, how_it_ended
 from iris_ray.state.job_table import JobTable
-
-MOST_OF_AN_ERROR = 300
-"""The number of characters that are quoted of a predecessor's error."""
 
 
 class Successors:
@@ -93,9 +90,7 @@ class Successors:
             elif not job.awaits:
                 self._table.enters(job, now=change.now)
         elif other.state.finished:
-            why = f": {other.error[:MOST_OF_AN_ERROR]}" if other.error else ""
-            state = other.state.value.replace("_", " ")
-            reason = f"it was to run once {before} had {wanted}, and that has ended as {state}{why}"
+            reason = f"it was to run once {before} had {wanted}, and that {how_it_ended(other)}"
             self._ends.never_runs(job, reason, change)
 
     def _forget_wait(self, before: str, job_id: str) -> None:

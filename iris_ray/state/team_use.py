@@ -110,9 +110,7 @@ class TeamUse:
             return
         for name in self.path(spec.team):
             self.past.settle(name)
-            usage = self.usage.get(name)
-            if usage is None:
-                usage = self.usage[name] = Counter()
+            usage = self.usage.setdefault(name, Counter())
             for key, amount in total.items():
                 usage[key] += sign * amount
             if not any(amount > 1e-9 for amount in usage.values()):

@@ -134,11 +134,7 @@ class UserLimits:
         self._forget_if_empty(spec)
 
     def _account(self, spec: JobSpec) -> BandUse:
-        key = spec.user, spec.priority
-        held = self._held.get(key)
-        if held is None:
-            held = self._held[key] = BandUse()
-        return held
+        return self._held.setdefault((spec.user, spec.priority), BandUse())
 
     def _forget_if_empty(self, spec: JobSpec) -> None:
         key = spec.user, spec.priority

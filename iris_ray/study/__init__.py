@@ -5,8 +5,6 @@ Start with `simulation.py`; `pools.py` simulates pools and tasks, `hosts.py` the
 `description.py` reads a study from TOML, `report.py` sums up its results.
 """
 
-from iris_ray.study.jobs import SimulatedJob, slice_spec, tasks_spec
-from iris_ray.study.report import Report, report_on
-from iris_ray.study.simulation import Simulation
+import lazy_loader
 
-__all__ = ["Report", "SimulatedJob", "Simulation", "report_on", "slice_spec", "tasks_spec"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

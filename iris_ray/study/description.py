@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from iris_ray.errors import InvalidRequestError, InvalidStudyError, InvalidTeamsError, NotPermittedError
-from iris_ray.model.checks import is_amount, is_int, is_number, nearest
+from iris_ray.model.checks import AUTO, Check, Number, Whole, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import AUTO, PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
@@ -62,30 +62,32 @@ class Section:
             return InvalidStudyError(f"{self.at(name)} is missing; give {expected}")
         return InvalidStudyError(f"{self.at(name)} is {value!r}; give {expected}")
 
-    def number(self, name: str, default: float | None = None, least: float = 0.0, unit: float = 1.0) -> float:
-        """Return a number of at least ``least``, times ``unit``; without a value the ``default``, not multiplied."""
+    def _checked(self, name: str, check: Check) -> Any:
+        value = self._table.get(name)
+        if check.problem(value) is not None:
+            raise self.refuse(name, check.wanted)
+        return value
+
+    def number(
+        self, name: str, default: float | None = None, least: float = 0, unit: float = 1.0, above: bool = False
+    ) -> float:
+        """Return a number of at least ``least``, or above it, times ``unit``; the ``default`` is not multiplied."""
         if name not in self._table and default is not None:
             return default
-        value = self._table.get(name)
-        if not is_number(value) or not least <= value <= sys.float_info.max / unit:
-            raise self.refuse(name, f"a number of {least:g} or more")
+        check = Number(least, above)
+        value: float = self._checked(name, check)
+        if value > sys.float_info.max / unit:
+            raise self.refuse(name, check.wanted)
         return float(value) * unit
 
     def positive(self, name: str, default: float | None = None, unit: float = 1.0) -> float:
         """Return a number above 0; as for `number`."""
-        value = self.number(name, default, unit=unit)
-        if value <= 0:
-            raise self.refuse(name, "a number above 0")
-        return value
+        return self.number(name, default, unit=unit, above=True)
 
     def integer(self, name: str, default: int | None = None, least: int = 0) -> int:
         """Return an int; as for `number`."""
-        if name not in self._table and default is not None:
-            return default
-        value = self._table.get(name)
-        if not is_int(value, least):
-            raise self.refuse(name, f"a whole number of {least} or more")
-        return value
+        found: int = default if name not in self._table and default is not None else self._checked(name, Whole(least))
+        return found
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a str that is not empty."""
@@ -120,7 +122,7 @@ class Section:
         value = self._table.get(name, default)
         pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
         try:
-            found = tuple((read(item), float(weight)) for item, weight in pairs if is_amount(weight))
+            found = tuple((read(item), float(weight)) for item, weight in pairs if is_number(weight) and weight >= 0)
         except (TypeError, ValueError):
             raise self.refuse(name, expected) from None
         if len(found) < len(list(pairs)) or not 0 < sum(weight for _, weight in found) < math.inf:

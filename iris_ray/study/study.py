@@ -7,7 +7,7 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from iris_ray.model.options import AUTO
+from iris_ray.model.checks import AUTO
 from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES

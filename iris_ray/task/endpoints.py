@@ -15,7 +15,7 @@ from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_conn
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
-from iris_ray.model.checks import is_name, is_timeout, require, shown, unknown
+from iris_ray.model.checks import TIMEOUT, Holds, is_name, require, shown, unknown
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
 from iris_ray.model.plain_values import plain
@@ -34,7 +34,7 @@ def register_endpoint(name: str, address: str) -> None:
         NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
-    require(is_name(address), "address", address, "a str, such as 10.0.0.2:8080")
+    require("address", address, Holds(is_name, "a str, such as 10.0.0.2:8080"))
     run = LocalRun.of_this_task()
     record = pickle.dumps((_index(me, run), me.attempt, plain(str, address, "address")))
     if run is not None:
@@ -64,7 +64,7 @@ def lookup_endpoint(name: str, timeout: float = 0.0, *, member: str | None = Non
         if not job_id:
             raise unknown(f"job of the group of {me.job_id} that is called", member, me.group_jobs)
         key = endpoint_key(job_id, plain(str, name, "the endpoint's name"))
-    require(is_timeout(timeout), "timeout", timeout, "seconds, or math.inf to wait for ever")
+    require("timeout", timeout, TIMEOUT)
     deadline = time.monotonic() + timeout
     while (address := _registered(me, job_id, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:

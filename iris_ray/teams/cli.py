@@ -14,8 +14,9 @@ from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_facts, print_json, print_table
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
 from iris_ray.model.checks import unknown
-from iris_ray.model.teams import EVERYBODY, NO_TEAM, Quota, Team, Teams, chips_of, read_teams
+from iris_ray.model.teams import EVERYBODY, NO_TEAM, Quota, Team, Teams, chips_of
 from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
+from iris_ray.teams.core import read_teams, to_toml
 
 NO_TEAMS = "there are no teams; set some up: iris-ray team apply FILE"
 _HEADERS = ("TEAM", "TYPE", "QUOTA", "USED", "BORROWED", "LENT", "RUNNING", "WAITING", "SHARE", "USERS")
@@ -59,7 +60,7 @@ def show(team: str | None, as_toml: bool, as_json: bool) -> None:
         found = ControllerConnection().ask(TeamCalls.list_teams)
     shown = found.teams if team is None else _with_parts(found, team)
     if as_toml:
-        click.echo(found.tree().to_toml(), nl=False)
+        click.echo(to_toml(found.tree()), nl=False)
     elif as_json:
         print_json({"version": found.version, "teams": shown, "fleet": found.fleet})
     elif team is not None and len(shown) == 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import ray
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import is_count
+from iris_ray.model.checks import is_int
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.testing.console import ConsoleOutput, interrupt_held_back
 from iris_ray.testing.faults import HostFaults, Preemption
@@ -510,7 +510,7 @@ class SimulatedCluster:
 
     def _host(self, slice_name: str, worker_id: int) -> RunningHost:
         hosts = {host.host.worker_id: host for host in self._slice(slice_name)}
-        if not is_count(worker_id) or worker_id not in hosts:
+        if not is_int(worker_id) or worker_id not in hosts:
             ids = ", ".join(map(str, hosts))
             raise InvalidRequestError(f"Slice {slice_name} has no worker {worker_id!r}; its worker ids are: {ids}.")
         return hosts[worker_id]

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 
-from iris_ray.processes.subtree import end_descendants, end_with_parent, read_of_process, reap, take_orphans
+from iris_ray.processes.subtree import end_descendants, read_of_process, reap, start_child, take_orphans
 
 _KILL_TIMEOUT_S = 10.0
 _WITHOUT_COMMAND_S = 30.0
@@ -59,20 +59,10 @@ def is_agent(pid: int) -> bool:
     return arguments[0] == b"ray::RuntimeEnvAgent" or any(one.endswith(b"/lazy_agent.py") for one in arguments)
 
 
-def start(command: list[str]) -> int:
-    """Fork and execute ``command``; the kernel kills it if the supervisor is killed. Return its pid."""
-    supervisor, pid = os.getpid(), os.fork()
-    if pid:
-        return pid
-    try:
-        end_with_parent(supervisor)
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        signal.set_wakeup_fd(-1)
-        os.execvp(command[0], command)
-    except OSError as error:
-        os.write(2, f"cannot run {command[0]}: {error}\n".encode())
-    os._exit(127)
+def settle() -> None:
+    """Give up the supervisor's stdin and signals in the child that becomes the command."""
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    signal.set_wakeup_fd(-1)
 
 
 class Signals:
@@ -129,7 +119,11 @@ def main(argv: list[str]) -> int:
     if not watch_driver(poll, driver):
         return 0
     signals = Signals()
-    child = start(command)
+    try:
+        child = start_child(command, settle, os.environ)
+    except OSError as error:
+        os.write(2, f"cannot run {command[0]}: {error}\n".encode())
+        return 0
     poll.register(signals.woken, select.POLLIN)
     wait_for_the_end(poll, signals, child, command[0])
     all_gone = end_descendants(_KILL_TIMEOUT_S, first=is_agent)  # or it would report the raylet's end to the driver

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import is_amount, is_int, shown
+from iris_ray.model.checks import Seconds, Whole, require
 from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
 from iris_ray.settings import HOST_DIR, TEST_METADATA_HOST
 from iris_ray.testing.machine import Machine
@@ -278,10 +278,9 @@ def checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, in
     ]
 
 
-def checked_count(what: str, number: object, *, least: int) -> int:
-    if not is_int(number, least):
-        raise InvalidRequestError(f"{what} must be an int, {least} or more, not {shown(number)}.")
-    return number
+def checked_count(what: str, number: Any, *, least: int) -> int:
+    require(what, number, Whole(least))
+    return int(number)
 
 
 def checked_notice(notice_s: object) -> float:
@@ -289,10 +288,8 @@ def checked_notice(notice_s: object) -> float:
     return 0.0 if notice_s is None else checked_seconds("notice_s", notice_s)
 
 
-def checked_seconds(what: str, seconds: object) -> float:
-    if not is_amount(seconds) or seconds > LONGEST_S:
-        given = shown(seconds)
-        raise InvalidRequestError(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, not {given}.")
+def checked_seconds(what: str, seconds: Any) -> float:
+    require(what, seconds, Seconds(most=LONGEST_S))
     return float(seconds)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
+from iris_ray.actors.pool.services import Pool, pool_parts
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
@@ -18,8 +20,6 @@ from iris_ray.actors.protocol.messages import (
     Progress,
     RunRequest,
 )
-from iris_ray.hangs.calls import TaskLook
-from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
@@ -91,8 +91,8 @@ class Slices:
 
     async def ask_of_each(
         self, attempt: AttemptId, service: str, method: str, within_s: float
-    ) -> dict[int, tuple[TaskLook, float]]:
-        return {i: (TaskLook("", 0.0, (), 0.0), 0.0) for i in self.steps}
+    ) -> dict[int, tuple[Any, float]]:
+        return dict.fromkeys(self.steps, (Unreachable("it is not asked"), 0.0))
 
     async def healthy(self, patience_s: float) -> dict[int, None]:
         self.patience.append(patience_s)
@@ -137,14 +137,21 @@ class Controller:
         return {}
 
 
+BACKGROUND = BackgroundTasks()
+"""Runs the services of all attempts."""
+
+
 def new_attempt(
     slices: Slices, controller: Controller, stall_timeout: float | None = None, silence_s: float = 5.0
 ) -> Attempt:
     """Attempt 3 of a job on that slice."""
     hosts = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in range(slices.hosts))
     order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, 1)
+    services = pool_parts(Pool(controller))  # type: ignore[arg-type]
+    for work, what in services.works():
+        BACKGROUND.start(work, what)
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
-    return Attempt(slices, controller, request, order, StallLimit(stall_timeout))  # type: ignore[arg-type]
+    return Attempt(slices, controller, services, request, order)  # type: ignore[arg-type]
 
 
 def new_context(order: AttemptOrder, slices: Any, controller: Any) -> AttemptContext:

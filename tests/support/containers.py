@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tests.support.stand_in_engine as stand_in
-from iris_ray.model.job_spec import CONTAINER_LABEL as LABEL
+from iris_ray.docker.core import CONTAINER_LABEL as LABEL
 
 
 class StandIn:

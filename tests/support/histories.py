@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from iris_ray.actors.protocol.status import JobFacts
+from iris_ray.history.calls import HistoryRows, Value
 from iris_ray.history.history_file import Bounds, HistoryFile
-from iris_ray.history.reading import HistoryRows, Value, read_history
+from iris_ray.history.reading import read_history
 from iris_ray.history.rows import JobStory, Sample, UserSample, job_story
 from iris_ray.model.jobs import Job
 from tests.support.worlds import World

@@ -162,12 +162,12 @@ class RunningPart(Generic[Event]):
         call = _call_of(part.__class__, self.service.name, method)
         return await _Timed(call(part, *args, **kwargs), self._note_step)
 
-    async def call(self, hook: Callable[[Any], Awaitable[T]], deadline_s: float) -> T:
+    async def call(self, hook: Callable[[Any], Awaitable[T]], deadline_s: float | None) -> T:
         """Return what a hook of the part returns.
 
         Args:
             hook: is called with the part.
-            deadline_s: how long the part may take; seconds.
+            deadline_s: how long the part may take; seconds. None: the caller stops waiting by itself.
 
         Raises:
             IrisError: the hook's own.
@@ -180,7 +180,7 @@ class RunningPart(Generic[Event]):
         except IrisError:
             raise
         except Exception as error:
-            why = f"no answer within {deadline_s:g} s" if isinstance(error, TimeoutError) else _in_a_line(error)
+            why = f"no answer within {deadline_s} s" if isinstance(error, TimeoutError) else _in_a_line(error)
             self._break_down(error if str(error) else TimeoutError(why))
             raise ServiceUnavailableError(f"the service {self.service.name} has failed: {why}") from error
 

@@ -204,7 +204,7 @@ def _has_command(pid: int) -> bool:
 # -- release: wait until the chips are free. No process is ended here --------------------------------------------------
 
 RELEASE_S = 2.0
-"""The kernel may take so long to take a chip back from a process that has ended."""
+"""The time for the kernel to take a chip back from a process that has ended."""
 POLL_S = 0.05
 
 

@@ -40,7 +40,7 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def can_not_start(error: OSError) -> str:
-    """Return in words that this error keeps tasks from starting on a host, as part of a sentence about the host."""
+    """Return the words that say that this error keeps tasks from starting on a host."""
     return f"no task can start there: {error}"
 
 
@@ -56,7 +56,7 @@ def _why_unsafe(found: os.stat_result) -> str | None:
 
 
 NAME_CHARS = 200
-"""A directory's name has at most so many characters of the job's id. File systems allow 255 bytes."""
+"""The number of characters of a job's id in a directory's name at most. File systems allow 255 bytes."""
 
 
 def directory_name(job_id: str) -> str:
@@ -106,7 +106,7 @@ class LocalDirectories:
 
         Args:
             job_id: the job.
-            token: what the file service wants of who asks for the job's files; "": it does not serve them.
+            token: the token that the file service requires for the job's files; "": it does not serve them.
 
         Raises:
             OSError: it can't be created.
@@ -129,7 +129,7 @@ class LocalDirectories:
     def remove(
         self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
     ) -> None:
-        """Remove directories, as far as possible. Those that a living task has taken stay.
+        """Remove directories as far as possible, except those that a living task has taken.
 
         Args:
             job_id: remove only this job's.

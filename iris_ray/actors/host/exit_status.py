@@ -102,7 +102,7 @@ def diagnose(found: ProcessExit) -> TaskEnd:
 VMSTAT = Path("/proc/vmstat")
 MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")  # a container's own limit (cgroup v2)
 LOOKS_KEPT = 60
-"""A kill counts for so many looks, one a second: a process of hundreds of GB takes a while to end."""
+"""The number of looks, one a second, for which a kill counts: a process of hundreds of GB ends slowly."""
 
 
 def oom_kills(files: tuple[Path, ...] = (VMSTAT, MEMORY_EVENTS)) -> int:
@@ -177,7 +177,7 @@ class WatchedProcess:
         await self._exited.wait()
 
     async def wait_at_most(self, seconds: float) -> None:
-        """Wait for the end of the process, for so many seconds at most."""
+        """Wait for the end of the process, for this time at most; seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._exited.wait()

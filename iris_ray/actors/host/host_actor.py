@@ -6,6 +6,7 @@ It runs in a process of its own, so user code in a task process can't keep it fr
 import asyncio
 import logging
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -19,13 +20,13 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
 from iris_ray.actors.host.announced_end import LOOK_S, announced
-from iris_ray.actors.host.chips import NotFree, host_devices
+from iris_ray.actors.host.chips import Devices, NotFree, host_devices, wait_until_free
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
+from iris_ray.actors.host.reaper import start_reaper
 from iris_ray.actors.host.services import Host, HostParts, host_parts
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.answers import Unfit
@@ -44,7 +45,7 @@ from iris_ray.processes.tree import ProcessTree
 logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 64
-"""The actor remembers so many ended processes of a place, because a caller may still ask how they ended. Up to eight
+"""The number of ended processes of a place that the actor remembers, for callers that ask how they ended. Up to eight
 standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
 
 
@@ -82,7 +83,7 @@ class TPUHostActor:
         return ProcessLedger(host_directory(), self._exclusive)
 
     @cached_property
-    def _preparation(self) -> HostPreparation:
+    def _preparation(self) -> "HostPreparation":
         return HostPreparation(self._name, self._ledger, self._devices, self._background)
 
     @cached_property
@@ -291,3 +292,65 @@ class TPUHostActor:
                 told = notice
                 self._goes(notice)
             await asyncio.sleep(LOOK_S)
+
+
+# -- the first task ----------------------------------------------------------------------------------------------------
+
+
+class HostPreparation:
+    """Prepares one host for its first task, once: ends leftovers of earlier tasks, and waits for free chips.
+
+    Tasks that start on it later belong to the current actor.
+
+    Args:
+        name: the host's name, for messages.
+        ledger: the host's record of task processes.
+        devices: the host's chips, if its tasks have them to themselves; else None.
+        background: runs the preparation.
+    """
+
+    def __init__(self, name: str, ledger: ProcessLedger, devices: Devices | None, background: BackgroundTasks) -> None:
+        self._name = name
+        self._ledger = ledger
+        self._devices = devices
+        self._background = background
+        self._has_reaper = False
+        self._latest: asyncio.Task[NotFree | None] | None = None
+
+    async def ensure(self) -> NotFree | None:
+        """Prepare the host, unless that has succeeded before. Concurrent callers wait for one try.
+
+        Returns:
+            None once the host is ready, or why its chips are not free.
+
+        Raises:
+            RuntimeError: processes of an earlier task can't be ended, and the next task would need their chips.
+        """
+        if self._latest is None or _has_failed(self._latest):
+            self._latest = self._background.start(self._prepare(), f"preparing {self._name}")
+        return await asyncio.shield(self._latest)
+
+    async def _prepare(self) -> NotFree | None:
+        if left := await asyncio.to_thread(self._ledger.end_leftovers):
+            why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
+            if self._devices is not None:
+                raise RuntimeError(why)
+            logger.warning("%s", why)  # they hold no chips, and other tasks may run beside them
+        await self._start_reaper()
+        if self._devices is None:
+            return None
+        return await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
+
+    async def _start_reaper(self) -> None:
+        """Start a reaper that ends the host's tasks if this actor dies."""
+        if self._has_reaper:
+            return
+        try:
+            await asyncio.to_thread(start_reaper, host_directory(), self._devices is not None)
+            self._has_reaper = True
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("%s: if its driver is killed, daemons of its tasks will live on: %s", self._name, error)
+
+
+def _has_failed(preparation: "asyncio.Task[NotFree | None]") -> bool:
+    return preparation.done() and (preparation.exception() is not None or preparation.result() is not None)

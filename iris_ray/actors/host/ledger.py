@@ -13,9 +13,9 @@ from iris_ray.processes.identity import ProcessIdentity, ancestry, environ_of
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
 TERM_GRACE_S = 1.0
-"""Leftover processes may take so long to end after SIGTERM."""
+"""The time that leftover processes have to end after SIGTERM."""
 LEFTOVERS_DYING_S = 240.0
-"""Leftover processes may take so long to end after SIGKILL: the kernel frees hundreds of gigabytes first. It is less
+"""The time that leftover processes have to end after SIGKILL: the kernel frees hundreds of gigabytes first. It is less
 than `reserved_slice.START_TIMEOUT_S`."""
 
 EXCLUSIVE, SHARED = "tasks", "shared-tasks"

@@ -72,7 +72,7 @@ class MetadataClient:
             async with self._session.get(url, params=query, timeout=timeout, allow_redirects=False) as response:
                 body = await response.read()
                 if response.headers.get("Metadata-Flavor") != "Google":
-                    raise NoAnswer(f"{host} is no metadata server of Google's")
+                    raise NoAnswer(f"{host} is not a metadata server of Google's")
                 return Answer(response.status, body.decode(errors="replace").strip(), response.headers.get("ETag", ""))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             raise NoAnswer(f"{host} does not answer: {error or type(error).__name__}") from error
@@ -92,7 +92,7 @@ def path_of(key: str) -> str:
 # -- maintenance -------------------------------------------------------------------------------------------------------
 
 DENIALS = 2
-"""A maintenance counts as called off after so many answers in a row that deny it."""
+"""The number of denials in a row after which a maintenance counts as called off."""
 
 
 class CalledOff(Enum):
@@ -105,8 +105,8 @@ class MaintenanceNews:
     """Finds the changes in a series of answers: a new maintenance, another date, or a maintenance that is called off.
 
     Args:
-        lead_s: a maintenance is told so many seconds before it begins. If it is put off beyond that, it is called off
-            for now.
+        lead_s: seconds before its beginning at which a maintenance is told. If it is put off beyond that, it is
+            called off for now.
         announced: the notice of a maintenance that was told earlier, or None.
     """
 
@@ -191,7 +191,7 @@ logger = logging.getLogger(__name__)
 PREEMPTED = "instance/preempted"
 UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
 PREEMPTION_NOTICE_S = 30.0
-"""A spot VM runs on for so long after ``preempted`` turns TRUE. This is from the documentation; no server says it."""
+"""The time that a spot VM runs on after ``preempted`` turns TRUE, from the documentation; no server names it."""
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class WatchTimes:
 class MetadataWatch:
     """Tells each notice once, and calls a maintenance off once. Does not use Ray.
 
-    A host without a metadata server is no failure: the watch looks for one with ever longer pauses, and logs that once.
+    A host may have no metadata server: the watch looks for one with ever longer pauses, and logs that once.
 
     Args:
         tell: takes each notice, on the event loop.

@@ -28,7 +28,7 @@ WRITE_AGAIN_S = 0.5
 SAVED_POLL_S = 0.02
 """Seconds between two looks whether a task has saved its state; its gang moves once all tasks have."""
 LATE_ANSWER_S = 5.0
-"""A caller gets an answer so long after a notice's deadline at the latest. It allows for clocks that differ."""
+"""The time after a notice's deadline by which a caller gets an answer. It allows for clocks that differ."""
 
 
 class TaskNotices:
@@ -117,11 +117,11 @@ class _Membership:
 class GangPeers:
     """The gangs of a host's tasks, by the pids of their processes.
 
-    A host passes each notice on once, to the few peers that `peers_of` gives it, and they do the same. So a notice goes
-    round the hosts that can't pass it on.
+    Each host passes a notice on once, to the few peers that `peers_of` gives it. So a notice goes round the hosts that
+    can't pass it on.
 
     Args:
-        tell: tells the task of a pid. It may be told of the same notice several times.
+        tell: tells the task of a pid. It may be called several times for one notice.
     """
 
     def __init__(self, tell: Callable[[int, Notice], None]) -> None:

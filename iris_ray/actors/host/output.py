@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 PIPE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
 STUCK_S = 30.0
-"""`OutputPump.close` waits so long for a disk that does not answer."""
+"""The time that `OutputPump.close` waits for a disk that does not answer."""
 
 
 class OutputSink(Protocol):

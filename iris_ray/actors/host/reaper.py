@@ -18,7 +18,7 @@ from iris_ray.processes.identity import ProcessIdentity
 
 AGAIN_S = 1.0
 LOCAL_DIRECTORIES_KEPT_S = 600.0
-"""A job has so long to come back to a host before its directory there is removed."""
+"""The time for a job to come back to a host before its directory there is removed."""
 
 
 def start_reaper(directory: Path, exclusive: bool) -> None:

@@ -156,9 +156,9 @@ def raylet_environment() -> dict[str, str]:
 # above Ray's default worker ports (10002-19999).
 PORTS = range(20_000, 32_768)
 PORTS_HELD = 4
-"""A task process holds so many ports: `actors.pool.launch.Ports` says what for."""
+"""The number of ports that a task process holds: see `actors.pool.launch.Ports`."""
 MOST_REFUSALS = 1000
-"""Give up after so many ports that are in use or forbidden. This suffices even if 99 of 100 are."""
+"""The number of ports tried before giving up. It suffices even if 99 of 100 are in use or forbidden."""
 
 
 def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:

@@ -43,9 +43,9 @@ from iris_ray.processes.tree import ProcessTree, end_processes
 logger = logging.getLogger(__name__)
 
 DYING_S = 600.0
-"""Killed processes may take so long to end: the kernel needs a minute to free hundreds of GB."""
+"""The time for killed processes to end: the kernel needs a minute to free hundreds of GB."""
 KILL_GRACE_S = 0.5
-"""Ray may take so long to end a process before we do; Ray reports a death that it did not cause as a failure."""
+"""The time for Ray to end a process before we do; Ray reports a death that it did not cause as a failure."""
 DESCENDANTS_S = 1.0
 """Seconds between two updates of a task's process tree. A process that starts and loses its parent between two updates
 is found by its process group or by the task's token."""
@@ -155,7 +155,7 @@ class TaskWatch:
             self._process.signal(number)
 
     async def end(self, reason: str | None, exit_grace: float = 0.0) -> str | None:
-        """End every process of the task. Later calls wait for the same end; a call with a reason cuts its grace short.
+        """End every process of the task. Later calls wait for that end; a call with a reason cuts its grace short.
 
         Args:
             reason: why the task is stopped; None if its function has returned, so that exit handlers may run.
@@ -214,7 +214,7 @@ class TaskWatch:
         await self._process.wait_at_most(KILL_GRACE_S)
 
     async def _let_exit(self, exit_grace: float) -> None:
-        """Let the process exit by itself, for so many seconds at most, or until a call of `end` has a reason."""
+        """Let the process exit by itself, until its grace is over or a call of `end` has a reason."""
         Actor[TaskInterface](self._standby).call(TaskInterface.exit)
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
         try:

@@ -7,6 +7,7 @@ stop every task → judge (all in `attempt_end`). `GangRun` knows the retry budg
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import IntEnum, auto
 from typing import Any
 
@@ -23,15 +24,16 @@ from iris_ray.actors.pool.attempt_end import (
     with_late_ends,
 )
 from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace, StopRequest
-from iris_ray.actors.pool.launch import Launch, prepare_launch, with_stored_secrets
+from iris_ray.actors.pool.launch import Launch, SecretNotReadable, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
-from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
+from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import AttemptBegan, AttemptOver, AttemptTold, PoolParts, RunningAttempt
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
-from iris_ray.hangs.limit import StallLimit
+from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -65,16 +67,17 @@ class Attempt:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         order: AttemptOrder,
-        stall_limit: StallLimit,
     ) -> None:
         self.context = context = AttemptContext(AttemptPlace(order), slices, controller, request)
         self.phase = Phase.PREPARING
         self.over = asyncio.Event()
+        self._services = services
         self._notices = NoticeDelivery(context)
-        self._hangs = HangWatch(context, self._notices, stall_limit)
-        self.progress = ProgressWatch(context, self._hangs)
+        self._seen_by_services = RunningAttempt(context, self._notices)
+        self.progress = ProgressWatch(self._seen_by_services, services)
         self.shutdown = AttemptShutdown(context)
         self._background = BackgroundTasks()
 
@@ -115,7 +118,7 @@ class Attempt:
         """
         if notice is None or self._stop.asked or self.phase > Phase.RUNNING:
             return
-        self._hangs.progress_made()  # saving takes time, and is no hang
+        self._services.note([AttemptTold(self._seen_by_services)])
         if self.phase is Phase.RUNNING:
             self._notices.deliver(notice)
             return
@@ -130,8 +133,16 @@ class Attempt:
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
     async def prepare(self, suspected: Mapping[str, str]) -> Launch:
-        """Get every host ready to start its task at once. See `with_stored_secrets` and `prepare_launch`."""
-        return await prepare_launch(await with_stored_secrets(self.context), suspected)
+        """Get every host ready to start its task at once, as `prepare_launch` does.
+
+        Raises:
+            LaunchFailed: some host does not get ready, or a service can't provide what the job needs.
+        """
+        try:
+            request = await self._services.prepared(self.context.request)
+        except IrisError as error:
+            raise SecretNotReadable(str(error)) from None
+        return await prepare_launch(replace(self.context, request=request), self._services, suspected)
 
     async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.
@@ -175,13 +186,14 @@ class Attempt:
         for call in calls:
             call.add_done_callback(_heed_error)  # once we are cancelled, nobody awaits it
         running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)
-        self._hangs.progress_made()
+        self._services.note([AttemptBegan(self._seen_by_services)])
         progress = self._background.start(self.progress.watch(), f"asking how far {self.id} is")
         introducing = self._background.start(self._introduce_hosts(), f"letting the hosts of {self.id} know each other")
         try:
             return await self._until_end(calls)
         finally:
             self.phase = Phase.ENDED
+            self._services.note([AttemptOver(self._seen_by_services)])
             running.cancel()
             progress.cancel()
             introducing.cancel()

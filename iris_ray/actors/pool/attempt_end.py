@@ -29,9 +29,9 @@ from iris_ray.model.verdict import Verdict, judge_gang
 # -- evidence: asked before any slice is given back --------------------------------------------------------------------
 
 ALONE_TIMEOUT_S = 1.0
-"""If a SliceActor does not answer, each of its hosts has so long to answer the pool directly."""
+"""The time that each host of a silent SliceActor has to answer the pool directly."""
 CONTROLLER_AWAY_S = 10.0
-"""A verdict waits so long for a Controller that is being restarted, because the Controller knows the notices."""
+"""The time that a verdict waits for a restarting Controller, which knows the notices."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class Evidence:
 
 
 async def gather_evidence(context: AttemptContext, silent: Mapping[str, str]) -> Evidence:
-    """Ask every host of an attempt whether it answers, and the Controller what it knows about each host.
+    """Ping every host of an attempt, and ask the Controller for its evidence about them.
 
     Args:
         context: the attempt.
@@ -82,12 +82,11 @@ async def gather_evidence(context: AttemptContext, silent: Mapping[str, str]) ->
         for host in hosts:
             keys, said = place.on_host(slice_id, host.host_index), heard.get(host.node_id, HostEvidence())
             on_first = slice_silence if host.host_index == 0 else None
-            found = _HostReplies(said, silences[host.host_index], on_first)
-            on_host = HostEvidence(found.lost, said.draining, out_of_memory=found.killed)
+            on_host, suspicion, is_reachable = _judge_host(said, silences[host.host_index], on_first)
             evidence.hosts |= dict.fromkeys(keys, on_host)
-            if found.is_reachable:
+            if is_reachable:
                 evidence.reachable.update(keys)
-            if suspicion := found.suspicion:
+            if suspicion:
                 evidence.suspects[host.node_id] = suspicion
                 if not said.draining:
                     unexplained |= dict.fromkeys(keys, host.node_id)
@@ -97,42 +96,21 @@ async def gather_evidence(context: AttemptContext, silent: Mapping[str, str]) ->
     return evidence
 
 
-@dataclass(frozen=True, slots=True)
-class _HostReplies:
-    """The answers about one host.
+def _judge_host(
+    said: HostEvidence, silence: Unreachable | None, slice_silence: Unreachable | None
+) -> tuple[HostEvidence, str | None, bool]:
+    """Return the evidence about a host, why it may be gone (None if nothing says so), and whether it can be reached.
 
-    Attributes:
+    Args:
         said: the Controller's answer.
         silence: why the TPUHostActor does not answer; None if it does.
         slice_silence: why the SliceActor on this host does not answer; None if it does, or runs on another host.
     """
-
-    said: HostEvidence
-    silence: Unreachable | None
-    slice_silence: Unreachable | None
-
-    @property
-    def is_reachable(self) -> bool:
-        return not self.said.lost and (self.silence is None or isinstance(self.silence, Gone))
-
-    @property
-    def killed(self) -> str | None:
-        """How Ray killed an actor of ours for lack of memory, if it did. The host itself is then still there."""
-        killed = (actor for actor in (self.slice_silence, self.silence) if isinstance(actor, KilledForMemory))
-        return next((actor.reason for actor in killed), None)
-
-    @property
-    def suspicion(self) -> str | None:
-        """Why the host may be gone; None if nothing says so."""
-        silence = None if self.silence is None or self.killed is not None else self.silence.reason
-        return self.said.lost or silence
-
-    @property
-    def lost(self) -> str | None:
-        """Why the gang can't use the host: it may be gone, or it has lost the SliceActor."""
-        if self.suspicion or self.slice_silence is None or self.killed is not None:
-            return self.suspicion
-        return self.slice_silence.reason
+    killed = [actor.reason for actor in (slice_silence, silence) if isinstance(actor, KilledForMemory)]
+    suspicion = said.lost or (None if silence is None or killed else silence.reason)
+    lost = suspicion or (None if slice_silence is None or killed else slice_silence.reason)
+    is_reachable = not said.lost and (silence is None or isinstance(silence, Gone))
+    return HostEvidence(lost, said.draining, out_of_memory=killed[0] if killed else None), suspicion, is_reachable
 
 
 async def _asked(

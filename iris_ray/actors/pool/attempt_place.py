@@ -19,7 +19,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NAMED = 8
-"""A place names at most so many slices or hosts in words."""
+"""The number of slices or hosts that a log message names at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from iris_ray.actors.pool.launch import (
     silent_hosts,
 )
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
 from iris_ray.actors.protocol.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.protocol.payloads import Pickled, PickledError
@@ -40,7 +41,6 @@ from iris_ray.errors import (
     TaskSetupError,
     VersionMismatchError,
 )
-from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
@@ -64,9 +64,9 @@ logger = logging.getLogger(__name__)
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """A waiting job logs after the first time why it waits, and repeats it at the second interval."""
 RESULTS_FIRST_S = 0.01
-"""The pool ends a gang's processes so long after its success: on few cores, ending them would delay the results."""
+"""The pause between a gang's success and the end of its processes, which would delay the results on few cores."""
 EXIT_WORD_S = 2.0
-"""A job that has succeeded logs after so long that its processes have not ended yet."""
+"""The time after which a job that has succeeded logs that its processes have not ended yet."""
 
 
 class GangRun:
@@ -88,6 +88,7 @@ class GangRun:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         number: int,
         changed: Callable[[], None],
@@ -101,9 +102,9 @@ class GangRun:
         self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
+        self._services = services
         self._request = request
         self.attempt: Attempt | None = None
-        self._stall_limit = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
@@ -117,9 +118,9 @@ class GangRun:
         while True:
             order = await self._next_order()
             if order is None:
-                standing = await self._report([])
-                if standing.state.finished:
-                    return self._final_error(None, standing)
+                view = await self._report([])
+                if view.state.finished:
+                    return self._final_error(None, view)
                 continue
             if order.attempt.number <= self._refused:
                 continue
@@ -216,7 +217,7 @@ class GangRun:
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """Run one attempt. Return its verdict (None if it did not start) and the job's state (None after success)."""
-        attempt = self.attempt = Attempt(self._slices, self._controller, self._request, order, self._stall_limit)
+        attempt = self.attempt = Attempt(self._slices, self._controller, self._services, self._request, order)
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:
@@ -248,8 +249,8 @@ class GangRun:
         await asyncio.wait({self._background.start(look, f"asking how far {attempt.id} was")})
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
-            standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
-            if not standing.state.finished:  # it had taken the attempt back for a lost host, and would run it again
+            job = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
+            if not job.state.finished:  # it had taken the attempt back for a lost host, and would run it again
                 await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)

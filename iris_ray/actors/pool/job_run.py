@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,6 +13,7 @@ from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED = (InvalidRequestError, LimitReachedError, NotPermittedError, SecretStoreError)
 """The errors with which the Controller refuses a job."""
+TELL_AGAIN_S = 0.1
+"""The pause before tasks are told again that could not be told: their processes may be just starting."""
 
 
 class JobRun:
@@ -54,6 +56,7 @@ class JobRun:
         self,
         slices: ReservedSlices,
         controller: ControllerClient,
+        services: PoolParts,
         request: RunRequest,
         accepted: "asyncio.Future[bool]",
         incarnation: int,
@@ -61,13 +64,13 @@ class JobRun:
         self.job_id = request.spec.job_id
         self._controller = controller
         self.request = request
-        self._spec = replace(request.spec, owner=slices.owner)
+        self._spec = request.spec.owned_by(slices.owner)
         self._accepted = accepted
         self._incarnation = incarnation
         numbers = range(self._spec.num_gangs)
-        self.gangs = [GangRun(slices, controller, request, number, self._changed) for number in numbers]
-        by_slice = self._spec.failure_domain == EACH_SLICE
-        self._telling = MembershipTelling(self.gangs) if by_slice else None
+        self.gangs = [GangRun(slices, controller, services, request, number, self._changed) for number in numbers]
+        self._membership = Membership(0, token=secrets.token_hex(16))
+        self._background = BackgroundTasks()
 
     async def run(self) -> list[Any]:
         """Return the tasks' results by index, or raise the job's own error.
@@ -95,9 +98,29 @@ class JobRun:
         return [result for outcome in in_places for result in outcome]
 
     def _changed(self) -> None:
-        """Note that a gang has started or ended its tasks."""
-        if self._telling is not None:
-            self._telling.changed()
+        """Note that a gang has started or ended its tasks. If each slice is a gang, tell all that run which these are.
+
+        Returns at once.
+        """
+        if self._spec.failure_domain != EACH_SLICE:
+            return
+        running = {i: gang.running for i, gang in enumerate(self.gangs)}
+        now = {i: attempt.id.number for i, attempt in running.items() if attempt is not None}
+        known = self._membership
+        stay = {i: number for i, number in known.running.items() if now.get(i) == number}
+        returned = frozenset(i for i, gang in enumerate(self.gangs) if gang.returned)
+        self._membership = Membership(known.epoch + 1, stay | now, returned, known.token)
+        for i, attempt in running.items():
+            if attempt is not None:
+                telling = self._tell_membership(self.gangs[i], attempt, self._membership)
+                self._background.start(telling, f"telling {attempt.id} which slices run")
+
+    async def _tell_membership(self, gang: GangRun, attempt: Attempt, membership: Membership) -> None:
+        """Tell the tasks of an attempt, again and again until all have heard it or there is something newer to tell."""
+        while self._membership is membership and gang.running is attempt:
+            if all(await attempt.context.ask(SliceActor.hear_membership, attempt.id, membership)):
+                return
+            await asyncio.sleep(TELL_AGAIN_S)
 
     def is_warm_for(self, request: RunRequest) -> bool:
         """Return whether the slices that this job leaves will be warm for that request."""
@@ -150,44 +173,3 @@ class JobRun:
 def _telling_error(errors: Sequence[Exception]) -> Exception:
     """Return the first error that says why the job ended. Skip gangs that were only cancelled with the job."""
     return next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
-
-
-# -- membership --------------------------------------------------------------------------------------------------------
-
-TELL_AGAIN_S = 0.1
-"""The pause before tasks are told again that could not be told: their processes may be just starting."""
-
-
-class MembershipTelling:
-    """Tells the tasks of a job which of its slices run, at once when that changes. Each slice is a gang of its own.
-
-    Args:
-        gangs: the job's gangs, by slice id.
-
-    Attributes:
-        latest: the membership that is told.
-    """
-
-    def __init__(self, gangs: Sequence[GangRun]) -> None:
-        self.latest = Membership(0, token=secrets.token_hex(16))
-        self._gangs = gangs
-        self._background = BackgroundTasks()
-
-    def changed(self) -> None:
-        """Note that a slice has started or ended, and begin to tell all that run. Return at once."""
-        attempts = [gang.running for gang in self._gangs]
-        now = {attempt.id.gang: attempt.id.number for attempt in attempts if attempt is not None}
-        stay = {i: number for i, number in self.latest.running.items() if now.get(i) == number}
-        returned = frozenset(i for i, gang in enumerate(self._gangs) if gang.returned)
-        self.latest = Membership(self.latest.epoch + 1, stay | now, returned, self.latest.token)
-        for gang, attempt in zip(self._gangs, attempts, strict=True):
-            if attempt is not None:
-                telling = self._tell(gang, attempt, self.latest)
-                self._background.start(telling, f"telling {attempt.id} which slices run")
-
-    async def _tell(self, gang: GangRun, attempt: Attempt, membership: Membership) -> None:
-        """Tell the tasks of an attempt, again and again until all have heard it or there is something newer to tell."""
-        while self.latest is membership and gang.running is attempt:
-            if all(await attempt.context.ask(SliceActor.hear_membership, attempt.id, membership)):
-                return
-            await asyncio.sleep(TELL_AGAIN_S)

@@ -2,25 +2,22 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
 from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
+from iris_ray.actors.pool.services import UNFIT_S, PoolParts
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
-from iris_ray.errors import NotPermittedError, SecretNotFoundError, SecretStoreError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import Fault, TaskKey
-from iris_ray.model.secret import with_value
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
-from iris_ray.preflight.pool import Preflight
-from iris_ray.secrets.calls import SecretCalls
 
 FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
 """On hosts with few cores the next standbys start late, and those that import modules start later still. Else they
@@ -104,10 +101,10 @@ class OtherVersions(SetupImpossible):
     """The iris_ray on the hosts does not work with this one."""
 
 
-async def prepare_launch(context: AttemptContext, suspected: Mapping[str, str]) -> Launch:
+async def prepare_launch(context: AttemptContext, services: PoolParts, suspected: Mapping[str, str]) -> Launch:
     """Hold the slices, and wait until every host can start its task at once, or the attempt is asked to stop.
 
-    Hosts that are suspected, by node id with the reason, are tested meanwhile.
+    Services test hosts meanwhile that are suspected, by node id with the reason.
 
     Raises:
         LaunchFailed: some host did not get ready, or the attempt was asked to stop.
@@ -115,7 +112,8 @@ async def prepare_launch(context: AttemptContext, suspected: Mapping[str, str]) 
     place, slices, request, stop = context.place, context.slices, context.request, context.stop
     slices.scale_multislice(place.order, request.process, request.keep_warm)
     ready = asyncio.ensure_future(slices.all_ready(place.names, request.host_silence))
-    preflight = Preflight(place, slices, suspected)
+    are_ready = asyncio.Event()
+    tests = asyncio.ensure_future(services.unfit(context, suspected, are_ready))
     first: set[asyncio.Future[Any]] = {ready, stop.reason}
     try:
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -123,10 +121,12 @@ async def prepare_launch(context: AttemptContext, suspected: Mapping[str, str]) 
             raise (LaunchFailed if stop.moved_for is None else MovedBeforeStart)(stop.reason.result())
         answers = ready.result()
         if not any(map(is_broken, answers.values())):
-            answers |= await preflight.failed()
+            are_ready.set()
+            await asyncio.wait({tests}, timeout=UNFIT_S)
+            answers |= tests.result() if tests.done() else {}
     finally:
         ready.cancel()
-        preflight.cancel()
+        tests.cancel()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
         other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())
@@ -136,31 +136,8 @@ async def prepare_launch(context: AttemptContext, suspected: Mapping[str, str]) 
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports[0])
     ports = {name: answers[name].ports for name in place.names}
-    services = tuple(address for name in place.names for address in answers[name].file_services)
-    return Launch(launch_plan(request, place, ports, services), refill(first_slice, place.num_hosts, request))
-
-
-async def with_stored_secrets(context: AttemptContext) -> AttemptContext:
-    """Return an attempt whose secrets have the values that are in the cluster's store now.
-
-    Raises:
-        SecretNotReadable: a secret is not there any more, is for others now, or can't be read.
-    """
-    request, controller = context.request, context.controller
-    stored = {one.stored for one in request.secrets.values() if one.stored}
-    if not stored:
-        return context
-    job_id, sender = request.spec.job_id, controller.sender
-    asking = (controller.ask(SecretCalls.stored_secret, job_id, name, sender) for name in stored)
-    try:  # each in an answer of its own, as Ray puts large ones into its object store
-        values = dict(zip(stored, await asyncio.gather(*asking), strict=True))
-    except (SecretNotFoundError, SecretStoreError, NotPermittedError) as error:
-        raise SecretNotReadable(str(error)) from None
-    found = {
-        name: with_value(one, values[one.stored].decode()) if one.stored else one
-        for name, one in request.secrets.items()
-    }
-    return replace(context, request=replace(request, secrets=found))
+    addresses = tuple(address for name in place.names for address in answers[name].file_services)
+    return Launch(launch_plan(request, place, ports, addresses), refill(first_slice, place.num_hosts, request))
 
 
 def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
 """The first and the longest pause before tasks are asked again whether they have saved."""
 LATE_ANSWER_S = 5.0
-"""A slice may answer so long after the deadline."""
+"""The time after the deadline in which a slice may still answer."""
 
 _Source = tuple[str, NoticeKind] | None
 """A host's node id and the kind of its notice, or None for the Controller."""
@@ -145,7 +145,7 @@ class NoticeDelivery:
         self._attempt.stop.move(notice, f"{notice.reason}; {how}")
 
     def _tell_hosts(self, notice: Notice) -> None:
-        """Tell one host of each slice, beside the SliceActors, which may hang. The hosts pass it on. Return at once."""
+        """Tell one host of each slice directly, since SliceActors may hang. The hosts pass it on. Returns at once."""
         if not self._place.on_slices:  # their SliceActor is in this process
             return
         for host in (self._attempt.slices.host_actors(name)[0] for name in self._place.names):
@@ -153,7 +153,7 @@ class NoticeDelivery:
             self._background.start(telling, f"telling {host.name} of a notice")
 
     async def _ask(self, notice: Notice, seconds: float) -> tuple[bool, bool]:
-        """Return whether all tasks saved within so many seconds, and whether any waits for the move since it saved."""
+        """Return whether all tasks saved in this time, and whether any has saved and waits for the move."""
         what = self._attempt.id, notice, time.time()
         replies = await self._attempt.ask_within(seconds + LATE_ANSWER_S, SliceActor.notify, *what)
         answers = [reply or (False, False) for reply in replies]

@@ -1,53 +1,47 @@
-"""Asks the running tasks of an attempt for their steps, shows them to people, and ends an attempt that hangs."""
+"""Asks the running tasks of an attempt for their steps, and shows them to people."""
 
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any
 
 from iris_ray.actors.calls.background import repeat
-from iris_ray.actors.pool.attempt_place import AttemptContext
-from iris_ray.actors.pool.notice_delivery import NoticeDelivery
+from iris_ray.actors.pool.services import PoolParts, ProgressSeen, RunningAttempt
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves
-from iris_ray.hangs.blame import StallFinding, find_culprit
-from iris_ray.hangs.calls import HangCalls, TaskLook
-from iris_ray.hangs.limit import StallLimit
 from iris_ray.model.goodput import Marks, with_step
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
+from iris_ray.model.outcomes import TaskKey
 
 logger = logging.getLogger(__name__)
 
 FIRST_LOOK_S = 1.0
 LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
 TASKS_A_SECOND = 16.0
-"""The pool asks so many tasks per second on average, so it asks a large gang less often."""
+"""The number of tasks asked per second, on average. A large gang is asked less often."""
 LAST_LOOK_S = 0.2
-"""The last look at a gang that has ended may delay its end so long."""
+"""The longest delay of a gang's end by the last look at its tasks."""
 TELL_AGAIN_S = 30.0
-"""Progress that has not changed is repeated after so long, for a Controller that was restarted."""
+"""The interval at which unchanged progress is repeated, for a restarted Controller."""
 
 
 class ProgressWatch:
-    """Asks the tasks of an attempt every few seconds, and tells the Controller what has changed.
+    """Asks the tasks of an attempt every few seconds, and tells services and the Controller what has changed.
 
     Args:
-        context: the attempt.
-        hangs: sees each answer, and ends the attempt if it hangs.
+        attempt: the attempt.
+        services: see each answer.
     """
 
-    def __init__(self, context: AttemptContext, hangs: "HangWatch") -> None:
-        self._attempt, self._place = context, context.place
-        self._hangs = hangs
-        self._pause_s = min(pause_s(context.request.spec.most_tasks), hangs.look_after_s)
-        self._told: tuple[int | None, str | None, bool] | None = None  # step, status, whether it heeds notices
+    def __init__(self, attempt: RunningAttempt, services: PoolParts) -> None:
+        self._attempt, self._place = attempt.context, attempt.context.place
+        self._seen_by_services, self._services = attempt, services
+        self._job_pause_s = pause_s(attempt.context.request.spec.most_tasks)
+        self._told: tuple[object, ...] | None = None  # step, status, limit, whether it heeds notices
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
         self._has_looked = False
@@ -55,26 +49,28 @@ class ProgressWatch:
         self._speeds = Speeds()
 
     @property
+    def _pause_s(self) -> float:
+        return min(self._job_pause_s, self._seen_by_services.most_pause_s)
+
+    @property
     def marks(self) -> Marks:
         """The marks of the attempt's speaker: the first task that named a step."""
         return self._marks
 
     async def watch(self) -> None:
-        """Look at the tasks until the attempt hangs and has been asked to end."""
+        """Look at the tasks for ever."""
         await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
         await repeat(self._look, f"asking how far {self._attempt.id} is", self._pause_s)
 
-    async def _look(self) -> bool:
-        """Look at the tasks once, then pause. Return whether the attempt hangs."""
+    async def _look(self) -> None:
+        """Look at the tasks once, then pause."""
         self._has_looked = True
         running, progress = await self._ask()
-        if await self._hangs.is_over(running, progress):
-            return True
+        self._services.note([ProgressSeen(self._seen_by_services, running, progress)])
         self._note_marks(progress)
-        slow, limit = self._stragglers(progress), self._hangs.limit_in_words
+        slow, limit = self._stragglers(progress), self._seen_by_services.stall_limit
         await self._tell(summed_up(self._attempt.id, progress, self._marks, slow, limit))
         await asyncio.sleep(self._pause_s)
-        return False
 
     async def look_again(self, has_failed: bool) -> None:
         """Ask the speaker a last time for its marks, if its host answers within `LAST_LOOK_S`. It may have ended.
@@ -120,7 +116,7 @@ class ProgressWatch:
         now = asyncio.get_running_loop().time()
         if progress.age is None and progress.status is None and progress.saves == Saves():
             return
-        said = progress.step, progress.status, progress.saves.heeds_notices
+        said = progress.step, progress.status, progress.stall_limit, progress.saves.heeds_notices
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
@@ -133,7 +129,7 @@ class ProgressWatch:
 
 
 def pause_s(job_tasks: int) -> float:
-    """Return the pause between two looks, in seconds, for a job with so many tasks in all."""
+    """Return the pause between two looks at a job with this number of tasks; seconds."""
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
@@ -159,130 +155,14 @@ def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
     return replace(latest, heeds_notices=any(saves.heeds_notices for saves in told))
 
 
-STACKS_S = 1.0
-"""When a gang hangs, its stacks have so long to reach the logs."""
-LOOK_WITHIN_S = 5.0
-"""How long the hosts of a hanging gang have to report its processes before these are ended."""
-LOOK_AT_MOST_S = 5.0
-
-
-class HangWatch:
-    """Ends an attempt in which no task makes progress. `ProgressWatch` asks the tasks.
-
-    Args:
-        context: the attempt.
-        notices: the notices that tasks were told; saving takes time, and is no hang.
-        limit: says after how many seconds without progress of any task the attempt hangs.
-    """
-
-    def __init__(self, context: AttemptContext, notices: NoticeDelivery, limit: StallLimit) -> None:
-        self._attempt, self._place = context, context.place
-        self._notices = notices
-        self._limit = limit
-        limit.attempt_begins()
-        self._progress_at = time.monotonic()
-        self._running: set[TaskKey] = set()
-        self._now: tuple[set[str], int | None] = set(), None  # declared pauses of its tasks, and the furthest step
-
-    def progress_made(self) -> None:
-        """Restart the count of seconds without progress."""
-        self._progress_at = time.monotonic()
-
-    @property
-    def look_after_s(self) -> float:
-        """The longest pause between two looks at the tasks, in seconds; infinite unless a user has set a limit."""
-        return math.inf if self._limit.set_s is None else min(self._limit.set_s / 4, LOOK_AT_MOST_S)
-
-    @property
-    def limit_in_words(self) -> str | None:
-        """After how long without progress the attempt hangs, and why; None: never."""
-        return self._limit.in_words(*self._now)
-
-    async def is_over(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> bool:
-        """Return whether the attempt hangs. If it does, ask it to end.
-
-        Args:
-            running: the tasks that have not returned.
-            progress: of the running tasks whose hosts answer.
-        """
-        self._limit.note(found.rhythm for found in progress.values())
-        self._now = _paused(progress), _furthest(progress)
-        silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
-        if limit is None or not progress or silence <= limit:
-            return False
-        await self._end(progress, silence)
-        return True
-
-    def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
-        """Return the seconds since any task made progress."""
-        now = time.monotonic()
-        beats = [now - max(0.0, p.age) for p in progress.values() if p.age is not None]
-        if self._running - running:  # a task that has returned has made progress
-            beats.append(now)
-        self._running = running
-        notice = self._notices.latest
-        if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
-            beats.append(now)  # the others may be waiting for those that have saved
-        self._progress_at = max([self._progress_at, *beats])
-        return now - self._progress_at
-
-    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
-        last = min(progress, key=lambda key: _how_far(progress[key]))
-        found = await self._look(progress)
-        if found.culprit is not None:
-            who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
-        else:
-            who = f"the last is {self._place.in_words(last)}, {_in_words(progress[last], progress)}"
-            who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
-        reason = f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; {who}."
-        reason += " What each was doing is in its log"
-        if self._limit.is_learned:
-            self._limit.alarmed(_furthest(progress), silence)
-            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
-        else:
-            result = TpuRunError(reason, kind=RunErrorKind.HANG)
-        self._attempt.stop.blame_for_hang(found.culprit or last, result, reason, held_up=found.culprit is not None)
-
-    async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
-        """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
-        printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
-        replies = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
-        await printed
-        looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
-        for key, (look, took_s) in replies.items():
-            looks[key] = replace(look, late_s=took_s - look.took_s) if isinstance(look, TaskLook) else None
-        steps = {key: found.step for key, found in progress.items() if found.step is not None}
-        return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
-
-    async def _ask_of_each(self, question: Callable[..., object], within_s: float) -> dict[TaskKey, tuple[Any, float]]:
-        """Ask the hosts about each running process. Leave out the slices whose SliceActors do not answer."""
-        what = self._attempt.id, "hangs", question.__name__, within_s
-        return self._attempt.by_task(await self._attempt.ask_within(within_s + 1.0, SliceActor.ask_of_each, *what))
-
-
-def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:
-    return {found.rhythm.pause for found in progress.values() if found.rhythm.pause is not None}
-
-
 def _furthest(progress: Mapping[TaskKey, Progress]) -> int | None:
     return max((found.step for found in progress.values() if found.step is not None), default=None)
-
-
-def _how_far(progress: Progress) -> tuple[int, float]:
-    """Return a sort key that is smallest for the task that is furthest behind. A task without a step is behind all."""
-    return -1 if progress.step is None else progress.step, -(progress.age or float("inf"))
-
-
-def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
-    steps = [progress.step for progress in all_of_them.values() if progress.step is not None]
-    where = "before its first heartbeat" if last.step is None and last.age is None else f"at step {last.step}"
-    return where + (f"; the furthest is at step {max(steps)}" if steps else "")
 
 
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 WINDOW_S = 60.0
-"""Speeds are averages over one to two windows of so many seconds."""
+"""The window of a speed: an average covers one to two windows; seconds."""
 FEWEST = 3
 """The median of fewer tasks says nothing."""
 SLOW = 0.8

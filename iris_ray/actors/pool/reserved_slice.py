@@ -31,7 +31,7 @@ _SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TP
 # -- actors of a slice, or of tasks on shared hosts --------------------------------------------------------------------
 
 SHARED_IDLE_S = 30.0
-"""The TPUHostActor of a shared host waits so long for its next task."""
+"""The time that the TPUHostActor of a shared host waits for its next task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +176,11 @@ def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStra
 # -- reserved slice ----------------------------------------------------------------------------------------------------
 
 END_TIMEOUT_S = 10.0
-"""The next attempt waits at most so long for a host to end the leftovers of the one before."""
+"""The time that a host has to end the leftovers of the attempt before."""
 LOOK_AGAIN_S = 0.2
 PROBE_S = 3.0
 START_TIMEOUT_S = 300.0
-"""All hosts of a slice may take so long to start their processes, their runtime environment included."""
+"""The time for all hosts of a slice to start their processes, including the runtime environment."""
 
 Bundle = dict[str, float]
 

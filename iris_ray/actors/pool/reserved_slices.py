@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 USED_PORTS_KEPT = 1000
 WORKED_KEPT = 16
-"""The pool remembers so many kinds of task processes that could be started."""
+"""The number of kinds of task processes of which the pool remembers that they start."""
 HEALTHY_TIMEOUT_S = 3.0
 RESERVE_TIMEOUT_S = 10.0
-"""Ray may take so long to reserve chips that the Controller counts as free, if it reserves anything at all."""
+"""The time in which Ray reserves chips that the Controller counts as free, if it reserves anything at all."""
 STALLED_S = 600.0
-"""Ray may reserve nothing for any job for so long. See `ReservedSlice.reserves_nothing`."""
+"""The time for which Ray may reserve nothing for any job. See `ReservedSlice.reserves_nothing`."""
 
 
 class SpareFailed(Exception):
@@ -163,7 +163,7 @@ class ReservedSlices:
 
         Args:
             names: the slices.
-            silence_s: a host that has not answered for so long counts as lost; seconds.
+            silence_s: a host that has not answered for this time counts as lost; seconds.
         """
         asks = {asyncio.ensure_future(self._ready(self._held[name], silence_s)): name for name in names}
         pending, broken = set(asks), False

@@ -32,13 +32,13 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 logger = logging.getLogger(__name__)
 
 HOST_ASKED_AFTER_S = 1.0
-"""A task's host is asked for its end only after the task has run so long. That makes launches faster."""
+"""The age from which a task's host is asked for its end. Not asking before makes launches faster."""
 LAST_WORD_S = 1.0
-"""Ray has so long to report the end of a process that its host says is gone."""
+"""The time for Ray to report the end of a process after its host has reported it."""
 ANSWER_S = 1.0
-"""Tasks that are asked after the deadline have so long to say that they have saved."""
+"""The time to answer for tasks that are asked after the deadline whether they have saved."""
 FETCH_S = 2.0
-"""Fetching an exception from its task's process may take so long; then the process is ended."""
+"""The time to fetch an exception from its task's process, before the process is ended."""
 TEARDOWN_TIMEOUT_S = 20.0
 
 Standbys: TypeAlias = list[tuple[ActorHandle, int]]
@@ -148,7 +148,7 @@ class SliceActor:
         return versions_here()
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
-        """Return why each host counts as lost; None for a host that answers within so many seconds."""
+        """Return why each host counts as lost; None for a host that answers in this time; seconds."""
         there = [i for i in self._hosts if i not in self._silent]
         answers = await asyncio.gather(*(self._hosts[i].ask_within(patience_s, HostInterface.healthy) for i in there))
         lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
@@ -222,7 +222,7 @@ class SliceActor:
             attempt: the tasks' attempt.
             generation: the standbys that run them. Earlier generations are dropped.
             launches: by process of the slice.
-            silence_s: a host that has not answered for so long counts as lost; seconds.
+            silence_s: a host that has not answered for this time counts as lost; seconds.
 
         Returns:
             The ends known by then, by process of the slice; None on a host that no longer answers.

@@ -1,6 +1,6 @@
 """The actor through which one calling process runs its jobs.
 
-It lives in the caller's Ray job. When the calling process ends, the pool and every actor that it started end, too.
+It lives in the caller's Ray job. The pool and every actor that it started end with the calling process.
 """
 
 import asyncio
@@ -21,11 +21,9 @@ from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.pool.services import Pool, pool_parts
+from iris_ray.actors.pool.services import JobOver, Pool, pool_parts
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
-from iris_ray.actors.protocol.services import installed_services
 from iris_ray.errors import DeposedError, NotYetError
-from iris_ray.handover.file import environment_line, run_line
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU
@@ -38,15 +36,15 @@ LONG_IDLE_S = 10.0
 IDLE_LOOK_S = 10.0
 """The interval at which the pool asks whether idle slices still answer, and whether other Ray work waits for them."""
 LEAVING_S = 1.0
-"""A new job waits so long for warm slices on which processes of the job before are still ending."""
+"""The time that a new job waits for warm slices on which processes of the job before are still ending."""
 LATEST_QUESTION_S = 60.0
-"""The pool answers `accepted` for so long after a job's end."""
+"""The time after a job's end in which the pool answers `accepted`."""
 REPEATED_WITHIN_S = 60.0
-"""After a pool's process is restarted, callers have so long to repeat the jobs of the process before."""
+"""The time that callers have to repeat their jobs after the pool's process was restarted."""
 DROPPED_KEPT = 100
-"""The pool remembers so many dropped spares, because their orders may still come."""
+"""The number of dropped spares that the pool remembers, because their orders may still come."""
 LAST_ANSWERS_S = 2.0
-"""A pool without a caller stays so long after its job, so that the results can be fetched."""
+"""The time that a pool without a caller lives after its job, so that the results can be fetched."""
 
 
 class SlicePoolManager:
@@ -73,7 +71,7 @@ class SlicePoolManager:
         self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
-        self._services = pool_parts(installed_services(), Pool(self._controller, self._background))
+        self._services = pool_parts(Pool(self._controller, self._only_request, self._background))
         for work, what in self._services.works():
             self._background.start(work, what)
         self._epoch = 0
@@ -95,7 +93,7 @@ class SlicePoolManager:
     async def run(self, request: RunRequest) -> list[Any]:
         self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
-        run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
+        run = JobRun(self._slices, self._controller, self._services, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
         self._gangs |= {(run.job_id, number): gang for number, gang in enumerate(run.gangs)}
         self._had.add(run.job_id)
@@ -135,16 +133,6 @@ class SlicePoolManager:
 
     async def accepted(self, job_id: str) -> bool:
         return await asyncio.shield(self._acceptance(job_id))
-
-    async def what_it_runs(self) -> dict[str, Any] | None:
-        run = next(iter(self._runs.values()), None)
-        if self._alone is None or run is None:
-            return None
-        function = run.request.pickled_function
-        return {
-            "run": run_line(run.request, function if isinstance(function, bytes) else await function),
-            "ray_job": environment_line(ray.get_runtime_context().runtime_env or {}),
-        }
 
     async def release(self) -> None:
         await self.tasks_ended()
@@ -246,6 +234,10 @@ class SlicePoolManager:
         await self._slices.left(name)
         return name not in self._slices
 
+    def _only_request(self) -> RunRequest | None:
+        run = next(iter(self._runs.values()), None)
+        return None if self._alone is None or run is None else run.request
+
     def _acceptance(self, job_id: str) -> "asyncio.Future[bool]":
         """Return a future: whether the Controller has the job. The question may come before the job itself."""
         return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
@@ -269,6 +261,7 @@ class SlicePoolManager:
     async def _settle(self, run: JobRun) -> None:
         await run.settled()
         await self._slices.job_over(run.job_id)
+        self._services.note([JobOver(run.job_id)])
         await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
         del self._unsettled[run.job_id]
         for number, gang in enumerate(run.gangs):

@@ -23,16 +23,6 @@ class ForCallers(Protocol):
     async def results(self) -> list[Any]:
         """Wait for the only job of a pool without a caller. Return or raise as `run` does."""
 
-    async def what_it_runs(self) -> dict[str, Any] | None:
-        """Return how the only job of a pool without a caller is started again; None for other pools.
-
-        That is ``run``, see `export_file.run_line`, and the runtime environment of its Ray job, ``ray_job``. The values
-        of environment variables are included.
-
-        Raises:
-            TypeError: a runtime environment has a value that is no JSON.
-        """
-
     async def accepted(self, job_id: str) -> bool:
         """Wait until the Controller has accepted or refused a job. Return whether it has accepted."""
 

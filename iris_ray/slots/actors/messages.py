@@ -10,7 +10,7 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.errors import InvalidSlotError, RemoteUserError
-from iris_ray.model.checks import is_timeout, require, require_plain_int
+from iris_ray.model.checks import FLAG, Check, Holds, Whole, is_timeout, require, require_fields
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -20,6 +20,14 @@ from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
 UNKNOWN = 2**60
 """Stands for the bytes of a device that have not been read yet: every model may fit."""
+
+
+_CHECKS: Mapping[str, Check] = {
+    "count": Whole(1, exactly=True),
+    "devices": Whole(1, exactly=True),
+    "memory": Whole(1, or_none=True, exactly=True),
+    "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +64,7 @@ class SlotHosts:
     priority: PriorityBand = PriorityBand.BATCH
 
     def __post_init__(self) -> None:
-        for name in ("count", "devices", "memory"):
-            if (value := getattr(self, name)) is not None or name != "memory":
-                require_plain_int(f"SlotHosts: {name}", value, 1, InvalidSlotError)
-        is_kind = isinstance(self.kind, DeviceKind)
-        require(is_kind, "SlotHosts: kind", self.kind, "a DeviceKind, such as DeviceKind.GPU", InvalidSlotError)
+        require_fields("SlotHosts: ", self, _CHECKS, InvalidSlotError)
         if self.whole_slices and self.tpu_type is None:
             raise InvalidSlotError('SlotHosts: whole_slices=True needs a type of slices: tpu_type="v4-16"')
         if self.tpu_type is not None:
@@ -120,9 +124,8 @@ class ModelOrder:
     prewarm: bool = False
 
     def __post_init__(self) -> None:
-        require_plain_int(f"model {self.spec.name}: replicas", self.replicas, 0, InvalidSlotError)
-        is_bool = isinstance(self.prewarm, bool)
-        require(is_bool, f"model {self.spec.name}: prewarm", self.prewarm, "True or False", InvalidSlotError)
+        checks: Mapping[str, Check] = {"replicas": Whole(exactly=True), "prewarm": FLAG}
+        require_fields(f"model {self.spec.name}: ", self, checks, InvalidSlotError)
 
     @property
     def event(self) -> ModelRegistered:
@@ -160,10 +163,9 @@ class Ask:
     client_id: str = ""
 
     def __post_init__(self) -> None:
-        wanted = "seconds, or None to wait for as long as it takes"
-        require(
-            self.timeout_s is None or is_timeout(self.timeout_s), "timeout_s", self.timeout_s, wanted, InvalidSlotError
-        )
+        wait = Holds(is_timeout, "seconds, or None to wait for as long as it takes")
+        if self.timeout_s is not None:
+            require("timeout_s", self.timeout_s, wait, InvalidSlotError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from ray import cloudpickle
 
 from iris_ray.errors import InvalidSlotError, IrisError
-from iris_ray.model.checks import is_name, require, shown
+from iris_ray.model.checks import NAME, require, shown
 from iris_ray.slots.actors.messages import ModelOrder
 from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
 from iris_ray.slots.core.models import ModelSpec
@@ -31,7 +31,7 @@ def model_order(
         raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
     keywords = dict(arguments or {})
     if isinstance(model, ServedCommand):
-        require(is_name(name), "the name of a model that is a program", name, "a str", InvalidSlotError)
+        require("the name of a model that is a program", name, NAME, InvalidSlotError)
         memory, keywords = memory or model.memory, {"served": model, "model": name}
         spec = {"runtime": "program", "load_s": model.load_s + LATER_S, **spec}
         model = ServedProgram

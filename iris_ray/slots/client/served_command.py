@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_name, is_positive_seconds, is_texts, is_variables, require
+from iris_ray.model.checks import VARIABLES, Check, Holds, Seconds, is_name, is_texts, require_fields
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.slots.actors.runner_agent import OWNER, owner_of_this_process
@@ -36,6 +36,14 @@ MOST_LINES: Final = 20
 """The limit for lines of the program's output in the reason of a failed load."""
 PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
 """The path of a request, by the field that the request has."""
+
+
+_CHECKS: Mapping[str, Check] = {
+    "command": Holds(lambda value: is_name(value) or (is_texts(value) and bool(value)), "a command line"),
+    "health": Holds(lambda value: is_name(value) and value.startswith("/"), 'a path, such as "/health"'),
+    "load_s": Seconds(above=True),
+    "environment": VARIABLES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +74,7 @@ class ServedCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        is_command = is_name(self.command) or (is_texts(self.command) and bool(self.command))
-        require(is_command, "ServedCommand: command", self.command, "a command line", InvalidSlotError)
-        is_path = isinstance(self.health, str) and self.health.startswith("/")
-        require(is_path, "ServedCommand: health", self.health, 'a path, such as "/health"', InvalidSlotError)
-        require(
-            is_positive_seconds(self.load_s), "ServedCommand: load_s", self.load_s, "seconds above 0", InvalidSlotError
-        )
-        if not is_variables(self.environment):  # no values in the message: they may be secret
-            raise InvalidSlotError("ServedCommand: environment is no mapping of names to values, all str")
+        require_fields("ServedCommand: ", self, _CHECKS, InvalidSlotError)
         try:
             said = self.words(port=1, model="m", devices=1, memory=1, share=1.0)
         except (KeyError, IndexError, ValueError) as error:

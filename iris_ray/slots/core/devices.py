@@ -7,7 +7,7 @@ from itertools import combinations
 from types import MappingProxyType
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_plain_int, require
+from iris_ray.model.checks import Whole, require
 from iris_ray.model.constraints import Attributes, Constraint
 
 DeviceSet = tuple[int, ...]
@@ -43,8 +43,7 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "exclusive", self.kind is DeviceKind.TPU)
-        holds = is_plain_int(self.memory, 1)
-        require(holds, "a device's memory", self.memory, "bytes, an int of 1 or more", InvalidSlotError)
+        require("a device's memory in bytes", self.memory, Whole(1, exactly=True), InvalidSlotError)
 
     def charge(self, need: int) -> int:
         """Return how many bytes a slot that needs ``need`` bytes takes: all of an exclusive device."""

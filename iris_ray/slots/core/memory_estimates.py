@@ -11,7 +11,7 @@ from math import ceil
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import require_plain_int
+from iris_ray.model.checks import Whole, require
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
@@ -213,7 +213,7 @@ def gguf_memory(
     """
     degrees = tuple(degrees)
     for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
-        require_plain_int(name, value, 1, InvalidSlotError)
+        require(name, value, Whole(1, exactly=True), InvalidSlotError)
     if (parts := model.facts.get("split.count", 1)) != 1:
         raise InvalidSlotError(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
@@ -260,7 +260,7 @@ def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[in
     """
     degrees = tuple(degrees)
     for name, value, least in (("total", total, 1), ("beside", beside, 0), *(("a degree", n, 1) for n in degrees)):
-        require_plain_int(name, value, least, InvalidSlotError)
+        require(name, value, Whole(least, exactly=True), InvalidSlotError)
     return {degree: ceil(total / degree) + beside for degree in degrees}
 
 

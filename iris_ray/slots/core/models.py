@@ -7,7 +7,18 @@ from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_name, is_plain_int, is_positive_seconds, is_seconds_or_forever, is_timeout, require
+from iris_ray.model.checks import (
+    FLAG,
+    NAME,
+    Check,
+    Holds,
+    ListOf,
+    Seconds,
+    Whole,
+    is_timeout,
+    require,
+    require_fields,
+)
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind
 
@@ -32,6 +43,19 @@ class Shape(NamedTuple):
     kind: DeviceKind
     constraints: tuple[Constraint, ...]
     memory: tuple[tuple[int, int], ...]
+
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    "memory": Holds(Mapping, "bytes by number of devices"),
+    "runtime": Holds(str, "a str"),
+    "lora": Holds(str, "a str"),
+    "group": Holds(str, "a str"),
+    "alone": FLAG,
+    "kind": Holds(DeviceKind, "a DeviceKind"),
+    "load_s": Seconds(above=True, or_none=True),
+    "idle_s": Seconds(above=True, endless=True, or_none=True),
+    "constraints": ListOf(Constraint, "a list of Constraint"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +103,25 @@ class ModelSpec:
     shape: "Shape" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require(is_name(self.name), "a model's name", self.name, "a str that is not empty", InvalidSlotError)
-        self._require(isinstance(self.memory, Mapping), "memory", "bytes by number of devices")
+        require("a model's name", self.name, NAME, InvalidSlotError)
+        if not isinstance(self.constraints, (list, tuple)):
+            object.__setattr__(self, "constraints", (self.constraints,))
+        require_fields(f"model {self.name}: ", self, _CHECKS, InvalidSlotError)
         if not self.memory:
             raise InvalidSlotError(f"model {self.name} has no memory; give bytes for each device, such as {{1: 10**9}}")
         several = {degree: tuple(each) for degree, each in self.memory.items() if isinstance(each, (list, tuple))}
         single = [each for degree, each in self.memory.items() if degree not in several]
         for number in (*self.memory.keys(), *single, *chain(*several.values()), self.requests_at_a_time):
-            if not is_plain_int(number, 1):
+            if Whole(1, exactly=True).problem(number):
                 raise InvalidSlotError(f"model {self.name}: {number!r} is no int of 1 or more (memory, concurrency)")
         if wrong := [degree for degree, each in several.items() if len(each) != degree]:
             raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has other than {wrong[0]} sizes; give each")
         memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
         object.__setattr__(self, "sizes", several)
-        for name in ("runtime", "lora", "group"):
-            self._require(isinstance(getattr(self, name), str), name, "a str")
-        self._require(isinstance(self.alone, bool), "alone", "True or False")
-        self._require(isinstance(self.kind, DeviceKind), "kind", "a DeviceKind")
-        self._require(self.load_s is None or is_positive_seconds(self.load_s), "load_s", "seconds above 0, or None")
-        is_limit = self.idle_s is None or (is_seconds_or_forever(self.idle_s) and self.idle_s > 0)
-        self._require(is_limit, "idle_s", "seconds above 0, infinity for never, or None")
-        constraints = self.constraints if isinstance(self.constraints, (list, tuple)) else (self.constraints,)
-        self._require(all(isinstance(each, Constraint) for each in constraints), "constraints", "a list of Constraint")
-        object.__setattr__(self, "constraints", tuple(constraints))
+        object.__setattr__(self, "constraints", tuple(self.constraints))
         object.__setattr__(self, "memory", dict(sorted(memory.items())))
         object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
         object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
-
-    def _require(self, holds: bool, name: str, wanted: str) -> None:
-        require(holds, f"model {self.name}: {name}", getattr(self, name), wanted, InvalidSlotError)
 
     def sizes_on(self, degree: int) -> tuple[int, ...]:
         """Return the bytes of each of so many devices, in their order."""
@@ -166,13 +180,11 @@ class Request:
     crashes: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            is_name(self.request_id), "a request's id", self.request_id, "a str that is not empty", InvalidSlotError
-        )
+        require("a request's id", self.request_id, NAME, InvalidSlotError)
         if self.deadline is not None and not is_timeout(self.deadline):
             raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
-        holds = not self.is_session or is_positive_seconds(self.idle_s)
-        require(holds, f"session {self.request_id}: idle_s", self.idle_s, "seconds above 0", InvalidSlotError)
+        if self.is_session:
+            require(f"session {self.request_id}: idle_s", self.idle_s, Seconds(above=True), InvalidSlotError)
 
     @property
     def is_session(self) -> bool:

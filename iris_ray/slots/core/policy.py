@@ -1,12 +1,12 @@
 """What operators can choose: how slots are placed and evicted, and how requests are served."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_seconds_or_forever, require, require_amount, require_int
+from iris_ray.model.checks import FLAG, Check, Holds, Number, Seconds, Whole, require, require_fields
 from iris_ray.slots.core.slot import Slot
 
 StalenessFunction = Callable[[str, float], float]
@@ -38,11 +38,10 @@ class PlacementPolicy:
     spread_before_evicting: bool = True
 
     def __post_init__(self) -> None:
-        require_amount("min_residency_s", self.min_residency_s, InvalidSlotError)
-        wanted = "a function of a runner's id and the time of a slot's last activity"
-        require(callable(self.stale_at), "stale_at", self.stale_at, wanted, InvalidSlotError)
-        is_bool = isinstance(self.spread_before_evicting, bool)
-        require(is_bool, "spread_before_evicting", self.spread_before_evicting, "True or False", InvalidSlotError)
+        require("min_residency_s", self.min_residency_s, Seconds(), InvalidSlotError)
+        function = Holds(callable, "a function of a runner's id and the time of a slot's last activity")
+        require("stale_at", self.stale_at, function, InvalidSlotError)
+        require("spread_before_evicting", self.spread_before_evicting, FLAG, InvalidSlotError)
 
 
 # -- serving policy ----------------------------------------------------------------------------------------------------
@@ -101,14 +100,10 @@ class ServingPolicy:
     silence_s: float = 30.0
 
     def __post_init__(self) -> None:
-        holds = isinstance(self.placement, PlacementPolicy)
-        require(holds, "placement", self.placement, "a PlacementPolicy", InvalidSlotError)
-        for name in ("most_waiting", "most_waiting_bytes", "most_load_failures", "most_attempts"):
-            require_int(name, getattr(self, name), 1, InvalidSlotError)
-        for name in (each.name for each in fields(self) if each.name.endswith("_s")):
-            value = getattr(self, name)
-            require(is_seconds_or_forever(value), name, value, "seconds, or infinity", InvalidSlotError)
-        require_amount("late_factor", self.late_factor, InvalidSlotError)
+        own: Mapping[str, Check] = {"placement": Holds(PlacementPolicy, "a PlacementPolicy"), "late_factor": Number()}
+        seconds = dict.fromkeys((each.name for each in fields(self) if each.name.endswith("_s")), Seconds(endless=True))
+        counts = dict.fromkeys((each.name for each in fields(self) if each.name.startswith("most_")), Whole(1))
+        require_fields("", self, {**own, **seconds, **counts}, InvalidSlotError)
 
     def pause_after(self, failures: int) -> float:
         """Return how long to wait after so many failed loads: 1, 2, 4, … seconds."""

@@ -10,7 +10,7 @@ from math import ceil
 from aiohttp import web
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import is_name, is_texts, require, require_plain_int
+from iris_ray.model.checks import NAME, Holds, Whole, is_texts, require, require_fields
 
 LEAST_LENGTH = 16
 """Characters of a key."""
@@ -38,7 +38,7 @@ class ApiKey:
     per_minute: int | None = None
 
     def __post_init__(self) -> None:
-        require(is_name(self.name), "ApiKey: name", self.name, "a str that is not empty", InvalidSlotError)
+        require("ApiKey: name", self.name, NAME, InvalidSlotError)
         if not (isinstance(self.secret, str) and len(self.secret) >= LEAST_LENGTH and self.secret.isascii()):
             raise InvalidSlotError(
                 f"the secret of key {self.name} is no str of {LEAST_LENGTH} ASCII characters or more; make one with"
@@ -46,10 +46,9 @@ class ApiKey:
             )
         if self.models is not None:
             given = list(self.models) if not isinstance(self.models, str) else None
-            require(is_texts(given), f"key {self.name}: models", self.models, "a list of names", InvalidSlotError)
-        for limit in ("at_a_time", "per_minute"):
-            if (value := getattr(self, limit)) is not None:
-                require_plain_int(f"key {self.name}: {limit}", value, 1, InvalidSlotError)
+            require(f"key {self.name}: models", given, Holds(is_texts, "a list of names"), InvalidSlotError)
+        limits = dict.fromkeys(("at_a_time", "per_minute"), Whole(1, or_none=True, exactly=True))
+        require_fields(f"key {self.name}: ", self, limits, InvalidSlotError)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +118,8 @@ class ApiKeys:
 
     def set(self, keys: Sequence[ApiKey]) -> None:
         """Replace the keys. What keys of the same secret have used stays used."""
-        is_keys = isinstance(keys, (list, tuple)) and all(isinstance(each, ApiKey) for each in keys)
-        require(is_keys, "keys", [type(each).__name__ for each in keys], "a list of ApiKey", InvalidSlotError)
+        if not (isinstance(keys, (list, tuple)) and all(isinstance(each, ApiKey) for each in keys)):
+            raise InvalidSlotError("keys must be a list of ApiKey")  # no values in the message: they may be secret
         if len({key.name for key in keys}) < len(keys) or len({key.secret for key in keys}) < len(keys):
             raise InvalidSlotError("two API keys have the same name or secret; give each its own")
         uses = dict[bytes, KeyUse]()

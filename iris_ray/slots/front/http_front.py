@@ -19,15 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
 from iris_ray.http_server import LimitedServer
-from iris_ray.model.checks import (
-    is_loopback,
-    is_name,
-    is_plain_int,
-    is_seconds_or_forever,
-    is_variables,
-    require,
-    unknown,
-)
+from iris_ray.model.checks import Holds, Seconds, Whole, is_loopback, is_name, is_variables, require, unknown
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.front.api_keys import ApiKey, ApiKeys, may_use
@@ -294,17 +286,15 @@ def check_front(
     host: str, port: int, timeout_s: float | None, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None
 ) -> None:
     """Refuse arguments of `HttpFront` that make no sense. Raises InvalidSlotError."""
-    require(is_name(host), "HttpFront: host", host, "an address, such as '127.0.0.1'", InvalidSlotError)
-    is_port = is_plain_int(port, 0) and port <= 65535
-    require(is_port, "HttpFront: port", port, "an int from 0 to 65535", InvalidSlotError)
-    is_wait = timeout_s is None or is_seconds_or_forever(timeout_s)
-    require(is_wait, "HttpFront: timeout_s", timeout_s, "seconds, 0 or more, or None", InvalidSlotError)
+    require("HttpFront: host", host, Holds(is_name, "an address, such as '127.0.0.1'"), InvalidSlotError)
+    require("HttpFront: port", port, Whole(0, 65535, exactly=True), InvalidSlotError)
+    require("HttpFront: timeout_s", timeout_s, Seconds(endless=True, or_none=True), InvalidSlotError)
     check_access(host, keys, aliases)
 
 
 def check_access(host: str, keys: Sequence[ApiKey], aliases: Mapping[str, str] | None) -> None:
     """Refuse keys and aliases that make no sense, and none for other machines. Raises InvalidSlotError."""
-    require(is_variables(aliases or {}), "HttpFront: aliases", aliases, "names by name", InvalidSlotError)
+    require("HttpFront: aliases", aliases or {}, Holds(is_variables, "names by name"), InvalidSlotError)
     if not keys and not is_loopback(host):
         raise InvalidSlotError(
             f"HttpFront would let everybody who reaches {host} use the models; give keys=[ApiKey(NAME,"

@@ -45,7 +45,7 @@ BAD = [
     *(("keep_warm", value, "keep_warm.*give seconds, 0 or more") for value in (10**400, -1, math.nan, True)),
     *(("grow_after", value, "grow_after.*give .*, 'auto', or None") for value in (*NO_NUMBERS, 10**400, "12h")),
     *(
-        ("host_silence", value, "host_silence.*give seconds, 2 or more, or None")
+        ("host_silence", value, "host_silence.*give seconds, 2 or more, or infinity, or None")
         for value in (1.9, 0, -5, math.nan, "5")
     ),
     *(("standbys", value, "standbys.*give an int from 1 to 8, or None") for value in (0, 9, -1, 2.0, True, "2")),

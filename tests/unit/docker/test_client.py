@@ -12,8 +12,8 @@ from iris_ray import Secret, run_docker_on_pod
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import load
 from iris_ray.docker import client as module
+from iris_ray.docker.core import ContainerSpec
 from iris_ray.errors import InvalidModeError, InvalidRequestError, TaskCrashedError, UnknownTPUTypeError
-from iris_ray.model.job_spec import ContainerSpec
 from tests.support.containers import a_stand_in
 
 FILE = Secret("s3cr3t", as_file=True)

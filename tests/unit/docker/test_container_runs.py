@@ -15,8 +15,8 @@ import pytest
 from iris_ray.actors.host.exit_status import ProgramExit
 from iris_ray.actors.host.user_code import exited
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.docker.core import ContainerSpec
 from iris_ray.docker.host import ContainerRecord, ContainerState, container_exit, end_container
-from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.model.outcomes import EndKind
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
@@ -32,7 +32,7 @@ from iris_ray.docker.host import run_in_container
 from iris_ray.actors.protocol.task_files import survive_notices
 from iris_ray.actors.host.user_code import run_function
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.model.job_spec import ContainerSpec
+from iris_ray.docker.core import ContainerSpec
 from ray import cloudpickle
 
 def task(env, spec, output):

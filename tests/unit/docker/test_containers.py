@@ -14,6 +14,7 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.docker import host as module
+from iris_ray.docker.core import ContainerSpec
 from iris_ray.docker.host import (
     ContainerEngine,
     ContainerRecord,
@@ -25,7 +26,6 @@ from iris_ray.docker.host import (
     run_arguments,
 )
 from iris_ray.errors import ContainerEngineError
-from iris_ray.model.job_spec import ContainerSpec
 from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn

@@ -10,18 +10,27 @@ import pytest
 from iris_ray.errors import InvalidRequestError, InvalidSlotError, UnknownNameError
 from iris_ray.model import checks
 from iris_ray.model.checks import (
+    FLAG,
     MOST_COMPARED,
+    NAME,
+    VARIABLES,
+    Check,
+    Holds,
+    ListOf,
+    Number,
+    OneOf,
+    Seconds,
+    Whole,
     as_user,
     is_job_id,
     is_user,
     nearest,
     part_of_id,
     require,
-    require_int,
-    require_variables,
     shown,
     unknown,
 )
+from iris_ray.model.options import PriorityBand
 
 HUGE = 10**400
 
@@ -34,13 +43,7 @@ TAKEN: dict[str, list[Any]] = {
     "is_whole": [0, -1, HUGE, np.int64(4), Count.FOUR],
     "is_real": [0, -0.5, HUGE, math.nan, math.inf, np.float32(1), np.int8(1)],
     "is_int": [0, -1, HUGE, Count.FOUR],
-    "is_plain_int": [0, -1, HUGE],
-    "is_count": [0, 1, HUGE, Count.FOUR],
-    "is_positive_int": [1, HUGE, Count.FOUR],
     "is_number": [0, -0.5, np.float64(1), 1e300],
-    "is_seconds": [0, 0.5, 1e300],
-    "is_positive_seconds": [0.5, 1],
-    "is_seconds_or_forever": [0, 0.5, math.inf],
     "is_timeout": [0, -1, 0.5, math.inf, -math.inf, np.float32(1)],
     "is_name": ["a"],
     "is_texts": [[], ("a",), ["a", "b"]],
@@ -50,13 +53,7 @@ REFUSED: dict[str, list[Any]] = {
     "is_whole": [True, 1.0, "1", None],
     "is_real": [True, "1", None, 1j],
     "is_int": [False, 1.0, np.int64(4), "1"],
-    "is_plain_int": [True, Count.FOUR, np.int64(4), 1.0],
-    "is_count": [-1, True, 1.0],
-    "is_positive_int": [0, True],
     "is_number": [True, HUGE, -HUGE, math.nan, math.inf, -math.inf, "1", None],
-    "is_seconds": [-0.1, True, HUGE, math.nan, math.inf],
-    "is_positive_seconds": [0, 0.0, True, math.inf],
-    "is_seconds_or_forever": [-1, -math.inf, HUGE, math.nan, True],
     "is_timeout": [math.nan, HUGE, True, "1", None],
     "is_name": ["", b"a", None],
     "is_texts": ["ab", [1], None, {"a"}],
@@ -71,16 +68,45 @@ def test_predicate_accepts_exactly_what_it_names(predicate: str) -> None:
     assert [value for value in REFUSED[predicate] if holds(value)] == []
 
 
+CHECKS: list[tuple[Check, list[Any], list[Any]]] = [
+    (Whole(), [0, 1, HUGE, Count.FOUR], [-1, True, 1.0, None, np.int64(4)]),
+    (Whole(1, 8, or_none=True), [1, 8, None], [0, 9, True]),
+    (Whole(exactly=True), [0, HUGE], [True, Count.FOUR, np.int64(4), 1.0, -1]),
+    (Number(), [0, 0.5, 1e300, np.float64(1)], [-0.1, True, HUGE, math.nan, math.inf, "1", None]),
+    (Number(most=2), [0, 2], [2.5, -1, math.inf]),
+    (Seconds(above=True), [0.5, 1], [0, 0.0, True, math.inf]),
+    (Seconds(endless=True), [0, 0.5, math.inf], [-1, -math.inf, HUGE, math.nan, True, None]),
+    (Seconds(auto=True, or_none=True), [0, "auto", None], ["car", -1]),
+    (Seconds(None), [-1, 1], [math.inf, "auto"]),
+    (OneOf((1, 2)), [1, 2], [True, 3, "1", 1.0, None]),
+    (OneOf(("a", "b")), ["a"], ["c", b"a", None]),
+    (OneOf(tuple(PriorityBand)), [PriorityBand.BATCH], [2, "BATCH", None]),
+    (ListOf(str, "names"), [[], ("a",)], ["a", [1], None]),
+    (FLAG, [True, False], [0, 1, None]),
+    (NAME, ["a"], ["", None]),
+]
+
+
+@pytest.mark.parametrize(("check", "taken", "refused"), CHECKS)
+def test_check_accepts_exactly_what_it_wants(check: Check, taken: list[Any], refused: list[Any]) -> None:
+    assert [value for value in taken if check.problem(value)] == []
+    assert [value for value in refused if check.problem(value) != f"is {shown(value)}; give {check.wanted}"] in (
+        [],
+        [[1]],  # the message names the item
+    )
+
+
 def test_refusal_names_value_and_advice_in_callers_error() -> None:
     with pytest.raises(InvalidRequestError, match=r"^spares is -1; give an int of 0 or more$"):
-        require_int("spares", -1, 0)
-    with pytest.raises(InvalidSlotError, match=r"^kind is 'cpu'; give a DeviceKind$"):
-        require(False, "kind", "cpu", "a DeviceKind", InvalidSlotError)
+        require("spares", -1, Whole())
+    with pytest.raises(InvalidSlotError, match=r"^kind is 'cpu'; give a DeviceKind, or None$"):
+        require("kind", "cpu", Holds(Count, "a DeviceKind", or_none=True), InvalidSlotError)
+    assert OneOf(tuple(PriorityBand)).wanted.startswith("one of PriorityBand.PRODUCTION, ")
 
 
 def test_refusal_of_variables_hides_their_values() -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        require_variables({"TOKEN": b"secret"})
+        require("env", {"TOKEN": b"secret"}, VARIABLES)
     assert "secret" not in str(refused.value)
 
 

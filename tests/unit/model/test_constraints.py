@@ -102,11 +102,6 @@ def test_constraint_with_wrong_number_of_values_is_refused(op: ConstraintOp) -> 
         Constraint("k", op, V(1) if takes_none else None)
 
 
-def test_constraint_reads_as_a_sentence() -> None:
-    assert str(Constraint("tpu-topology", OP.EQ, V("v4-32"))) == "tpu-topology == v4-32"
-    assert str(Constraint("taint:maintenance", OP.NOT_EXISTS)) == "taint:maintenance not exists"
-
-
 @pytest.mark.parametrize(
     ("have", "expected"),
     [(1, True), (1.0, True), ("a", True), ("1", False), (True, False), ("b", False), (2, False), ("", False)],

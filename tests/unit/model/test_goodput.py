@@ -43,10 +43,6 @@ def steps(first: int, count: int, at: float, each: float, startup: float = 0.0) 
     return tuple((first + i, at + i * each + (startup if i else 0.0)) for i in range(count))
 
 
-def test_waiting_job_is_queueing_and_holds_nothing() -> None:
-    assert measure(JobTimes(), 100.0, 160.0) == [Span(K.QUEUEING, 60.0, 0.0)]
-
-
 def test_job_without_steps_is_unmeasured_after_launch() -> None:
     times = JobTimes([AttemptTimes(1, 8.0, 110.0, 112.0, 172.0)], ended_at=173.0, succeeded=True)
     assert measure(times, 100.0, 999.0) == [
@@ -78,35 +74,6 @@ def test_step_before_lossless_move_is_kept() -> None:
     second = AttemptTimes(2, 8.0, 130.0, 130.0, 140.0, Marks(steps(10, 5, 0.0, 2.0)))
     times = JobTimes([first, second], ended_at=140.0, succeeded=True)
     assert seconds(measure(times, 100.0, 999.0)) == {K.PRODUCTIVE: 20.0 + 10.0, RECOVERY: 10.0}
-
-
-def test_save_before_first_step_counts_too() -> None:
-    marks = Marks(steps(0, 6, 10.0, 2.0), {"checkpoint_save": 3.0}, {"checkpoint_save": 4.0})
-    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
-    assert seconds(measure(times, 0.0, 99.0)) == {
-        K.TRAINING_PREP: 7.0,
-        K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: 7.0,
-        K.PRODUCTIVE: 10.0,
-    }
-
-
-def test_marked_time_counts_as_its_kind() -> None:
-    before = {"tpu_init": 3.0, "data_loading": 2.0, "checkpoint_restore": 1.0}
-    marks = Marks(steps(0, 6, 10.0, 2.0), before, {"checkpoint_save": 4.0, "data_loading": 9.0})
-    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
-    assert seconds(measure(times, 0.0, 99.0)) == {
-        K.TPU_INITIALIZATION: 3.0,
-        K.DATA_LOADING_SYNC: 2.0,
-        K.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME: 1.0,
-        K.TRAINING_PREP: 4.0,
-        K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: 4.0,
-        K.PRODUCTIVE: 10.0,
-    }
-
-
-def test_unfinished_step_is_not_productive_yet() -> None:
-    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, None, Marks(steps(0, 6, 0.0, 2.0)))])
-    assert seconds(measure(times, 0.0, 15.0)) == {K.PRODUCTIVE: 10.0, K.OTHER: 5.0}
 
 
 def test_attempt_without_steps_between_others_is_recovery() -> None:
@@ -220,13 +187,6 @@ def test_broken_off_step_counts_while_waiting() -> None:
     assert failures(waits, 740.0) == [Failure(1, C.HUNG, 0.0, 622.0, 0.0, 22.0, 0.0, 8 * 600.0, is_over=False)]
     gives_up = JobTimes([first], ended_at=740.0)
     assert seconds(measure(gives_up, 100.0, 740.0))[K.OTHER] == 600.0
-
-
-def test_jobs_end_is_no_failure() -> None:
-    only = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
-    assert failures(JobTimes([only], ended_at=120.0, succeeded=True), 999.0) == []
-    assert failures(JobTimes([AttemptTimes(1, 8.0, 100.0, 100.0)]), 999.0) == []
-    assert failures(JobTimes(), 999.0) == []
 
 
 def test_two_failures_before_new_step_count_each() -> None:

@@ -46,13 +46,6 @@ def test_addresses_travel_once_for_each_host(hosts: tuple[str, ...], per_host: i
     assert get_job_info(env) == info
 
 
-def test_to_env_holds_strings_under_iris_names_only() -> None:
-    env = INFO.to_env()
-    assert all(name.startswith("IRIS_") and isinstance(value, str) for name, value in env.items())
-    assert env["IRIS_TASK_ID"] == "train-1f/task-5"
-    assert env["IRIS_TASK_INDEX"] == "5"
-
-
 def test_child_process_of_task_has_its_job_info() -> None:
     script = "from iris_ray import get_job_info; print(get_job_info())"
     child = subprocess.run(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
-from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo, parse_num_slices
+from iris_ray.model.multislice import MultisliceInfo, parse_num_slices
 
 
 class IntLike:
@@ -92,9 +92,3 @@ def test_to_env_default_debug_port_differs_from_port(port: int) -> None:
     env = MultisliceInfo("10.0.0.1", 0, 2, port).to_env()
     assert env["MEGASCALE_PORT"] != env["MEGASCALE_DEBUG_PORT"]
     assert 0 < int(env["MEGASCALE_DEBUG_PORT"]) < 65_536
-
-
-def test_to_env_slices_of_one_gang_differ_only_in_id() -> None:
-    first, second = (MultisliceInfo("10.0.0.1", i, 2, 20_000, 20_001).to_env() for i in (0, 1))
-    assert {name for name in first if first[name] != second[name]} == {"MEGASCALE_SLICE_ID"}
-    assert all(name.startswith(MEGASCALE_PREFIX) for name in first)

@@ -1,6 +1,5 @@
 """A process is one process, though its pid is used again."""
 
-import asyncio
 import os
 import signal
 
@@ -38,20 +37,3 @@ def test_ancestry_leads_from_process_to_first_one(nursery: Nursery) -> None:
     line = [identity_of(child), identity_of(parent), ProcessIdentity.of_this_process()]
     assert ancestry(child.pid)[:3] == line
     assert ancestry(child.pid)[-1].pid in (1, os.getpid())
-
-
-def test_watched_process_tells_its_end(nursery: Nursery) -> None:
-    process = nursery.sleeper()
-
-    async def watch() -> bool:
-        watched = WatchedProcess(identity_of(process))
-        heard: list[bool] = []
-        watched.watch(lambda: heard.append(watched.ended))
-        await watched.wait_at_most(0.01)
-        assert not watched.ended
-        watched.signal(signal.SIGTERM)
-        await watched.wait()
-        watched.close()
-        return heard == [False] and watched.ended
-
-    assert asyncio.run(watch())

@@ -1,5 +1,7 @@
 """Quotas of teams: who goes first, who may borrow, and who gives back what was lent."""
 
+import tomllib
+
 import pytest
 
 from iris_ray.model.jobs import Job
@@ -26,7 +28,7 @@ def world() -> World:
 
 
 def set_teams(world: World, text: str) -> None:
-    world.do(TeamsSetEvent(tuple(Teams.from_toml(text))))
+    world.do(TeamsSetEvent(tuple(Teams.from_tables(tomllib.loads(text).get("teams", {})))))
 
 
 def two_teams(world: World, ads: str = "16", vision: str = "16") -> None:

@@ -111,7 +111,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("concurrency = 256", "concurrency = 0", "0 is no int of 1 or more"),
         ('class = "', 'command = "a {port}"\nclass = "', "give either command"),
         ('aliases = ["gpt-4o"]', 'aliases = ["shout"]', "shout is the name of two models"),
-        ("replicas = 1", "idle_s = 0", r"\[models.llama\]: model llama: idle_s is 0; give seconds above 0"),
+        ("replicas = 1", "idle_s = 0", r"\[models.llama\]: model llama: idle_s is 0; give seconds, more than 0"),
         ("replicas = 1", 'alone = "yes"', r"\[models.llama\]: model llama: alone is 'yes'"),
         ("replicas = 1", 'group = "big"', r"\[models.llama\]: group: no other model has group = 'big'"),
         (
@@ -126,7 +126,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("port = 0", 'port = "http"', "port is 'http'"),
         ("port = 0", "host = 5", "host is 5; give an address"),
         ("port = 0", "timeout_s = -1", "timeout_s is -1; give seconds"),
-        ("port = 0", "name = 5", "name is 5; give a text"),
+        ("port = 0", "name = 5", "name is 5; give a str"),
         ("port = 0", f'name = "{"n" * 200}"', "name"),
         ("replicas = 1", 'replicas = "two"', r"\[models.llama\]: model llama: replicas is 'two'; give an int of 0"),
         ("replicas = 1", "replicas = -1", "replicas is -1"),

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import chips, host_preparation, task_watch
+from iris_ray.actors.host import chips, host_actor, task_watch
 from iris_ray.actors.host.chips import (
     Devices,
     LockProbe,
@@ -183,7 +183,7 @@ def actor(host: Host) -> TPUHostActor:
 @pytest.fixture
 def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """For hosts whose chips stay in use, however long one waits."""
-    for module in (host_preparation, task_watch):
+    for module in (host_actor, task_watch):
         monkeypatch.setattr(module, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
 
 

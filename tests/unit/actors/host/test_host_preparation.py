@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.host.chips import Devices, host_devices
-from iris_ray.actors.host.host_preparation import HostPreparation
+from iris_ray.actors.host.host_actor import HostPreparation
 from iris_ray.actors.host.ledger import ProcessLedger
 
 

@@ -274,7 +274,7 @@ def test_watch_without_server_says_so_once_and_slows_down(caplog: pytest.LogCapt
     assert all(pause > least for pause, least in zip(pauses, (0.049, 0.099, 0.199), strict=False))
     (record,) = caplog.records
     assert record.levelno == logging.INFO
-    assert "no metadata server of Google's" in record.message
+    assert "not a metadata server of Google's" in record.message
 
 
 def test_watch_believes_no_other_server() -> None:

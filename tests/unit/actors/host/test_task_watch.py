@@ -27,6 +27,7 @@ from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import ProcessTree
 from tests.support.processes import (
     NOTICE,
@@ -358,7 +359,7 @@ def test_children_of_crashed_task_are_ended(
     monkeypatch.setattr(task_watch, "DESCENDANTS_S", 0.05 if noted else PATIENCE_S)
     search = ProcessTree.search
 
-    def late_at_exit(tree: ProcessTree, just_ended: bool = False) -> list[psutil.Process]:
+    def late_at_exit(tree: ProcessTree, just_ended: bool = False) -> list[ProcessIdentity]:
         time.sleep(0.2 * just_ended)  # a busy host
         return search(tree, just_ended)
 

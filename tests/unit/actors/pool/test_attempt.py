@@ -7,78 +7,30 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.pool import notice_delivery, progress_watch
+from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import Launch
-from iris_ray.actors.protocol.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError
+from iris_ray.model.outcomes import TpuCancelled, TpuPreempted
 from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
 from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import VirtualCluster, played
 
-# -- hangs, silence, and a Controller that is away --------------------------------------------------------------------
-
-
-LIMIT_S = 0.4
+# -- silence, and a Controller that is away ----------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test need not take seconds."""
     monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(progress_watch, "STACKS_S", 0.0)
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:
     running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None, lambda: None))
     await story()
     return (await asyncio.wait_for(running, 20)).verdict
-
-
-async def test_returned_task_counts_as_progress() -> None:
-    """Nobody else has ever called heartbeat(), and the last one may take its time to finish."""
-
-    slices = Slices(hosts=2)
-    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
-
-    async def story() -> None:
-        slices.steps[0] = Progress(0.0, 1)
-        await asyncio.sleep(2 * LIMIT_S)
-        del slices.steps[0]
-        await asyncio.sleep(LIMIT_S / 2)
-        slices.returns.set()
-
-    assert (await verdict_of(attempt, story)).succeeded
-
-
-async def test_gang_hangs_normally_after_a_notices_deadline() -> None:
-    slices = Slices()
-    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
-
-    async def story() -> None:
-        await asyncio.sleep(0.05)
-        attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 0.1))
-
-    result = (await verdict_of(attempt, story)).result
-    assert isinstance(result, TpuRunError)
-    assert result.kind is RunErrorKind.HANG
-
-
-async def test_tasks_waiting_for_saved_peer_do_not_hang() -> None:
-    slices = Slices(hosts=2)
-    attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
-
-    async def story() -> None:
-        await asyncio.sleep(0.05)
-        attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 60.0))
-        slices.steps[0] = Progress(None, None, saved=True)
-        await asyncio.sleep(3 * LIMIT_S)
-        slices.returns.set()
-
-    assert (await verdict_of(attempt, story)).succeeded
 
 
 async def test_host_silence_is_what_the_user_allows() -> None:
@@ -157,12 +109,6 @@ def test_gang_that_has_saved_moves_despite_cancelled_growth() -> None:
     end, _ = told_to_grow(False, saves_later)
     assert isinstance(end.verdict.result, TpuCancelled)
     assert end.moved_for is not None
-
-
-def test_gang_staying_after_cancelled_growth_may_hang() -> None:
-    end, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
-    assert isinstance(end.verdict.result, TpuRunError)
-    assert end.verdict.result.kind is RunErrorKind.HANG
 
 
 def test_growth_after_cancelled_growth_is_told_again() -> None:

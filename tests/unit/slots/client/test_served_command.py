@@ -158,7 +158,7 @@ def test_failed_load_says_why(command: Any, load_s: float, why: str) -> None:
         ({"command": "serve {port} {gpus}"}, "can't be filled in"),
         ({"command": "serve {port}", "health": "health"}, "give a path"),
         ({"command": "serve {port}", "load_s": 0}, "load_s is 0"),
-        ({"command": "serve {port}", "environment": {"A": 1}}, "environment is no mapping"),
+        ({"command": "serve {port}", "environment": {"A": 1}}, "environment must be a mapping"),
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ HERE = Constraint("zone", ConstraintOp.EQ, "z")
         ({"kind": "gpu"}, "kind is 'gpu'; give a DeviceKind"),
         ({"runtime": None}, "runtime is None; give a str"),
         ({"lora": ["a"]}, "lora is"),
-        ({"constraints": "zone=z"}, "constraints is 'zone=z'"),
+        ({"constraints": "zone=z"}, "constraints has 'zone=z'"),
         ({"constraints": ["zone=z"]}, "give a list of Constraint"),
     ],
 )
@@ -48,10 +48,10 @@ def test_invalid_replicas_are_refused(replicas: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"drain_s": "60"}, "drain_s is '60'; give seconds, or infinity"),
+        ({"drain_s": "60"}, "drain_s is '60'; give seconds, 0 or more, or infinity"),
         ({"ageing_s": -1.0}, r"ageing_s is -1\.0"),
         ({"idle_s": float("nan")}, "idle_s is nan"),
-        ({"late_factor": None}, "late_factor is None; give a number of 0 or more"),
+        ({"late_factor": None}, "late_factor is None; give a number, 0 or more"),
         ({"most_attempts": 0}, "most_attempts is 0; give an int of 1 or more"),
         ({"most_waiting": 1.5}, r"most_waiting is 1\.5"),
         ({"placement": None}, "placement is None; give a PlacementPolicy"),

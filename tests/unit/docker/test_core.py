@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from iris_ray.docker.core import ContainerSpec, container_name
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import ContainerSpec, container_name
 from tests.unit.model.test_job_info import INFO
 
 

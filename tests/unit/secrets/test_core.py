@@ -8,7 +8,8 @@ import pytest
 from iris_ray import Secret
 from iris_ray.errors import InvalidRequestError, NotPermittedError
 from iris_ray.model.options import OPTIONS
-from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, StoredSecret, of_file, text_of, to_file, with_value
+from iris_ray.model.secret import MOST_CHARACTERS, SecretValue, with_value
+from iris_ray.secrets.core import StoredSecret, of_file, text_of, to_file
 
 VALUE = "s3cr3t-value"
 STORED = StoredSecret("KEY", "olga", 7.0, 3, ("ann",), ("research",))

@@ -1,0 +1,180 @@
+"""The service of hangs in a pool: it ends an attempt in which no task makes progress, and names the task at fault."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.pool.services import (
+    AttemptBegan,
+    AttemptOver,
+    AttemptTold,
+    JobOver,
+    Pool,
+    PoolEvent,
+    PoolPart,
+    ProgressSeen,
+    RunningAttempt,
+)
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.messages import Progress
+from iris_ray.hangs.blame import StallFinding, find_culprit
+from iris_ray.hangs.calls import HangCalls, TaskLook
+from iris_ray.hangs.limit import StallLimit
+from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
+
+STACKS_S = 1.0
+"""When a gang hangs, its stacks have so long to reach the logs."""
+LOOK_WITHIN_S = 5.0
+"""How long the hosts of a hanging gang have to report its processes before these are ended."""
+LOOK_AT_MOST_S = 5.0
+
+
+class HangsInPool(PoolPart):
+    """Watches the progress of each attempt. A gang's limit outlives its attempts."""
+
+    def __init__(self, pool: Pool, running: RunningPart[PoolEvent]) -> None:
+        super().__init__(pool, running)
+        self._limits: dict[str, dict[int, StallLimit]] = {}  # by job and gang
+        self._watches: dict[RunningAttempt, HangWatch] = {}
+
+    async def happened(self, events: list[PoolEvent]) -> None:
+        for event in events:
+            match event:
+                case AttemptBegan(attempt):
+                    self._watches[attempt] = HangWatch(attempt, self._limit_of(attempt))
+                case AttemptTold(attempt) if attempt in self._watches:
+                    self._watches[attempt].progress_made()  # saving takes time, and is no hang
+                case ProgressSeen(attempt, running, progress) if attempt in self._watches:
+                    looking = self._watches[attempt].look(running, progress)
+                    self.pool.background.start(looking, f"asking whether {attempt.context.id} hangs")
+                case AttemptOver(attempt):
+                    self._watches.pop(attempt, None)
+                case JobOver(job_id):
+                    self._limits.pop(job_id, None)
+
+    def _limit_of(self, attempt: RunningAttempt) -> StallLimit:
+        request, gang = attempt.context.request, attempt.context.id.gang
+        limits = self._limits.setdefault(request.spec.job_id, {})
+        if gang not in limits:
+            limits[gang] = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
+        return limits[gang]
+
+
+class HangWatch:
+    """Ends an attempt in which no task makes progress.
+
+    Args:
+        attempt: the attempt.
+        limit: the silence after which the attempt hangs.
+    """
+
+    def __init__(self, attempt: RunningAttempt, limit: StallLimit) -> None:
+        self._attempt = attempt
+        self._place = attempt.context.place
+        self._limit = limit
+        limit.attempt_begins()
+        if limit.set_s is not None:
+            attempt.most_pause_s = min(limit.set_s / 4, LOOK_AT_MOST_S)
+        self._progress_at = time.monotonic()
+        self._running: set[TaskKey] = set()
+        self._is_ending = False
+        self._now: tuple[set[str], int | None] = set(), None  # declared pauses of its tasks, and the furthest step
+
+    def progress_made(self) -> None:
+        """Restart the count of seconds without progress."""
+        self._progress_at = time.monotonic()
+
+    @property
+    def limit_in_words(self) -> str | None:
+        """After how long without progress the attempt hangs, and why; None: never."""
+        return self._limit.in_words(*self._now)
+
+    async def look(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> None:
+        """Ask the attempt to end if it hangs.
+
+        Args:
+            running: the tasks that have not returned.
+            progress: of the running tasks whose hosts answer.
+        """
+        self._limit.note(found.rhythm for found in progress.values())
+        self._now = _paused(progress), _furthest(progress)
+        self._attempt.stall_limit = self.limit_in_words
+        silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
+        if limit is None or not progress or silence <= limit or self._attempt.context.stop.asked:
+            return
+        if not self._is_ending:  # finding out who is at fault takes seconds
+            self._is_ending = True
+            await self._end(progress, silence)
+
+    def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
+        """Return the seconds since any task made progress."""
+        now = time.monotonic()
+        beats = [now - max(0.0, p.age) for p in progress.values() if p.age is not None]
+        if self._running - running:  # a task that has returned has made progress
+            beats.append(now)
+        self._running = running
+        notice = self._attempt.notices.latest
+        if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
+            beats.append(now)  # the others may be waiting for those that have saved
+        self._progress_at = max([self._progress_at, *beats])
+        return now - self._progress_at
+
+    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
+        last = min(progress, key=lambda key: _how_far(progress[key]))
+        found = await self._look(progress)
+        if found.culprit is not None:
+            who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
+        else:
+            who = f"the last is {self._place.in_words(last)}, {_in_words(progress[last], progress)}"
+            who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
+        reason = f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; {who}."
+        reason += " What each was doing is in its log"
+        if self._limit.is_learned:
+            self._limit.alarmed(_furthest(progress), silence)
+            result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
+        else:
+            result = TpuRunError(reason, kind=RunErrorKind.HANG)
+        self._attempt.context.stop.blame_for_hang(
+            found.culprit or last, result, reason, held_up=found.culprit is not None
+        )
+
+    async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
+        """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
+        printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
+        answers = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
+        await printed
+        looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
+        for key, (look, took_s) in answers.items():
+            looks[key] = replace(look, late_s=took_s - look.took_s) if isinstance(look, TaskLook) else None
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
+
+    async def _ask_of_each(self, question: Callable[..., object], within_s: float) -> dict[TaskKey, tuple[Any, float]]:
+        """Ask the hosts about each running process; leave out slices that do not answer."""
+        context = self._attempt.context
+        call = context.ask_within(
+            within_s + 1.0, SliceActor.ask_of_each, context.id, "hangs", question.__name__, within_s
+        )
+        return context.by_task(await call)
+
+
+def _paused(progress: Mapping[TaskKey, Progress]) -> set[str]:
+    return {found.rhythm.pause for found in progress.values() if found.rhythm.pause is not None}
+
+
+def _furthest(progress: Mapping[TaskKey, Progress]) -> int | None:
+    return max((found.step for found in progress.values() if found.step is not None), default=None)
+
+
+def _how_far(progress: Progress) -> tuple[int, float]:
+    """Return a sort key that is smallest for the task that is furthest behind. A task without a step is behind all."""
+    return -1 if progress.step is None else progress.step, -(progress.age or float("inf"))
+
+
+def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
+    steps = [progress.step for progress in all_of_them.values() if progress.step is not None]
+    where = "before its first heartbeat" if last.step is None and last.age is None else f"at step {last.step}"
+    return where + (f"; the furthest is at step {max(steps)}" if steps else "")

@@ -1,0 +1,3 @@
+from .group import Group, join
+
+__all__ = ["Group", "join"]
