@@ -11,6 +11,7 @@ from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.cli.conventions import USAGE
 from iris_ray.goodput import controller as goodput_in_controller
+from iris_ray.goodput.sums import Sums
 from iris_ray.model.teams import Team
 from iris_ray.state import job_table
 from iris_ray.teams.calls import TeamCalls
@@ -167,7 +168,13 @@ def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monk
     assert sums["chip_seconds"]["productive"] == pytest.approx(8 * sums["seconds"]["productive"])
     lines = world.iris("job", "goodput").stdout.splitlines()[1:3]
     assert [line.split()[:2] for line in lines] == [["ann", "3"], ["bob", "1"]]
-    world.succeed(world.start("another"))  # so that it is written
+    world.succeed(world.start("another"))
+
+    def recorded() -> dict[str, int]:
+        value = world.recorded().get("service/1/goodput")
+        return {day.user: day.jobs for day in Sums.read(value).users.since(0.0)} if value else {}
+
+    wait_until(lambda: recorded().get("ann") == 3)
     world.restart_controller()
     (again,) = world.json("job", "goodput", "--user", "ann")["forgotten"]
     assert again["jobs"] == 3

@@ -201,10 +201,7 @@ def test_report_about_missing_task_is_refused_by_name(world: ControllerInProcess
         ("why", (None,)),
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),
-        ("note_last_lines", ([None], PoolProcess("pool", 1))),
         ("note_progress", (None, PoolProcess("pool", 1))),
-        ("fetch_logs", ("job", {0: 1}, 1)),
-        ("locate_logs", ("job", {0: 1})),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
