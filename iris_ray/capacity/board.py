@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.services import Gauge, PlainValue
@@ -153,31 +153,15 @@ def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, dict[str, Plai
     for report in reports:
         last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
         for batch in report.batches:
-            rows[f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"] = {
-                "provisioner": report.owner,
-                "type": batch.tpu_type,
-                "source": batch.source,
-                "market": batch.market,
-                "joined": batch.joined,
-                "slices": batch.slices,
-                "chips": batch.chips,
-                "since": batch.since or None,
-                "hourly": batch.hourly,
-                "currency": report.currency,
-                "note": "" if batch.joined else last.get((batch.tpu_type, batch.source), ""),
-            }
+            key = f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"
+            rows[key] = _row(report, batch, "" if batch.joined else last.get((batch.tpu_type, batch.source), ""))
         for tpu_type, why in report.waits:
-            rows[f"{report.owner}/{tpu_type}/waits"] = {
-                "provisioner": report.owner,
-                "type": tpu_type,
-                "source": "",
-                "market": "",
-                "joined": False,
-                "slices": 0,
-                "chips": 0,
-                "since": None,
-                "hourly": None,
-                "currency": report.currency,
-                "note": why,
-            }
+            none = SliceBatch(tpu_type, "", "", joined=False, slices=0, chips=0, since=0.0)
+            rows[f"{report.owner}/{tpu_type}/waits"] = _row(report, none, why)
     return rows
+
+
+def _row(report: CapacityReport, batch: SliceBatch, note: str) -> dict[str, PlainValue]:
+    found: dict[str, PlainValue] = asdict(batch)
+    own = {"type": found.pop("tpu_type"), "since": batch.since or None, "note": note}
+    return found | own | {"provisioner": report.owner, "currency": report.currency}

@@ -198,7 +198,7 @@ class Constraint:
             op = ConstraintOp.EQ if found[2] == "=" else ConstraintOp(found[2])
             return Constraint(found[1], op, AttributeValue.parse(found[3]))
         raise InvalidConstraintError(
-            f"{text!r} is no condition; write zone=us-a, zone!=us-a, gen>=4, 'zone in (us-a, us-b)', zone or !zone"
+            f"{text!r} is not a condition; write zone=us-a, zone!=us-a, gen>=4, 'zone in (us-a, us-b)', zone or !zone"
         )
 
     @property

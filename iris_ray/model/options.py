@@ -79,7 +79,7 @@ class Secrets:
             return None
         if isinstance(value, Mapping) and all(isinstance(secret, SecretValue) for secret in value.values()):
             wrong = [name for name in value if not (isinstance(name, str) and name.isidentifier())]
-            return f"has {shown(wrong[0])}, which is no name of a variable" if wrong else None
+            return f"has {shown(wrong[0])}, which is not a variable's name" if wrong else None
         return 'must be a mapping of names to secrets, such as {"WANDB_API_KEY": Secret.from_file("~/.wandb-key")}'
 
 

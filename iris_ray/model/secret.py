@@ -29,7 +29,7 @@ def require_secret_name(name: object) -> str:
     if isinstance(name, str) and is_secret_name(name):
         return name
     what = shown(name) if len(str(name)) <= 30 else f"a text of {len(str(name)):,} characters"
-    raise InvalidRequestError(f"{what} is no name of a secret; give a name of {NAME_FORM}")
+    raise InvalidRequestError(f"{what} is not a name of a secret; give a name of {NAME_FORM}")
 
 
 @dataclass(frozen=True, slots=True)

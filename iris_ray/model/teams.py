@@ -102,7 +102,7 @@ class Team:
         require(f"team {self.name}: weight", self.weight, Number(above=True), InvalidTeamsError)
         for user in self.users:
             if user != EVERYBODY and not is_user(user):
-                raise InvalidTeamsError(f"team {self.name}: users has {shown(user)}, which is no user's name")
+                raise InvalidTeamsError(f"team {self.name}: users has {shown(user)}, which is not a user's name")
         for kind in self.quotas:
             if kind != GPU and kind not in TPU_GENERATIONS and _slice_type(kind) != kind:
                 raise InvalidTeamsError(

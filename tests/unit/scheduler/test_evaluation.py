@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
-from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.workers import TPU_NAME
-from iris_ray.scheduler.evaluation import LARGER, Evaluation, Status, evaluate
+from iris_ray.scheduler.evaluation import Evaluation, Status, evaluate
 from iris_ray.state.events import WorkerDrainedEvent, WorkerSuspectedEvent
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.groups import Group
@@ -37,17 +36,6 @@ def evaluation(world: World, tpu_type: str = "v4-32", held: bool = False, **chan
     """What slice "a" is to a new gang of one slice."""
     job = world.submit("new", tpu_type=tpu_type, **{"constraints": (), **changes})
     return evaluate(slice_a(world), job.requirement, held, world.now)
-
-
-def test_group_without_issues_is_free_and_all_its_workers_are_usable(world: World) -> None:
-    found = evaluation(world)
-    assert (found.status, found.bucket, found.usable, found.obstacle) == (Status.FREE, 4, None, "")
-    assert [worker.node_id for worker in found.eligible] == ["a-0", "a-1", "a-2", "a-3"]
-
-
-def test_partly_taken_slice_is_in_bucket_of_larger_ones(world: World) -> None:
-    found = evaluation(world, "v4-16")
-    assert (found.status, found.bucket) == (Status.FREE, LARGER)
 
 
 def nothing(_: World) -> None:
@@ -98,17 +86,3 @@ def test_suspicion_that_has_ended_counts_no_more(world: World) -> None:
     world.now += SUSPICION_S
     group, requirement = slice_a(world), world.state.jobs["new"].requirement
     assert evaluate(group, requirement, held=False, now=world.now).status is Status.FREE
-
-
-def test_group_that_is_no_slice_is_used_without_its_unfit_workers(world: World) -> None:
-    for number in range(4):
-        world.do(tagged(host("a", number, "v4-32"), {"rack": "r"}))
-    world.do(WorkerDrainedEvent("a-1", "repair"))
-    by_rack = CoschedulingConfig("rack")
-    job = world.submit("new", tpu_type="v4-16", coscheduling=by_rack, constraints=())
-    group = world.state.fleet.grouping("rack").get("r")
-    assert group is not None
-    found = evaluate(group, job.requirement, held=False, now=world.now)
-    assert found.status is Status.FREE
-    assert found.usable == found.eligible
-    assert [worker.node_id for worker in found.eligible] == ["a-0", "a-2", "a-3"]

@@ -6,7 +6,6 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.scheduler import SchedulingResult, candidate_cache
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import Planner
-from iris_ray.state.events import JobCancelledEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, cpu_host
 
@@ -54,15 +53,6 @@ def test_users_with_odd_requirements_do_not_hold_up_others(world: World, monkeyp
     kinds = [reason.kind for reason in result.pending_reasons.values()]
     assert kinds.count(PendingKind.NOT_LOOKED_AT) == 2 * (20 - 2)
     assert "too many different requirements" in str(result.pending_reasons["odd-19"])
-
-
-def test_overlooked_job_is_placed_once_fewer_jobs_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate_cache, "EVALUATIONS_KEPT", 4 * HOSTS)
-    submit_odd_jobs(world, 1, "odd")
-    world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
-    assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT
-    world.do(JobCancelledEvent("odd-0", "no longer needed"))
-    assert [assignment.job_id for assignment in world.plan().assignments] == ["possible"]
 
 
 @pytest.mark.parametrize(("users", "jobs_each"), [(4, 3), (4, 40), (12, 1), (30, 2)])

@@ -25,7 +25,7 @@ from iris_ray.state.events import (
     TimePassedEvent,
 )
 from tests.support.costs import calls
-from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host, promised
+from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -59,15 +59,6 @@ def tasks(world: World, job_id: str, cpus: float, replicas: int = 1, band: Prior
 
 
 # -- whole slices ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("band", [PRODUCTION, INTERACTIVE])
-def test_only_lower_bands_give_way(world: World, band: PriorityBand) -> None:
-    world.add_slice("a")
-    world.now = 10_000.0
-    run(world, "running", INTERACTIVE)
-    world.submit(priority=band)
-    assert evicted(world) == ({"running"} if band is PRODUCTION else set())
 
 
 def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) -> None:
@@ -133,25 +124,6 @@ def test_no_spare_takes_hosts(world: World) -> None:
     world.start("prod", priority=PRODUCTION, spares=1)
     assert "prod/spare-1" in world.plan().pending_reasons
     assert not asked_to_leave(world.plan())
-
-
-def test_higher_band_gets_hosts_promised_to_middle_band(world: World) -> None:
-    add_slices(world, *"ab")
-    world.now = 10_000.0
-    victim = run(world, "batch", slices=2)
-    middle = world.submit("middle", slices=(2,), priority=INTERACTIVE)
-    world.schedule()
-    assert promised(middle)
-    world.now += 10.0
-    high = world.submit("high", slices=(2,), priority=PRODUCTION)
-    world.schedule()
-    assert (promised(middle), len(promised(high))) == ((), 4)
-    world.now += 20.0
-    world.do(TimePassedEvent(world.now))
-    assert victim.gang.pending, "its deadline stays"
-    world.confirm(victim)
-    world.schedule()
-    assert (high.gang.placed, promised(middle)) == (True, ())
 
 
 # -- what they lose ----------------------------------------------------------------------------------------------------

@@ -176,18 +176,6 @@ def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     assert dict(shortage(world).excluded) == {"taint:maintenance": 4}
 
 
-def test_reason_tells_of_constraint_that_slice_cannot_evaluate(world: World) -> None:
-    """One host with a value of another type does not end the job, which waits for other hosts."""
-    world.add_slice("a", "v4-16", age="old")
-    world.add_slice("b", "v4-16", age=9)
-    world.submit(constraints=(Constraint("age", OP.LT, 3),))
-    plan = world.plan()
-    assert plan.unschedulable == []
-    assert "a: age < 3 can't be evaluated" in str(plan.pending_reasons["job"])
-    world.add_slice("c", "v4-16", age=1)
-    assert [a.job_id for a in world.plan().assignments] == ["job"]
-
-
 # -- which group is closest, and how many hosts it misses -----------------------------------------------------------
 
 
@@ -240,14 +228,6 @@ def test_reason_counts_the_hosts_that_take_no_new_tasks(world: World, problem: s
     world.submit(tpu_type="v4-32")
     assert waiting(world).kind is PendingKind.TOO_FEW
     assert closest(world) == [("a", 2)]
-
-
-def test_reason_says_how_many_hosts_the_largest_slice_lacks(world: World) -> None:
-    world.add_slice("a", "v4-16")
-    world.submit(tpu_type="v4-64", constraints=())
-    assert closest(world) == [("a", 6)]
-    for part in ("a", "2 hosts", "8"):
-        assert part in world.why()
 
 
 def test_reason_names_a_few_groups_and_tells_that_there_are_more(world: World) -> None:

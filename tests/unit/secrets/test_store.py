@@ -83,7 +83,7 @@ def test_job_gets_all_secrets_or_is_refused(store: SecretStore) -> None:
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/etc/passwd", "a b", "1st", "a\n", "ü", "x" * 101])
 def test_odd_name_is_refused_everywhere(store: SecretStore, directory: Path, name: str) -> None:
     for ask in (lambda: put(store, name), lambda: value(store, name), lambda: store.remove(name)):
-        with pytest.raises(InvalidRequestError, match="is no name of a secret"):
+        with pytest.raises(InvalidRequestError, match="is not a name of a secret"):
             ask()
     assert not directory.exists()
 

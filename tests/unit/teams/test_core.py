@@ -53,7 +53,7 @@ def test_odd_numbers_and_names_survive_a_file() -> None:
         ('[teams."a/b"]', "is a part of a, which does not exist"),
         ("[teams.a]\nlimit = 3", "there are only quota, weight, users"),
         ("[teams.a]\nusers = 'ann'", "give users as a list of names"),
-        ("[teams.a]\nusers = [3]", "which is no user's name"),
+        ("[teams.a]\nusers = [3]", "which is not a user's name"),
         ("[teams.a]\nweight = 0", "give a number, more than 0"),
         ("[teams.a]\nweight = inf", "give a number, more than 0"),
         ("[teams.a]\nquota.v4-33 = 3", "a quota is for"),

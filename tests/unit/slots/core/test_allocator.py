@@ -110,11 +110,6 @@ def test_protected_slots_are_never_evicted(kept) -> None:
     assert isinstance(decide(snapshot, SlotRequirement(model("m")), PlacementPolicy(), NOW), Full), name
 
 
-def test_memory_soon_free_is_preferred_to_more_evictions() -> None:
-    snapshot = world(slot("s", 60, 0, state=SlotState.DRAINING), slot("t", 60, 1))
-    assert place(snapshot, model(gigabytes=70)) == ("a", (0,), set())
-
-
 def test_model_fitting_no_empty_host_is_refused_with_numbers() -> None:
     decision = decide(world(), SlotRequirement(model(memory={1: 90 * GB, 4: 30 * GB})), PlacementPolicy(), NOW)
     assert isinstance(decision, Never)

@@ -88,18 +88,6 @@ def test_memory_is_promised_early_and_freed_at_confirmed_end() -> None:
     fleet.check()
 
 
-def test_lost_runner_takes_its_slots_and_memory_along() -> None:
-    fleet = fleet_of(gpus("a"), gpus("b"))
-    slot = ready(fleet, "s", model(memory={2: 40 * GB}), 0, 1)
-    assert fleet.remove_runner("a") == [slot]
-    assert slot.state is SlotState.GONE
-    assert not fleet.slots
-    assert not fleet.of_identity(slot.identity)
-    fleet.add_runner(gpus("a"))
-    assert fleet.ledger.free_now("a") == [80 * GB, 80 * GB]
-    fleet.check()
-
-
 def test_request_needs_a_seat() -> None:
     fleet = fleet_of(gpus())
     ready(fleet, "s", model(concurrency=1), 0)

@@ -36,19 +36,6 @@ def test_model_replaces_what_it_may_not_be_beside(first: ModelSpec, second: Mode
         assert models_on(w) == [asked.name]
 
 
-def test_busy_slot_of_the_group_finishes_its_requests_first() -> None:
-    w = serving_world(ONE, TWO, policy=POLICY)
-    w.ask("long", ONE.identity)
-    w.settle(serve=False)
-    w.ask("r", TWO.identity)
-    w.run(BOUND_S + 20, serve=False)
-    assert models_on(w) == ["one"]
-    w.end_request("long", "slot-1")
-    w.run(2)
-    assert w.answered == {"long": 1, "r": 1}
-    assert models_on(w) == ["two"]
-
-
 def test_replica_of_the_group_is_not_evicted() -> None:
     w = serving_world(ONE, policy=POLICY, replicas=1)
     w.hear(ev.ModelRegistered(TWO))

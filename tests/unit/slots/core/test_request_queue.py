@@ -62,14 +62,6 @@ def test_full_queue_and_duplicate_are_refused_without_trace() -> None:
     assert queue.in_turn([N, M]) == [M, N]
 
 
-def test_request_put_back_keeps_its_turn_in_full_queue() -> None:
-    queue = queue_of(request("a"), request("b"), most=2)
-    first, turn = queue.take(M)
-    queue.add(request("c"))
-    queue.put_back(first, turn)
-    assert order(queue) == ["a", "b", "c"]
-
-
 def test_reused_id_has_no_old_deadline() -> None:
     queue = queue_of(request("a", deadline=5.0))
     queue.remove("a")

@@ -8,8 +8,8 @@ from iris_ray.errors import InvalidSlotError
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.instructions import Refusal
 from iris_ray.slots.core.models import Request, WorkloadKind
-from tests.support.slot_world import QUICK, A, B, SlotWorld, serving_world
-from tests.support.slots import gpus, model
+from tests.support.slot_world import QUICK, A, SlotWorld, serving_world
+from tests.support.slots import model
 
 POLICY = replace(QUICK, ageing_s=10.0)
 PAIR = model("pair", 50, concurrency=2)
@@ -64,26 +64,6 @@ def test_lost_slot_ends_its_sessions_for_good() -> None:
     assert list(w.open_sessions()) == ["again"]
 
 
-def with_a_session_that_its_client_has_not_got() -> SlotWorld:
-    """A slot is told to end while it has not yet answered that it takes a session's calls."""
-    w = serving_world(A, policy=POLICY)
-    w.open("s", A.identity)
-    while not w.reconciler.active.by_id:
-        w.settle_one()
-    w.hear(ev.SlotEviction("slot-1"))
-    assert "it is wanted no more" in w.ended["s"]
-    return w
-
-
-def test_undelivered_stopped_session_waits_again_after_lost_slot() -> None:
-    w = with_a_session_that_its_client_has_not_got()
-    w.lose("a")
-    assert [each.request_id for each in w.requeued] == ["s"]
-    w.join(gpus("b", 1))
-    w.settle()
-    assert list(w.open_sessions()) == ["s"]
-
-
 def test_leaving_runner_stops_sessions_and_waits_for_calls() -> None:
     w = serving_world(A, policy=POLICY)
     w.open("busy", A.identity)
@@ -96,31 +76,6 @@ def test_leaving_runner_stops_sessions_and_waits_for_calls() -> None:
     w.end_call("busy")
     w.settle()
     assert not w.processes
-
-
-def test_call_exceeding_grace_is_cut_off() -> None:
-    w = serving_world(A, policy=POLICY)
-    w.open("s", A.identity)
-    w.settle()
-    w.begin_call("s")
-    w.hear(ev.SlotEviction("slot-1"))
-    run(w, 59, "s")
-    assert w.processes
-    run(w, 7, "s")
-    assert not w.processes
-    assert not w.reconciler.active.by_id
-
-
-def test_other_model_gets_busy_sessions_memory_after_a_while() -> None:
-    w = serving_world(A, B, policy=POLICY)
-    w.open("s", A.identity)
-    w.settle()
-    w.ask("r", B.identity)
-    run(w, 8, "s")
-    assert not w.ended
-    run(w, 5, "s")
-    assert w.ended["s"] == "slot slot-1 has to end: its memory is needed for b"
-    assert w.answered == {"r": 1}
 
 
 def test_sessions_of_one_model_take_turns_when_others_wait() -> None:
@@ -202,18 +157,3 @@ def test_endless_call_goes_on_while_nobody_waits() -> None:
     w.hear(ev.RequestCancelled("s"))
     run(w, 300, "s")
     assert not w.deleted
-
-
-def test_slot_serving_others_survives_an_endless_call() -> None:
-    w = serving_world(PAIR, policy=POLICY)
-    w.open("s", PAIR.identity)
-    w.ask("long", PAIR.identity)
-    w.settle(serve=False)
-    w.begin_call("s")
-    w.hear(ev.RequestCancelled("s"))
-    w.ask("r", PAIR.identity)
-    w.run(200, serve=False)
-    assert not w.deleted
-    w.end_request("long", "slot-1")
-    w.settle()
-    assert w.answered == {"long": 1, "r": 1}

@@ -30,22 +30,6 @@ def test_ready_slot_ends_row_of_failed_loads() -> None:
     assert not w.refused
 
 
-def test_request_beside_ready_slot_survives_failed_loads() -> None:
-    w = serving_world(A, runners=2)
-    w.ask("long", A.identity)
-    w.settle(serve=False)
-    w.stuck.update("ab")
-    w.ask("next", A.identity)
-    for _ in range(60):
-        for slot in w.reconciler.fleet.in_state(SlotState.STARTING):
-            w.hear(ev.SlotFailed(slot.slot_id, "no such file"))
-        w.run(1, serve=False)
-    assert w.reconciler.models[A.identity].failures >= 4
-    assert not w.refused
-    w.settle()
-    assert sorted(w.answered) == ["long", "next"]
-
-
 def test_failed_load_is_tried_elsewhere_after_pause() -> None:
     w = serving_world(A, runners=2)
     w.ask("r", A.identity)
@@ -166,15 +150,6 @@ def test_slot_crashing_after_long_service_is_remade_at_once() -> None:
 # -- loads and ends that take for ever --------------------------------------------------------------------------------
 
 
-def test_runner_on_which_nothing_loads_delays_no_model() -> None:
-    w = serving_world(A, runners=2, policy=ServingPolicy(late_s=10.0, load_s=300.0))
-    w.stuck.add("a")
-    w.ask("r", A.identity)
-    assert next(iter(w.reconciler.fleet.slots.values())).allocation.runner_id == "a"
-    w.run(15)
-    assert w.answered == {"r": 1}
-
-
 def test_slow_first_load_does_not_take_all_places() -> None:
     others = [model(name, 50) for name in ("a", "b", "c", "d", "e")]
     w = serving_world(*others, model("slow", 50), runners=6)
@@ -237,23 +212,6 @@ def test_slot_whose_place_stays_taken_moves_within_runner() -> None:
     del w.processes["slot-2"]
     pass_without_deletions(w, 35)
     assert w.answered["r"] == 1
-
-
-def test_late_slot_moves_only_where_it_starts_sooner() -> None:
-    w = serving_world(A, B, runners=2, policy=ServingPolicy())
-    w.ask("a0", A.identity)
-    w.ask("a1", A.identity)
-    w.settle(serve=False)
-    w.ask("b", B.identity)
-    w.run(75, serve=False)  # starving after 30 s; its place is late 30 s after that
-    (first,) = w.reconciler.fleet.in_state(SlotState.DRAINING)
-    (planned,) = w.reconciler.fleet.in_state(SlotState.PLANNED)
-    (other,) = (p for p in w.processes.values() if p.allocation.runner_id != planned.allocation.runner_id)
-    (request_id,) = other.requests
-    w.end_request(request_id, other.slot_id)
-    w.run(10, serve=False)
-    assert w.ready("b")
-    assert first.state is SlotState.READY
 
 
 def test_waiting_slot_stays_if_there_is_no_other_place() -> None:
