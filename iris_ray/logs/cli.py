@@ -15,12 +15,13 @@ from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import LogPosition, TaskLog, printable
+from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.logs.stream import LogLine, stream_logs
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.remote.on_head import ray_job_or_on_head, run_on_head
 from iris_ray.remote.ray_job import show_ray_job_logs
+from iris_ray.terminal import printable
 
 PIECE_BYTES = 1 << 20
 _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
