@@ -10,8 +10,6 @@ from iris_ray.actors.protocol.status import (
     HostCondition,
     JobStatus,
     LimitStatus,
-    TeamChips,
-    TeamStatus,
     WorkerStatus,
     fields_in,
 )
@@ -164,30 +162,3 @@ def _band(limit: LimitStatus) -> Row:
         "queued": limit.queued_jobs,
         "limits": {name: value for name, value in limit.set_here.items() if value is not None},
     }
-
-
-def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
-    """Return a row for each team and each type whose chips it has or uses.
-
-    The row of a team without any has no type.
-    """
-    rows: dict[str, Row] = {}
-    for number, team in enumerate(teams):
-        kinds = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
-        for kind in kinds or [""]:
-            chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
-            if team.name or chips.used:
-                rows[f"{team.name}:{kind}"] = {
-                    "order": number,
-                    "team": team.name,
-                    "type": kind or None,
-                    "quota": chips.quota,
-                    "used": chips.used,
-                    "borrowed": chips.borrowed,
-                    "lent": chips.lent,
-                    "share": team.share,
-                    "counted": team.counted,
-                    "running": team.running,
-                    "waiting": team.waiting,
-                }
-    return rows

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -176,9 +177,7 @@ class Sums:
 
     def lines(self) -> list[Line]:
         """Return the lines of an export."""
-        of_users = [{"kind": "user_day", "day": one.day, "user": one.user, "team": one.team, "jobs": one.jobs,
-                     "seconds": dict(one.seconds), "chip_seconds": dict(one.chip_seconds)}
-                    for one in self.users.since(0.0)]  # fmt: skip
+        of_users = [{"kind": "user_day", **asdict(one)} for one in self.users.since(0.0)]
         of_fleet = [{"kind": "fleet_day", "day": day, "chip_seconds": of} for day, of in self.fleet.since("").items()]
         return [*of_users, *of_fleet]
 

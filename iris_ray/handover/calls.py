@@ -1,4 +1,4 @@
-"""What the service of exports and imports answers."""
+"""Calls of the handover."""
 
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ from iris_ray.model.cluster_settings import WasSet
 
 @calls_of("handover")
 class HandoverCalls(Protocol):
-    """Calls of the Controller."""
+    """Calls of people."""
 
     async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
         """Take over the settings, limits, taints and sums of another Controller's export: all or none.

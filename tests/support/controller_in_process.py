@@ -34,7 +34,9 @@ from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import IrisError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.teams import Team
 from iris_ray.state import job_table
+from iris_ray.state.events import TeamsSetEvent
 from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
@@ -235,6 +237,10 @@ class ControllerInProcess(ClusterInProcess):
         """Return the latest attempt of each task, by index."""
         latest = {task.info.task_index: task for task in self.tasks_of(job_id)}
         return [latest[index] for index in sorted(latest)]
+
+    def set_teams(self, *teams: Team) -> None:
+        """Replace the tree of teams."""
+        self._in_loop(self._controllers[-1]._events.apply, [TeamsSetEvent(teams)])
 
     def part_of_controller(self, service: str) -> Any:
         """Return a service's part in the Controller."""

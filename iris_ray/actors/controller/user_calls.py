@@ -13,9 +13,9 @@ import ray
 import iris_ray
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
+from iris_ray.actors.controller.quota_views import about_team
 from iris_ray.actors.controller.views import (
     job_events,
-    limit_statuses,
     task_status,
     unusable_status,
     worker_status,
@@ -26,34 +26,26 @@ from iris_ray.actors.protocol.status import (
     JobEvent,
     JobFacts,
     JobStatus,
-    LimitStatus,
     Place,
     TaskStatus,
-    TeamsStatus,
     WorkerStatus,
     job_status,
 )
 from iris_ray.actors.protocol.version import package_directory
-from iris_ray.errors import InvalidTeamsError, UnknownNameError
+from iris_ray.errors import UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Job
-from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
-from iris_ray.model.teams import Team, Teams
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
     JobCancelledEvent,
     JobYieldsEvent,
-    LimitsSetEvent,
     SettingSetEvent,
     TaintedEvent,
     TaintLiftedEvent,
-    TeamsSetEvent,
 )
-from iris_ray.teams.controller import about_team, teams_status
 
 
 class UserCalls(ControllerProcess):
@@ -149,44 +141,6 @@ class UserCalls(ControllerProcess):
             raise unknown(f"taint {taint} on", target, tainted)
         await self._events.recorded([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
-
-    async def list_limits(self) -> list[LimitStatus]:
-        await self.ping()
-        return limit_statuses(self._state)
-
-    @checked
-    async def set_limits(
-        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
-    ) -> list[LimitStatus]:
-        await self.ping()
-        self._permissions.require_operator(user, "set limits")
-        table = self._state.limits.table
-        before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
-        events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
-        await self._events.recorded(events)
-        return limit_statuses(self._state)
-
-    async def list_teams(self) -> TeamsStatus:
-        await self.ping()
-        return teams_status(self._state, self._clock.now())
-
-    @checked
-    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
-        await self.ping()
-        self._permissions.require_operator(user, "set teams")
-        tree, known = Teams(teams), self._state.teams.teams
-        if known.version != instead_of:
-            raise InvalidTeamsError(
-                f"the teams have changed meanwhile: their version is {known.version}, and these are made from"
-                f" {instead_of}. Look at what is set now, and make your change there: iris-ray team show --toml"
-            )
-        if tree != known:
-            recorded = self._events.apply([TeamsSetEvent(tuple(tree))])
-            for job_id, job in self._state.jobs.items():
-                if known.nearest(job.spec.team) != tree.nearest(job.spec.team):
-                    self._state.show_anew(job_id)
-            await asyncio.shield(recorded)
-        return teams_status(self._state, self._clock.now())
 
     async def list_settings(self) -> dict[str, WasSet]:
         await self.ping()

@@ -1,7 +1,6 @@
 """The Controller's descriptions of jobs, tasks and hosts for people: status, events, changes."""
 
 import heapq
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -9,6 +8,7 @@ from typing import TypeVar
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
 from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.controller.quota_views import largest_share
 from iris_ray.actors.controller.services import ServiceBoard
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
@@ -20,7 +20,6 @@ from iris_ray.actors.protocol.status import (
     LimitStatus,
     TaskAttempt,
     TaskStatus,
-    TeamStatus,
     WorkerStatus,
     job_status,
 )
@@ -37,7 +36,6 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
-from iris_ray.teams.controller import largest_share, teams_status
 
 
 def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
@@ -217,9 +215,6 @@ def _past_event(past: PastAttempt, task: int | None) -> Iterator[JobEvent]:
 T = TypeVar("T")
 
 USERS_SHOWN = 300
-TEAMS_SHOWN = 300
-TEAMS_S = 2.0
-"""How long an overview of the teams is used again: it looks at all teams and jobs."""
 
 
 class Overview:
@@ -245,7 +240,6 @@ class Overview:
         self._progress = progress
         self._board = board
         self._clock = clock
-        self._teams: tuple[float, tuple[TeamStatus, ...]] = -math.inf, ()
 
     def since(self, position: Position, epoch: int) -> Changes:
         """Return the changes since a position. ``epoch`` is this Controller's."""
@@ -271,14 +265,7 @@ class Overview:
             limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
             shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
             tables=self._board.tables(),
-            teams=self._teams_at(now),
         )
-
-    def _teams_at(self, now: float) -> tuple[TeamStatus, ...]:
-        at, _ = self._teams
-        if not at <= now < at + TEAMS_S:
-            self._teams = now, teams_status(self._state, now).teams[: TEAMS_SHOWN + 1]
-        return self._teams[1]
 
     def _job(self, job: Job) -> JobStatus:
         heard = self._progress.of(job.spec.job_id)

@@ -11,19 +11,14 @@ from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.actors.protocol.status import (
     JobEvent,
     JobStatus,
-    LimitStatus,
     Place,
     TaskStatus,
-    TeamsStatus,
     WorkerStatus,
 )
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -154,41 +149,6 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: this host or slice does not have the taint.
-            NotPermittedError: the user is no operator.
-        """
-
-    async def list_limits(self) -> list[LimitStatus]:
-        """Return the limits and usage of each user with limits or jobs, after the limits of `EVERYBODY`."""
-
-    async def set_limits(
-        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
-    ) -> list[LimitStatus]:
-        """Set some limits of a user, or of everybody. Return all limits as `list_limits` does.
-
-        Args:
-            whose: the user, or `EVERYBODY`.
-            bands: the bands in which to set them.
-            limits: those that are None stay unchanged.
-            reset: whether to remove the limits that were set before.
-            user: who sets them.
-
-        Raises:
-            NotPermittedError: the user is no operator.
-        """
-
-    async def list_teams(self) -> TeamsStatus:
-        """Return all teams with their quotas and their use."""
-
-    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
-        """Replace the whole tree of teams. Return it as `list_teams` does.
-
-        Args:
-            teams: all teams; none: there are no teams any more.
-            instead_of: the version of the tree that they replace, see `Teams.version`.
-            user: who sets them.
-
-        Raises:
-            InvalidTeamsError: they don't go together, or replace another tree than the present one.
             NotPermittedError: the user is no operator.
         """
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from iris_ray.actors.protocol.status import JobStatus, LimitStatus, TeamStatus, WorkerStatus
+from iris_ray.actors.protocol.status import JobStatus, LimitStatus, WorkerStatus
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
@@ -76,7 +76,6 @@ class Changes:
         limits: the limits and the usage of each user.
         shares: of the users who hold resources now or did lately.
         tables: rows of the services' tables, by table and by the row's key.
-        teams: the first so many teams, after the jobs without a team; nothing if there are no teams.
     """
 
     position: Position
@@ -91,7 +90,6 @@ class Changes:
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
     tables: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
-    teams: tuple[TeamStatus, ...] = ()
 
 
 def as_json(value: Any) -> Any:

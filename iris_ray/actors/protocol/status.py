@@ -12,7 +12,6 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.teams import Quota, Team, Teams
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
 from iris_ray.state.runtime_limits import ends_at
@@ -402,45 +401,3 @@ class TeamChips:
     borrowed: float
     lent: float
     by_band: Mapping[PriorityBand, float]
-
-
-@dataclass(frozen=True, slots=True)
-class TeamStatus:
-    """A team, and what it has.
-
-    Attributes:
-        name, quotas, weight, users: as operators have set them. The name is empty for all jobs without a team.
-        chips: by type, for each type with any quota.
-        running, waiting: unfinished jobs of this team itself, not of its parts: with hosts, and all others.
-        share: the largest share of any resource of the cluster that the team and its parts hold, from 0 to 1.
-        counted: the same including past usage.
-    """
-
-    name: str
-    quotas: Mapping[str, Quota]
-    weight: float
-    users: tuple[str, ...]
-    chips: Mapping[str, TeamChips]
-    running: int
-    waiting: int
-    share: float
-    counted: float
-
-
-@dataclass(frozen=True, slots=True)
-class TeamsStatus:
-    """All teams of a cluster.
-
-    Attributes:
-        version: see `Teams.version`.
-        teams: in the order of their names, after the jobs without a team; nothing if there are no teams.
-        fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
-    """
-
-    version: str
-    teams: tuple[TeamStatus, ...]
-    fleet: Mapping[str, float]
-
-    def tree(self) -> Teams:
-        """Return the teams as operators have set them."""
-        return Teams(Team(one.name, one.quotas, one.weight, one.users) for one in self.teams if one.name)

@@ -7,13 +7,14 @@ import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.pool import progress_watch
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.cli.conventions import USAGE
 from iris_ray.goodput import controller as goodput_in_controller
+from iris_ray.goodput.sums import Sums
 from iris_ray.model.teams import Team
 from iris_ray.state import job_table
+from iris_ray.teams.calls import TeamCalls
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -77,8 +78,8 @@ def test_goodput_says_what_last_failure_cost(world: ControllerInProcess) -> None
 
 def test_goodput_is_summed_by_team(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(world, "before")
-    teams = ControllerConnection().ask(ControllerInterface.list_teams)
-    ControllerConnection().ask(ControllerInterface.set_teams, [Team("ads", users=("ann",))], teams.version, "ann")
+    teams = ControllerConnection().ask(TeamCalls.list_teams)
+    ControllerConnection().ask(TeamCalls.set_teams, [Team("ads", users=("ann",))], teams.version, "ann")
     trained(world, "train")
     rows = [row.split()[:2] for row in world.iris("job", "goodput", "--by", "team").stdout.splitlines()]
     assert rows[:4] == [["TEAM", "JOBS"], ["(no", "team)"], ["ads", "1"], ["all", "2"]]
@@ -167,7 +168,13 @@ def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monk
     assert sums["chip_seconds"]["productive"] == pytest.approx(8 * sums["seconds"]["productive"])
     lines = world.iris("job", "goodput").stdout.splitlines()[1:3]
     assert [line.split()[:2] for line in lines] == [["ann", "3"], ["bob", "1"]]
-    world.succeed(world.start("another"))  # so that it is written
+    world.succeed(world.start("another"))
+
+    def recorded() -> dict[str, int]:
+        value = world.recorded().get("service/1/goodput")
+        return {day.user: day.jobs for day in Sums.read(value).users.since(0.0)} if value else {}
+
+    wait_until(lambda: recorded().get("ann") == 3)
     world.restart_controller()
     (again,) = world.json("job", "goodput", "--user", "ann")["forgotten"]
     assert again["jobs"] == 3
