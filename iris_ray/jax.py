@@ -1,6 +1,17 @@
 """What a JAX program on a gang needs, under its public name."""
 
-from iris_ray.checkpoint.replay_check import ReplayReport, ReplaySuspect, replay_check
+from typing import TYPE_CHECKING, Any
+
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.task.jax import agreed_notice, initialize
 
+if TYPE_CHECKING:
+    from iris_ray.checkpoint.replay_check import ReplayReport, ReplaySuspect, replay_check
+
 __all__ = ["ReplayReport", "ReplaySuspect", "agreed_notice", "initialize", "replay_check"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return getattr(module_of("checkpoint", "replay_check"), name)

@@ -14,12 +14,12 @@ from iris_ray.actors.protocol.slices import slices_of
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.conventions import NO_CLUSTER, SuggestingGroup, confirm, say_error
+from iris_ray.cli.conventions import NO_CLUSTER, confirm, say_error
+from iris_ray.cli.main import WithServices
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
-from iris_ray.handover.cli import export, import_
 from iris_ray.terminal import live_line
 
 STOPPED = (
@@ -28,7 +28,7 @@ STOPPED = (
 )
 
 
-@click.group("controller", cls=SuggestingGroup)
+@click.group("controller", cls=WithServices, of="cluster controller")
 def controller() -> None:
     """The cluster's Controller: start, stop, upgrade, status, export, import.
 
@@ -39,10 +39,6 @@ def controller() -> None:
       iris-ray cluster controller status
       iris-ray cluster controller upgrade
     """
-
-
-controller.add_command(export)
-controller.add_command(import_)
 
 
 @controller.command()

@@ -93,7 +93,8 @@ def sections_of_all() -> dict[str, dict[str, Command]]:
 
 def section_of(group: str) -> Callable[[], dict[str, dict[str, Command]]]:
     """Return a function for the commands of a group."""
-    return lambda: {"Commands": {w.split()[1]: one for w, one in commands().items() if w.startswith(f"{group} ")}}
+    found = [(words.rpartition(" "), one) for words, one in commands().items()]
+    return lambda: {"Commands": {name: one for (of, _, name), one in found if of == group}}
 
 
 _EPILOG = """
@@ -145,6 +146,26 @@ class Commands(SuggestingGroup):
         for section, entries in self.sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(widest), entry.does) for name, entry in entries.items()])
+
+
+class WithServices(SuggestingGroup):
+    """A group whose own commands are in its module, to which services add theirs.
+
+    Args:
+        of: the group's words, such as ``cluster controller``.
+    """
+
+    def __init__(self, *args: Any, of: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._added = section_of(of)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self._added()["Commands"]})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        added = self._added()["Commands"].get(cmd_name)
+        return own if own is not None or added is None else imported(added.place)
 
 
 class Main(Commands):

@@ -15,7 +15,7 @@ from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
 from iris_ray.cli.printing import one_line
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
-from iris_ray.dev.code import TravellingCode
+from iris_ray.cli.sent_code import SentDirectory, sent_code
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.options import JobOptions, PodOptions, default_of
 
@@ -59,7 +59,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     where = chosen_mode(flags.options["mode"], None)
     if not where.local and (head := head_of_dashboard()) is not None:
         head.run_in_directory(target, flags.working_dir, env=flags.env)
-    code = TravellingCode(flags.working_dir, None) if where.local else TravellingCode.of(flags.working_dir)
+    code = SentDirectory(flags.working_dir) if where.local else sent_code(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process
     from iris_ray.client.job_request import make_pod_request

@@ -21,11 +21,9 @@ from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_opti
 from iris_ray.cli.printing import one_line, print_json
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
+from iris_ray.cli.sent_code import sent_code
 from iris_ray.client.connection import current_user
-from iris_ray.dev.code import TravellingCode
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.logs.cli import show
-from iris_ray.logs.stream import stream_logs
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import JobOptions, default_of
@@ -131,7 +129,7 @@ def submit(
     groups = _groups(flags.num_slices, group_by)
     _refuse_inside_a_task()
     found = find_target(target, arguments, flags.working_dir or ".")
-    code = TravellingCode.of(flags.working_dir)
+    code = sent_code(flags.working_dir)
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
     with code.for_ray() as directory, cluster(**directory):
@@ -216,7 +214,9 @@ def _say_if_it_can_not_run(job_id: str) -> None:
 
 def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
+    from iris_ray.logs.cli import show
     from iris_ray.logs.client import host_logs  # imports Ray
+    from iris_ray.logs.stream import stream_logs
 
     controller = ControllerConnection()
     try:

@@ -16,10 +16,10 @@ from iris_ray.cli.conventions import INTERRUPTED, say_error
 from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options
 from iris_ray.cli.printing import print_json
+from iris_ray.cli.streams import KILLED, LabelledLines, print_bytes
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
 from iris_ray.model.options import GangOptions, default_of
-from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
 from iris_ray.terminal import live_line
 
 HOSTS = "hosts"

@@ -10,12 +10,12 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus
 from iris_ray.client.connection import current_user
 from iris_ray.errors import IrisError
-from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import LogPosition
 from iris_ray.model.lifecycle import JobState, TaskState
 
 if TYPE_CHECKING:
     from fray.types import JobStatus as FrayStatus
+
+    from iris_ray.logs.core import LogPosition
 
 FIRST_POLL_S, LAST_POLL_S = 0.05, 1.0
 MOST_LOG_BYTES = 1 << 20
@@ -92,6 +92,8 @@ class JobHandle:
         Args:
             max_lines: the number of lines in all, the last ones of each task; 0: all lines.
         """
+        from iris_ray.logs.core import LogPosition
+
         tasks = self.tasks()
         each = max(1, max_lines // len(tasks)) if max_lines else None
         lines = [line for task in tasks for line in self._log(task.task_index, LogPosition(None, 0, each))]
@@ -116,7 +118,9 @@ class JobHandle:
             self._end = status  # the Controller may forget it
         return status
 
-    def _log(self, task_index: int, at: LogPosition) -> list[str]:
+    def _log(self, task_index: int, at: "LogPosition") -> list[str]:
+        from iris_ray.logs.calls import LogCalls
+
         controller = ControllerConnection(patience_s=RESTART_S)
         log = controller.ask(LogCalls.fetch_task_logs, self._job_id, task_index, at, MOST_LOG_BYTES)
         return log.text.splitlines()
@@ -137,6 +141,8 @@ class JobHandle:
 
     def _traceback(self) -> list[str]:
         """Return the traceback of the task that failed first, from its log; nothing without one."""
+        from iris_ray.logs.core import LogPosition
+
         try:
             failed = [task for task in self.tasks() if task.state is TaskState.FAILED]
             first = min(failed, key=lambda task: task.ended_at or math.inf)

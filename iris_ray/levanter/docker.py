@@ -8,15 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from iris_ray.client.run_options import takes
-from iris_ray.docker.client import make_docker_request
-from iris_ray.docker.client import run_docker_on_pod as run
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.options import DockerOptions, default_of
-from iris_ray.remote.ray_jobs import RayJobConfig
-from iris_ray.remote.ray_jobs import submit_tpu_job_on_ray as submit
+
+if TYPE_CHECKING:
+    from iris_ray.remote.ray_jobs import RayJobConfig
 
 FILE = "run_docker_on_pod.json"
 
@@ -35,6 +34,8 @@ def run_docker_on_pod(
     **options: Unpack[DockerOptions],
 ) -> None:
     """`iris_ray.run_docker_on_pod`, which also takes Levanter's name of ``max_retries_failure``: ``retries``."""
+    from iris_ray.docker.client import run_docker_on_pod as run
+
     if retries is not None:
         options["max_retries_failure"] = retries
     run(
@@ -73,6 +74,8 @@ class RunDockerOnPodConfig:
     node_count: int = 1
 
     def __post_init__(self) -> None:
+        from iris_ray.docker.client import make_docker_request
+
         make_docker_request(self.image_id, self.arguments, **self.options)
         object.__setattr__(self, "env", dict(self.env))  # another mapping may not be picklable
 
@@ -99,12 +102,15 @@ class RunDockerOnPodConfig:
 
 
 def submit_tpu_job_on_ray(
-    config: RunDockerOnPodConfig | RayJobConfig, ray_address: str, run_id: str | None = None
+    config: "RunDockerOnPodConfig | RayJobConfig", ray_address: str, run_id: str | None = None
 ) -> str:
     """`iris_ray.submit_tpu_job_on_ray`, which also takes Levanter's config.
 
     Such a config travels as a file, not as variables, which Ray's dashboard would show.
     """
+    from iris_ray.remote.ray_jobs import RayJobConfig
+    from iris_ray.remote.ray_jobs import submit_tpu_job_on_ray as submit
+
     if not isinstance(config, RunDockerOnPodConfig):
         return submit(config, ray_address, run_id)
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
@@ -118,6 +124,8 @@ def submit_tpu_job_on_ray(
 
 def main(path: Path) -> None:
     """Run the job of a config file, as the command of a Ray job on the cluster."""
+    from iris_ray.docker.client import run_docker_on_pod as run
+
     config = RunDockerOnPodConfig(**json.loads(path.read_text()))
     run(config.image_id, config.arguments, **config.options)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NoReturn, Unpack
+from typing import IO, TYPE_CHECKING, Any, NoReturn, Unpack
 
 import click
 
@@ -22,16 +22,7 @@ from iris_ray.cli.conventions import (
     say_error,
 )
 from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
-from iris_ray.dev.checkout import Checkout, record_package
-from iris_ray.dev.code_directory import CodeDirectory
-from iris_ray.errors import InvalidRequestError, UnknownNameError
-from iris_ray.model.checks import unknown
-from iris_ray.remote.laptop_end import Tunnel
-from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
-from iris_ray.sessions.client import follow as follow_channel
-from iris_ray.sessions.core import CommandLine
-from iris_ray.sessions.port_forward import LOOPBACK, listen
-from iris_ray.sessions.streams import (
+from iris_ray.cli.streams import (
     CtrlC,
     follow_on_terminal,
     print_bytes,
@@ -39,6 +30,13 @@ from iris_ray.sessions.streams import (
     terminal_size,
     wait_for,
 )
+from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import unknown
+from iris_ray.remote.laptop_end import Tunnel
+from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
+
+if TYPE_CHECKING:
+    from iris_ray.sessions.core import CommandLine
 
 PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
@@ -63,10 +61,14 @@ class DashboardHead(Head):
     def run(
         self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
     ) -> NoReturn:
+        from iris_ray.sessions.core import CommandLine
+
         command = _on_terminal(words) if on_terminal else CommandLine(tuple(words), takes_input=takes_input)
         raise click.exceptions.Exit(self._code(command, None, says=False, **sent))
 
     def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
+        from iris_ray.sessions.core import CommandLine
+
         path = Path(named or ".")
         there = _program(target, path)[-1]
         words = [there if word == target else word for word in words_for_head()]
@@ -79,6 +81,8 @@ class DashboardHead(Head):
         raise click.exceptions.Exit(code)
 
     def read(self, words: Sequence[str], to: IO[bytes]) -> int:
+        from iris_ray.sessions.core import CommandLine
+
         return self._code(CommandLine(tuple(words)), to)
 
     def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
@@ -96,7 +100,7 @@ class DashboardHead(Head):
     def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
         raise click.exceptions.Exit(wait_for(self._forward(words, local, remote)))
 
-    def _code(self, command: CommandLine, to: IO[bytes] | None, **more: Any) -> int:
+    def _code(self, command: "CommandLine", to: IO[bytes] | None, **more: Any) -> int:
         """Run a command, and return its exit code.
 
         Args:
@@ -104,6 +108,8 @@ class DashboardHead(Head):
             to: the file for its stdout; None: this command's stdout.
             more: as for `Tunnel`.
         """
+
+        from iris_ray.sessions.client import follow as follow_channel
 
         def show(data: bytes, is_err: bool) -> None:
             if to is None or is_err:
@@ -125,6 +131,9 @@ class DashboardHead(Head):
         return wait_for(run(Tunnel(self._jobs, **more)))
 
     async def _forward(self, words: Sequence[str], local: int, remote: int) -> int:
+        from iris_ray.sessions.core import CommandLine
+        from iris_ray.sessions.port_forward import LOOPBACK, listen
+
         at_head = 0
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -232,8 +241,10 @@ class DashboardHead(Head):
             raise click.exceptions.Exit(FAILED)
 
 
-def _on_terminal(words: Sequence[str]) -> CommandLine:
+def _on_terminal(words: Sequence[str]) -> "CommandLine":
     """Return a command that has a terminal like this one."""
+    from iris_ray.sessions.core import CommandLine
+
     return CommandLine(tuple(words), terminal_size(), True, os.environ.get("TERM", "xterm"))
 
 
@@ -267,6 +278,9 @@ def _sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]
     Raises:
         InvalidRequestError: it is too large.
     """
+    from iris_ray.dev.checkout import Checkout, record_package
+    from iris_ray.dev.code_directory import CodeDirectory
+
     path = path.absolute()
     checkout: Checkout | None = None
     with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():

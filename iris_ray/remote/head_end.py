@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
-from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
-from iris_ray.sessions.core import Piece, Size
+
+if TYPE_CHECKING:
+    from iris_ray.sessions.channels import ByteChannel, RunningCommand
 
 WINDOW = 1 << 20
 """The limit for the bytes of a channel that are under way in one direction; its reader grants the next ones."""
@@ -226,6 +227,8 @@ class _Channel:
 
     def take(self, frame: Frame) -> None:
         """Do what a frame says."""
+        from iris_ray.sessions.core import Size
+
         command = self._begun_command
         if frame.kind in (Kind.DATA, Kind.END):
             self._given.put_nowait(frame.data)
@@ -250,12 +253,16 @@ class _Channel:
             await self._beginning.result().drop()
 
     @property
-    def _begun_command(self) -> RunningCommand | None:
+    def _begun_command(self) -> "RunningCommand | None":
+        from iris_ray.sessions.channels import RunningCommand
+
         began = self._beginning.done() and self._beginning.exception() is None
         found = self._beginning.result() if began else None
         return found if isinstance(found, RunningCommand) else None
 
     async def _serve(self) -> None:
+        from iris_ray.sessions.core import Piece
+
         said: dict[str, object] = {"error": "it was closed"}
         writing: asyncio.Task[None] | None = None
         try:
@@ -277,7 +284,7 @@ class _Channel:
             self._send(Frame.of(Kind.OVER, self._number, **said))
             self._forget(self._number, None)
 
-    async def _write_to(self, channel: ByteChannel) -> None:
+    async def _write_to(self, channel: "ByteChannel") -> None:
         """Hand over the bytes from the person, as fast as they are taken, up to their end."""
         for number in itertools.count(1):
             data = await self._given.get()
@@ -287,12 +294,15 @@ class _Channel:
             self._send(Frame.of(Kind.CREDIT, self._number, size=len(data)))
 
 
-def _begun(facts: dict[str, Any]) -> ByteChannel:
+def _begun(facts: dict[str, Any]) -> "ByteChannel":
     """Begin a command of ``iris-ray`` or a connection. This blocks for a moment.
 
     Raises:
         OSError, SessionError, subprocess.SubprocessError: it can't begin.
     """
+    from iris_ray.sessions.channels import PortConnection, RunningCommand
+    from iris_ray.sessions.core import Size
+
     if "words" in facts:
         words = [sys.executable, "-m", "iris_ray", *facts["words"]]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TERM": facts["term"]}

@@ -13,7 +13,6 @@ from typing import Any
 
 from iris_ray.client.connection import new_job_id, without_ray_address
 from iris_ray.client.remote_options import read_env_file, require_env_travels
-from iris_ray.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.errors import (
     InvalidRequestError,
     IrisError,
@@ -360,6 +359,7 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
         InvalidRequestError: the directory is larger than Ray allows.
     """
     from iris_ray.actors.calls.ray_internals import MOST_PACKAGE_BYTES, walk_package
+    from iris_ray.dev.code_directory import looks_secret, secrets_in_words
 
     directory = Path(str(config.working_dir)).absolute()
     files = total = 0

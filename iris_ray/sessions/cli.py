@@ -15,9 +15,7 @@ from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, OK, say_error
 from iris_ray.cli.options import ScriptCommand, marked_arguments
-from iris_ray.errors import CommandNotFoundError, InvalidRequestError, SessionError
-from iris_ray.sessions.core import CommandLine
-from iris_ray.sessions.streams import (
+from iris_ray.cli.streams import (
     CtrlC,
     LabelledLines,
     follow_on_terminal,
@@ -26,6 +24,8 @@ from iris_ray.sessions.streams import (
     terminal_size,
     wait_for,
 )
+from iris_ray.errors import CommandNotFoundError, InvalidRequestError, SessionError
+from iris_ray.sessions.core import CommandLine
 
 if TYPE_CHECKING:  # these import Ray
     from iris_ray.sessions.client import TaskPlace

@@ -398,7 +398,7 @@ def test_unreadable_stdin_ends_input(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_terminal_is_as_before_however_session_ends(ends: str, restores: bool) -> None:
     script = f"""
         import sys, termios
-        from iris_ray.sessions.streams import raw_terminal
+        from iris_ray.cli.streams import raw_terminal
         def session():
             with raw_terminal() as show:
                 assert not termios.tcgetattr(0)[3] & termios.ICANON

@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_ray.cli.conventions import INTERRUPTED, say_error
-from iris_ray.sessions.core import Size
+
+if TYPE_CHECKING:
+    from iris_ray.sessions.core import Size
 
 if TYPE_CHECKING:  # it imports Ray
     from iris_ray.sessions.client import Channel, Show
@@ -151,7 +153,9 @@ async def keys(channel: Remote) -> AsyncIterator[bytes]:
     channel.close()
 
 
-def terminal_size() -> Size:
+def terminal_size() -> "Size":
+    from iris_ray.sessions.core import Size
+
     columns, rows = os.get_terminal_size(1)
     return Size(rows, columns)
 
