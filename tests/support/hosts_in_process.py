@@ -17,8 +17,6 @@ from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Progress, Saves, StandbyReady, TaskLaunch
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.hangs.calls import TaskLook
-from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
@@ -27,15 +25,16 @@ from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.rhythm import RhythmMeter
 from iris_ray.model.workers import TPU
-from iris_ray.preflight.calls import Link
 from tests.support.ray_in_process import Handle
 
 if TYPE_CHECKING:
+    from iris_ray.hangs.calls import TaskLook
+    from iris_ray.logs.files import LogWriter
+    from iris_ray.preflight.calls import Link
     from tests.support.cluster_in_process import ClusterInProcess
 
 _pids = itertools.count(100_001)
 
-HEALTHY = Link(0.001, 1e8)
 
 REAPED_S = 0.5
 """How long what a slice's tasks have left lives on after their host's actor."""
@@ -256,14 +255,16 @@ class NodeProcesses:
     versions: dict[str, Any] = field(default_factory=dict)
     tested: int = 0
     fails_test: str | None = None
-    link: Link = HEALTHY
-    logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
+    link: "Link | None" = None  # None: it is sound
+    logs: "dict[tuple[str, int, int], LogWriter]" = field(default_factory=dict)
 
     def left(self) -> list[Process]:
         """Return the processes of which something may still run."""
         return [process for process in self.processes.values() if process.left]
 
-    def log_of(self, info: JobInfo) -> LogWriter:
+    def log_of(self, info: JobInfo) -> "LogWriter":
+        from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
+
         key = info.job_id, info.task_index, info.attempt
         if key not in self.logs:
             self.logs[key] = LogWriter(AttemptLog(logs_directory(self.directory), *key))
@@ -337,7 +338,9 @@ class Host:
 
     async def dump_stacks(self, pid: int) -> None: ...
 
-    async def look(self, pid: int) -> TaskLook:
+    async def look(self, pid: int) -> "TaskLook":
+        from iris_ray.hangs.calls import TaskLook
+
         task = self._node.processes[pid].task
         return TaskLook("", 0.0, () if task is None else task.stack, 0.0)
 
@@ -348,8 +351,10 @@ class Host:
         self._node.tested += 1
         return self._node.fails_test
 
-    async def measure_link(self, peer: Handle, name: str) -> Link:
-        return self._node.link
+    async def measure_link(self, peer: Handle, name: str) -> "Link":
+        from iris_ray.preflight.calls import Link
+
+        return self._node.link or Link(0.001, 1e8)
 
     async def job_over(self, job_id: str) -> None: ...
 
