@@ -14,7 +14,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler.together import Together, place_on, without_what_ends
+from iris_ray.scheduler.together import GroupPlacement, place_on, without_what_ends
 from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.state.events import (
     Event,
@@ -175,7 +175,7 @@ class GroupWorld(World):
     def could_run(self, leader: Job) -> bool:
         """Whether a group fits on the fleet once nothing else runs."""
         there = without_what_ends(self.state.fleet, list(self.state.workers.values()), self.now)
-        return isinstance(place_on(leader.members, there, self.now), Together)
+        return isinstance(place_on(leader.members, there, self.now), GroupPlacement)
 
     def ends_as_one(self) -> None:
         """No job of a group goes on alone, and none was killed while the main ones have succeeded."""
