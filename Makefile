@@ -96,6 +96,18 @@ bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActor
 bench-dashboard: $(READY)  ## what the dashboard costs on 5,008 hosts with 20 open pages; about two minutes
 	$(BIN)/python benchmarks/dashboard.py
 
+KERNEL = build/kernel
+# What the kernel must do without any service: its own tests, a first script, and a gang that loses a slice.
+KERNELS_TESTS = tests/unit/model tests/unit/state tests/unit/scheduler tests/unit/actors tests/unit/client tests/unit/task
+A_LOST_SLICE = tests/cluster/test_run_on_pod.py::test_gang_survives_the_loss_of_a_slice
+
+kernel: $(READY)  ## the kernel without any service, and everything else without each single one; about five minutes
+	$(BIN)/python -m tools.without_services kernel $(KERNEL)
+	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest $(TWO_PROCESSES) -q $(KERNELS_TESTS) $(ARGS)
+	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python examples/hello.py
+	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q $(A_LOST_SLICE)
+	$(BIN)/python -m tools.without_services each build/without
+
 chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
 	$(BIN)/python -m tests.proofs.chaos
 

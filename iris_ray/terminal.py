@@ -7,6 +7,7 @@ NO_COLOR and terminals without any abilities (TERM=dumb).
 import contextlib
 import logging
 import os
+import re
 import stat
 import sys
 import threading
@@ -289,3 +290,19 @@ def print_line(text: str) -> None:
     """Print a line of a task. Characters that stdout can't encode are replaced."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+
+
+def printable(data: bytes) -> str:
+    """Return any bytes as text for a terminal: tabs and colours stay, all else that controls a terminal is escaped.
+
+    Other sequences move the cursor, write the reader's clipboard, or make a terminal answer as if a person typed.
+    """
+    pieces = _COLOUR.split(data.decode(errors="backslashreplace"))
+    pieces[::2] = (
+        piece if piece.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in piece)
+        for piece in pieces[::2]
+    )
+    return "".join(pieces)

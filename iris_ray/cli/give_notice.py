@@ -64,7 +64,8 @@ def _tell_here(seconds: int, why: str, deadline: float) -> bool:
 
     This asks no Controller: there may be none, or one of another version, and every host of a large slice would ask it.
     """
-    from iris_ray.actors.host.announced_end import announce, this_node
+    from iris_ray.actors.host.announced_end import announce
+    from iris_ray.cli.this_node import this_node
 
     node = this_node(chosen_address(), os.environ)
     where = node.directory

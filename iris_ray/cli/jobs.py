@@ -7,14 +7,12 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
-from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
 from iris_ray.model.lifecycle import JobState
-from iris_ray.remote.on_head import ray_job_or_on_head, run_on_head
-from iris_ray.remote.ray_job import show_ray_job_status, stop_ray_job
 from iris_ray.scheduler.pending_reason import PendingReason
 
 _JOB_HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
@@ -85,10 +83,10 @@ def status(job: str, difference: bool, as_json: bool) -> None:
 
     JOB is an id that `iris-ray ls --all` shows.
     """
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         if difference:
-            run_on_head(dashboard, words_for_head())
-        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_status(dashboard, job, as_json))
+            head.run(words_for_head())
+        head.status(job, as_json)
         return
     with cluster():
         from iris_ray.dashboard.place import link_to
@@ -281,10 +279,8 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
     """
     from iris_ray.client.connection import current_user
 
-    if (dashboard := dashboard_address()) is not None:
-        ray_job_or_on_head(
-            dashboard, job, lambda: stop_ray_job(dashboard, job, yes, as_json), lambda: confirm(f"Cancel {job}?", yes)
-        )
+    if (head := head_of_dashboard()) is not None:
+        head.cancel(job, yes, as_json)
         return
     with cluster():
         controller = ControllerConnection()

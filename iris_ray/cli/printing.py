@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from iris_ray.actors.protocol.overview import as_json
-from iris_ray.logs.core import printable
+from iris_ray.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
@@ -18,7 +18,6 @@ from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, pr
 from iris_ray.dev.code import TravellingCode
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.options import JobOptions, PodOptions, default_of
-from iris_ray.remote.ray_job import run_directory_through_dashboard
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -58,8 +57,8 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     where = chosen_mode(flags.options["mode"], None)
-    if not where.local and (dashboard := dashboard_address()) is not None:
-        run_directory_through_dashboard(dashboard, "run", target, flags.env, flags.working_dir)
+    if not where.local and (head := head_of_dashboard()) is not None:
+        head.run_in_directory(target, flags.working_dir, env=flags.env)
     code = TravellingCode(flags.working_dir, None) if where.local else TravellingCode.of(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process

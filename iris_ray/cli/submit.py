@@ -1,14 +1,21 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import click
+from click.core import ParameterSource
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import (
+    Sent,
+    address_option,
+    cluster,
+    dashboard_address,
+    head_for_ray_jobs,
+    head_of_dashboard,
+)
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
 from iris_ray.cli.printing import one_line, print_json
@@ -23,10 +30,13 @@ from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import JobOptions, default_of
 from iris_ray.model.workers import TPU_NAME
-from iris_ray.remote.ray_job import Sending, require_fitting_options, submit_ray_job, submit_through_dashboard
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.terminal import live_line
+
+RAY_JOBS_ONLY: Final = ("run_id", "excludes", "env_file")
+"""Options that only a job of Ray's job API takes."""
+RAY_JOBS_TOO: Final = ("address", "target", "arguments", "ray_job", "env", "working_dir", "follow", "as_json")
 
 
 @click.command(cls=ScriptCommand)
@@ -92,26 +102,25 @@ def submit(
     once, on the cluster, and calls run_on_pod itself. Then logs, status and cancel take the id that is printed, with
     the same --address.
     """
-    require_fitting_options(ray_job)
+    _require_fitting_options(ray_job)
     if as_json and follow:
         raise InvalidRequestError(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
             " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
     given = [name for name, one in (flags.options["secrets"] or {}).items() if not one.stored]
-    if given and (ray_job or dashboard_address() is not None):
+    head = head_for_ray_jobs() if ray_job else head_of_dashboard()
+    if given and head is not None:
         raise InvalidRequestError(
             f"the value of {given[0]} does not go through Ray's job API, which keeps and shows what it is given; have"
             f" an operator set it in the cluster's store (iris-ray cluster secrets set {given[0]}), and give"
             f" --secret {given[0]}=store:"
         )
-    named = flags.working_dir  # it is sent as it is, as on a node of the cluster; see `TravellingCode`
-    sending = Sending(Path(named or "."), excludes, flags.env, env_file, run_id, with_secrets=named is not None)
-    if ray_job:
-        submit_ray_job(target, arguments, sending, follow, as_json)
-        return
-    if dashboard_address() is not None:
-        submit_through_dashboard(target, sending, follow, as_json)
+    if head is not None:
+        sent: Sent = {"excludes": excludes, "env": flags.env, "env_file": env_file, "run_id": run_id}
+        if not ray_job:
+            head.run_in_directory(target, flags.working_dir, **sent)
+        head.submit_script(target, arguments, flags.working_dir, follow, as_json, **sent)
         return
     from iris_ray.client.client import IrisClient
     from iris_ray.model.requirement import ResourceSpec, tpu_device
@@ -143,6 +152,28 @@ def submit(
             _follow(job.job_id)
         else:
             _say_if_it_can_not_run(job.job_id)
+
+
+def _require_fitting_options(ray_job: bool) -> None:
+    """Refuse given options that have no effect on this kind of job.
+
+    Args:
+        ray_job: whether it runs the script itself.
+
+    Raises:
+        InvalidRequestError: the first of them.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if not ray_job and name in RAY_JOBS_ONLY and dashboard_address() is None:
+            raise InvalidRequestError(f"{parameter.opts[0]} is for --ray-job, and for the address of a dashboard")
+        if ray_job and name not in (*RAY_JOBS_ONLY, *RAY_JOBS_TOO):
+            raise InvalidRequestError(
+                f"{parameter.opts[0]} is not for --ray-job: the script says it itself, where it calls run_on_pod"
+            )
 
 
 def _refuse_what_needs_a_type(arguments: Sequence[str], num_slices: int | list[int] | None) -> None:

@@ -5,25 +5,24 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import ray
 
-from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import RESTART_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
-from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
-from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
-from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
-from iris_ray.client.job_progress import say_if_it_runs_once
+from iris_ray.client.job_handle import JobHandle, job_id_of
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import takes
+from iris_ray.client.transport import DirectTransport, Transport, remote_transport
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.job_spec import CoschedulingConfig
@@ -49,7 +48,16 @@ class IrisClient:
     def __init__(self) -> None:
         require_no_local_mode()
         require_cluster()
+        self._transport: Transport = DirectTransport()
         self._at_the_end = contextlib.ExitStack()
+
+    @classmethod
+    def _of(cls, transport: Transport, at_the_end: contextlib.ExitStack) -> Self:
+        """Return a client with this transport, at whose end these callbacks run."""
+        client = cls.__new__(cls)
+        client._transport, client._at_the_end = transport, at_the_end
+        client._at_the_end.callback(transport.close)
+        return client
 
     @classmethod
     def remote(cls, address: str, workspace: Path | str | None = None) -> Self:
@@ -64,12 +72,11 @@ class IrisClient:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
             TokenRefusedError, VersionMismatchError: as for `RayJobs`, with the URL of a dashboard.
+            ServiceUnavailableError: the service for the URL of a dashboard is not installed.
         """
         require_no_local_mode()  # before the process is connected
         if isinstance(address, str) and address.startswith(("http://", "https://")):
-            from iris_ray.remote.dashboard_client import DashboardClient
-
-            return cast(Self, DashboardClient(address, workspace))
+            return cls._of(remote_transport(address, workspace), contextlib.ExitStack())
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
@@ -89,10 +96,14 @@ class IrisClient:
         with contextlib.ExitStack() as starting:
             starting.enter_context(SimulatedCluster(slices, **options))
             require_cluster()
-            client = cls.__new__(cls)
-            client._at_the_end = starting.pop_all()
+            client = cls._of(DirectTransport(), starting.pop_all())
         client._at_the_end.callback(pool_of_this_process.wait_for_tasks)
         return client
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether this process itself is connected to Ray; not so with the URL of a dashboard."""
+        return self._transport.is_direct
 
     def close(self) -> None:
         """Leave the cluster, if this client joined it. Jobs that are not detached then end.
@@ -171,7 +182,7 @@ class IrisClient:
         return submit_all(group, self._launch, detached)
 
     def _launch(self, request: RunRequest, detached: bool) -> JobHandle:
-        return launch(request, detached)
+        return launch(request, detached, self._transport)
 
     @takes("IrisClient.submit")
     def run(
@@ -208,7 +219,7 @@ class IrisClient:
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that the Controller knows, the oldest first."""
-        return ControllerConnection().ask_all(ControllerInterface.list_jobs)
+        return self._transport.ask(0.0, ControllerInterface.list_jobs)
 
     def job_status(self, job: JobHandle | str) -> JobStatus:
         """Return how a job stands.
@@ -217,11 +228,11 @@ class IrisClient:
             UnknownNameError: there is no job of that id; the message has the nearest. All methods that take a job
                 raise it.
         """
-        return controller_of_a_job().ask(ControllerInterface.job_status, job_id_of(job))
+        return self._transport.ask(RESTART_S, ControllerInterface.job_status, job_id_of(job))
 
     def list_tasks(self, job: JobHandle | str) -> list[TaskStatus]:
         """Return the tasks of a job, by index."""
-        return controller_of_a_job().ask_all(ControllerInterface.list_tasks, job_id_of(job))
+        return self._transport.ask(RESTART_S, ControllerInterface.list_tasks, job_id_of(job))
 
     def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
         """Return how one task stands.
@@ -231,7 +242,7 @@ class IrisClient:
             UnknownNameError: the job has no such task, or there is no such job.
         """
         require("task_index", task_index, Whole())
-        return controller_of_a_job().ask(ControllerInterface.task_status, job_id_of(job), task_index)
+        return self._transport.ask(RESTART_S, ControllerInterface.task_status, job_id_of(job), task_index)
 
     def fetch_task_logs(
         self,
@@ -262,8 +273,8 @@ class IrisClient:
             require(what, number, Whole())
         calls, core = module_of("logs", "calls"), module_of("logs", "core")
         at = core.LogPosition(attempt, offset, tail_lines)
-        log: TaskLog = controller_of_a_job().ask(
-            calls.LogCalls.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
+        log: TaskLog = self._transport.ask(
+            RESTART_S, calls.LogCalls.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
         )
         return log
 
@@ -289,8 +300,9 @@ class IrisClient:
             SessionError: the host does not answer, or takes no more sessions.
         """
         require("task_index", task_index, Whole())
-        done: subprocess.CompletedProcess[bytes] = module_of("sessions", "client").run_beside(
-            job_id_of(job), task_index, command, input
+        run_beside = module_of("sessions", "client").run_beside
+        done: subprocess.CompletedProcess[bytes] = self._transport.call(
+            run_beside, job_id_of(job), task_index, command, input
         )
         return done
 
@@ -305,7 +317,7 @@ class IrisClient:
             NotPermittedError: another user submitted the job, and the cluster lets only operators cancel such jobs.
         """
         user = current_user()
-        return controller_of_a_job().ask(ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
+        return self._transport.ask(RESTART_S, ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
 
     # -- history ---------------------------------------------------------------------------------------------------
 
@@ -327,7 +339,7 @@ class IrisClient:
             [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
         """
         calls = module_of("history", "calls")
-        found = ControllerConnection().ask(calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
+        found = self._transport.ask(0.0, calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
         if found.cut:
             raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
         rows: list[dict[str, str | int | float | None]] = found.as_dicts()
@@ -337,7 +349,7 @@ class IrisClient:
 
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
-        return ControllerConnection().ask_all(ControllerInterface.list_workers)
+        return self._transport.ask(0.0, ControllerInterface.list_workers)
 
 
 def require_may_detach() -> None:
@@ -349,24 +361,13 @@ def require_may_detach() -> None:
         )
 
 
-def launch(request: RunRequest, detached: bool) -> JobHandle:
-    """Submit a job; return when the Controller has it. An interruption ends the job, as the caller has no handle.
+def launch(request: RunRequest, detached: bool, transport: Transport | None = None) -> JobHandle:
+    """Submit a job; return its handle when the Controller has accepted it. Raises like `Transport.submit`.
 
-    Raises:
-        IrisError: the job does not reach the Controller.
+    Args:
+        request: the job.
+        detached: whether the job goes on when this process ends.
+        transport: the connection to the cluster; None: this process is connected.
     """
-    require_cluster()
-    say_if_it_runs_once(request.spec)
-    results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
-    handle = JobHandle(request.spec.job_id, results)
-    try:
-        accepted = ray.get(pool.with_options(**REPEATED).call(PoolInterface.accepted, handle.job_id))
-    except BaseException:  # Ctrl-C above all
-        if detached:
-            ray.kill(pool.handle)
-        else:
-            ray.cancel(results)
-        raise
-    if not accepted:
-        handle.results()  # raises the reason
-    return handle
+    transport = DirectTransport() if transport is None else transport
+    return JobHandle(request.spec.job_id, transport.submit(request, detached), transport)

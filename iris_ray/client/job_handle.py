@@ -5,15 +5,15 @@ import math
 import time
 from typing import Any
 
-import ray
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.calls.controller_connection import RESTART_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import current_user, this_connection
 from iris_ray.client.job_progress import wait_visibly
+from iris_ray.client.transport import Transport
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
 from iris_ray.model.checks import Whole, require
@@ -32,12 +32,13 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         job_id: the job's name in the cluster.
     """
 
-    def __init__(self, job_id: str, results: "ray.ObjectRef[list[Any]]") -> None:
+    def __init__(self, job_id: str, results: "concurrent.futures.Future[list[Any]]", transport: Transport) -> None:
         super().__init__()
         self.job_id = job_id
+        self._transport = transport
         self._connection = this_connection()
         self.set_running_or_notify_cancel()
-        results.future().add_done_callback(self._take)
+        results.add_done_callback(self._take)
 
     def _take(self, done: "concurrent.futures.Future[list[Any]]") -> None:
         if (error := done.exception()) is not None:
@@ -86,12 +87,9 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
                 require("stream_task_index", stream_task_index, Whole())
-            self._print_logs(stream_task_index)
+            self._transport.show(module_of("logs", "client").print_logs_of, self.job_id, stream_task_index)
         self._wait_for_results(timeout, says_why=True)
         return self._settled_status()
-
-    def _print_logs(self, task_index: int | None) -> None:
-        module_of("logs", "client").print_logs_of(self.job_id, task_index)
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """Return the results; like `results`."""
@@ -104,7 +102,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return super().exception(0)
 
     def _wait_for_results(self, timeout: float | None, says_why: bool) -> None:
-        """Return when the results are here, or the time is up. Meanwhile a terminal shows the job's status."""
+        """Wait for the results, at most for the timeout. A terminal shows the job's status if asking is quick."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
 
         def over(seconds: float | None) -> bool:
@@ -116,11 +114,14 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 concurrent.futures.wait([self], min(left, _LOOK_S))
             return self.done() or time.monotonic() >= deadline
 
-        wait_visibly(self.job_id, over, says_why)
+        if self._transport.is_direct:
+            wait_visibly(self.job_id, over, says_why)
+        else:
+            over(None)
 
     def _require_connection(self) -> None:
         """Raise NoClusterError if this process has left the cluster, even if it has joined it again."""
-        if this_connection() != self._connection:
+        if self._transport.is_direct and this_connection() != self._connection:
             raise NoClusterError(
                 "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so the results of"
                 f" {self.job_id} can't come any more. A job that is not detached has ended with that. A detached one"
@@ -137,7 +138,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
     def status(self) -> JobStatus:
         """Return how the job stands."""
-        return controller_of_a_job().ask(ControllerInterface.job_status, self.job_id)
+        return self._transport.ask(RESTART_S, ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
         """Return whether the job was cancelled; `result` then raises JobCancelledError."""
@@ -146,16 +147,11 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def cancel(self) -> bool:
         """End the job, whether it waits or runs; return whether it had not ended. Raises like `IrisClient.cancel`."""
         user = current_user()
-        before = controller_of_a_job().ask(ControllerInterface.cancel, self.job_id, f"cancelled by {user}", user)
+        before = self._transport.ask(RESTART_S, ControllerInterface.cancel, self.job_id, f"cancelled by {user}", user)
         return not before.state.finished
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.job_id}>"
-
-
-def controller_of_a_job() -> ControllerConnection:
-    """Connect to the Controller. A job had a Controller, so if none runs now, wait for the next one."""
-    return ControllerConnection(patience_s=RESTART_S)
 
 
 def job_id_of(job: JobHandle | str) -> str:

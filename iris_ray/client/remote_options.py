@@ -1,7 +1,10 @@
 """Translates the options of a Ray remote function for a gang: each is honoured, or refused with a reason."""
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ray.actor import ActorClass
@@ -162,3 +165,34 @@ def require_env_travels(env: Mapping[str, str]) -> None:
             f"the job's {len(sizes)} environment variables take {total:,} bytes in all, and the limit is"
             f" {MAX_ENV_BYTES:,}; the largest is {largest[:100]} ({sizes[largest]:,} bytes); {_INSTEAD}"
         )
+
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def read_env_file(path: str | Path) -> dict[str, str]:
+    """Return the variables of a file: ``NAME=value`` a line, as docker reads them. No message has a value.
+
+    The value is all that follows the first ``=``, quotes included. Empty lines and lines that begin with # are skipped;
+    a name alone passes this process's value on.
+
+    Raises:
+        InvalidRequestError: the file can't be read, or a line makes no sense.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise InvalidRequestError(f"the file of variables {path} can't be read: {why}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        name = name.strip()
+        if not _NAME.fullmatch(name):
+            raise InvalidRequestError(f"{path}, line {number}: give NAME=value, or a name alone to pass yours on")
+        if not equals and name not in os.environ:
+            raise InvalidRequestError(f"{path}, line {number}: {name} is not set here; give {name}=value")
+        found[name] = value if equals else os.environ[name]
+    return found

@@ -23,9 +23,10 @@ from iris_ray.history.questions import (
     users_question,
 )
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import LogPosition, printable
+from iris_ray.logs.core import LogPosition
 from iris_ray.model.goodput import Totals, productive_share
 from iris_ray.model.options import WHOLE_JOB
+from iris_ray.terminal import printable
 
 SHARED_S = 0.5
 """How long the server reuses an answer. Pages that ask before it has arrived share it."""

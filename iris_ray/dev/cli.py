@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address
+from iris_ray.cli.address import address_option, chosen_address, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import INTERRUPTED, say_error
 from iris_ray.cli.main import Commands, section_of
-from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options, typed
+from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options
 from iris_ray.cli.printing import print_json
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
 from iris_ray.model.options import GangOptions, default_of
-from iris_ray.remote.ray_job import run_through_dashboard, words_for_the_cluster
 from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
 from iris_ray.terminal import live_line
 
@@ -85,8 +84,8 @@ def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tupl
     name = flags.name or type_
     if not is_job_id(name) or "/" in name:
         raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")
-    if (dashboard := dashboard_address()) is not None:
-        run_through_dashboard(dashboard, ["dev", "hold", *_typed()], env=flags.env)
+    if (head := head_of_dashboard()) is not None:
+        head.run(words_for_head(), env=flags.env)
     from iris_ray.dev.held_job import submit, wait_for_hosts
 
     options = flags.options | {"env": flags.env, "keep_warm": default_of("keep_warm", "iris-ray submit")}
@@ -125,10 +124,10 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     from iris_ray.dev.code_directory import CodeDirectory
 
     code = CodeDirectory.look(Path.cwd())
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         click.echo(f"iris-ray: sending {code.in_words()}", err=True)
         with code.copied() as copy:
-            run_through_dashboard(dashboard, ["dev", "run", *_typed()], copy, env)
+            head.run(words_for_head(), env=env, working_dir=copy)
     with _begun(name) as held_run:
 
         def say(sent: "Sent") -> None:
@@ -149,8 +148,8 @@ def stop(name: str) -> None:
     \b
       iris-ray dev stop mine
     """
-    if (dashboard := dashboard_address()) is not None:
-        run_through_dashboard(dashboard, ["dev", "stop", name])
+    if (head := head_of_dashboard()) is not None:
+        head.run(words_for_head())
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
     from iris_ray.client.connection import current_user
@@ -172,10 +171,6 @@ def hosts(name: str) -> None:
     with cluster(), live_line(name) as line:
         held = wait_for_hosts(name, chosen_address(), find(name).job_id, line)
     print_json({"job_id": held.job_id, "hosts": [asdict(host) for host in held.hosts]})
-
-
-def _typed() -> list[str]:
-    return words_for_the_cluster(typed())
 
 
 @contextmanager

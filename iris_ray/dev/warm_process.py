@@ -26,13 +26,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from iris_ray.actors.protocol.services import call_hooks, installed_services, module_of
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
 from iris_ray.framing import Connection, ConnectionLost, Frame
-from iris_ray.inspection.jax_traces import answer_trace_requests
 from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
-from iris_ray.sessions.keeper import DEFAULTS, settle
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
 """The run before, which is being ended, has so long to be gone."""
@@ -98,7 +97,7 @@ def _keep(connected: socket.socket, token: str, directory: HeldDirectory) -> Pro
     try:
         connection = Connection(connected)
         connection.prove(token, calls=False)
-        for number in DEFAULTS:
+        for number in module_of("sessions", "keeper").DEFAULTS:
             signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
         take_orphans()
         program = _Run(connection, directory).begin()
@@ -142,7 +141,7 @@ class _Run:
         keeper, root = os.getpid(), os.fork()
         if root == 0:
             end_with_parent(keeper)
-            settle()
+            module_of("sessions", "keeper").settle()
             return self._become(asked, copy, streams)
         (theirs, into), (out, its_out), (err, its_err) = streams
         for descriptor in (theirs, its_out, its_err):
@@ -250,7 +249,7 @@ class _Run:
             signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             if self._files is not None:
                 survive_notices(self._files)
-                answer_trace_requests(self._files)
+                call_hooks((service.in_standby for service in installed_services()), self._files)
             return program
         try:
             os.execvp(words[0], words)

@@ -13,12 +13,11 @@ import click
 import iris_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_given, address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import INTERRUPTED, require_place
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.remote.on_head import run_on_head, run_on_head_into
 from iris_ray.terminal import live_line
 
 LINES = 200
@@ -47,9 +46,9 @@ def bug_report(job: str, output: str | None) -> None:
     path = Path(output or f"{job.replace('/', '-')}.report.txt")
     if output != "-":
         require_place(path)
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         words = ["bug-report", job, "--output", "-"]
-        run_on_head(dashboard, words) if output == "-" else run_on_head_into(dashboard, words, path)
+        head.run(words) if output == "-" else head.run_into(words, path)
     with cluster():
         ControllerConnection().ask(ControllerInterface.job_status, job)  # raises if there is no such job
         text = "\n".join(_sections(job))

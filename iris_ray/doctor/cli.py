@@ -9,7 +9,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, chosen_address, cluster, dashboard_address, words_for_head
+from iris_ray.cli.address import address_option, chosen_address, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER, on_a_terminal
 from iris_ray.cli.options import json_option
@@ -31,7 +31,6 @@ from iris_ray.doctor.host_look import versions
 from iris_ray.doctor.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
 from iris_ray.doctor.machine import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
-from iris_ray.remote.on_head import run_on_head
 
 
 @click.command()
@@ -50,8 +49,8 @@ def doctor(as_json: bool) -> None:
       iris-ray doctor
       iris-ray doctor --json | jq '.[] | select(.level == "WARNING")'
     """
-    if (dashboard := dashboard_address()) is not None:
-        run_on_head(dashboard, words_for_head())
+    if (head := head_of_dashboard()) is not None:
+        head.run(words_for_head())
     if chosen_address() != AUTO:
         host_and_port(chosen_address())  # refuses a malformed address before it examines anything
     findings = []

@@ -16,7 +16,6 @@ from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.fray.job_request import fray_request
-from iris_ray.remote.dashboard_client import DashboardClient
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Client:
         require_fray()
         if detached:
             require_may_detach()
-        if isinstance(iris, DashboardClient):
+        if iris is not None and not iris.is_direct:
             raise InvalidRequestError(
                 "Fray's client needs a process that has joined the cluster, and this client reaches only its dashboard:"
                 ' give IrisClient.remote("HOST:6379"), or send the script: iris-ray submit --ray-job'

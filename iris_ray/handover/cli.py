@@ -190,8 +190,8 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
     --jobs-only submits the rest.
     """
     from iris_ray.client.connection import current_user
+    from iris_ray.client.remote_options import read_env_file
     from iris_ray.handover.file import read
-    from iris_ray.remote.ray_jobs import read_env_file
 
     try:
         with file.open() as opened:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from iris_ray.actors.host.services import HostPart
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.task_files import LOOK_SIGNAL, STACKS_SIGNAL
-from iris_ray.errors import InspectionFailedError
+from iris_ray.errors import InspectionFailedError, ServiceUnavailableError
 from iris_ray.hangs.calls import HangCalls, TaskLook
-from iris_ray.inspection.host import py_spy
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.subtree import descendants
 
@@ -95,9 +95,17 @@ def _told(stacks: Path, ask: Callable[[], None]) -> tuple[str, ...]:
         return ()
 
 
+def _py_spy(arguments: list[str], timeout_s: float) -> str:
+    try:
+        found: str = module_of("inspection", "host").py_spy(arguments, timeout_s)
+    except ServiceUnavailableError as error:
+        raise InspectionFailedError(str(error)) from None
+    return found
+
+
 def _main_thread(pid: int) -> tuple[str, ...]:
     try:  # without stopping it: it makes no progress, and a stopped process could not be stopped once more
-        return frames_of(py_spy(["dump", "--nonblocking", "--pid", str(pid)], STACKS_S))
+        return frames_of(_py_spy(["dump", "--nonblocking", "--pid", str(pid)], STACKS_S))
     except InspectionFailedError:
         return ()
 

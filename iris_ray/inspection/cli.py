@@ -14,14 +14,13 @@ from click.core import ParameterSource
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, require_place
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.remote.on_head import code_on_head, run_on_head, run_on_head_into
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
@@ -149,10 +148,10 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
     path = Path(output or f"{_file(job)}-{task}.{_ENDINGS[layout]}")
     if output != "-":
         require_place(path)
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         words = ["job", "profile", job, str(task), "--seconds", str(seconds), "--format", layout, "--output", "-"]
         words += ["--idle"] if idle else []
-        run_on_head(dashboard, words) if output == "-" else run_on_head_into(dashboard, words, path)
+        head.run(words) if output == "-" else head.run_into(words, path)
     with cluster():
         from iris_ray.inspection import client as inspection
 
@@ -177,10 +176,10 @@ def _file(job: str) -> str:
 
 def _traces(job: str, task: int | None, seconds: int, output: str | None) -> None:
     directory = Path(output or f"{_file(job)}-xprof")
-    if (dashboard := dashboard_address()) is not None and output != "-":
+    if (head := head_of_dashboard()) is not None and output != "-":
         words = ["job", "profile", job, *(["--all"] if task is None else [str(task)]), "--xprof"]
         with tempfile.TemporaryFile() as packed:
-            code = code_on_head(dashboard, [*words, "--seconds", str(seconds), "--output", "-"], packed)
+            code = head.read([*words, "--seconds", str(seconds), "--output", "-"], packed)
             if packed.tell():
                 packed.seek(0)
                 with tarfile.open(fileobj=packed) as traces:

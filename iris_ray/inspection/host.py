@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +18,12 @@ import ray
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.redirect import started_tasks
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError, SessionError
 from iris_ray.inspection.chip_metrics import ChipUse, chip_use
 from iris_ray.inspection.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
 from iris_ray.processes.subtree import descendants
-from iris_ray.sessions.surroundings import Surroundings
 
 DUMP_S = 20.0
 """py-spy may take so long to read the stacks of a large process."""
@@ -160,7 +160,7 @@ def chips_of(task: InspectedTask) -> list[ChipUse]:
         InspectionFailedError: the task does not run here, or libtpu does not answer; the message says why.
     """
     try:
-        environ = Surroundings.of_process(_pid_of(task)).environ
+        environ = _environ_of(task)
     except SessionError as error:
         raise InspectionFailedError(str(error)) from None
     return chip_use(environ)
@@ -173,7 +173,7 @@ def variables_of(task: InspectedTask) -> list[str]:
         InspectionFailedError: the task does not run here, or has no copy of them.
     """
     try:
-        return sorted(Surroundings.of_process(_pid_of(task)).environ)
+        return sorted(_environ_of(task))
     except SessionError as error:
         raise InspectionFailedError(str(error)) from None
 
@@ -181,6 +181,13 @@ def variables_of(task: InspectedTask) -> list[str]:
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
     """Call `stacks_of` or another function of this module on a host. Return at once."""
     return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
+
+
+def _environ_of(task: "InspectedTask") -> Mapping[str, str]:
+    """Return the variables with which a task's user code began."""
+    surroundings = module_of("sessions", "surroundings").Surroundings
+    environ: Mapping[str, str] = surroundings.of_process(_pid_of(task)).environ
+    return environ
 
 
 def _pid_of(task: InspectedTask) -> int:

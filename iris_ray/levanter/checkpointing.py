@@ -10,13 +10,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from iris_ray.checkpoint import MemoryCheckpointer
 from iris_ray.errors import CheckpointTooLargeError
 from iris_ray.task.jax import agreed_notice
 from iris_ray.task.preemption import PreemptionNotice
 from iris_ray.task.progress import heartbeat, note_save, unproductive
+
+if TYPE_CHECKING:
+    from iris_ray.checkpoint import MemoryCheckpointer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class GangCheckpointer:
         checkpointer: Any,
         num_train_steps: int,
         before_leaving: Callable[[], object],
-        memory: MemoryCheckpointer | None = None,
+        memory: "MemoryCheckpointer | None" = None,
     ) -> None:
         self._checkpointer = _telling_of_saves(checkpointer)
         self._memory = memory
@@ -143,7 +145,7 @@ def marked_restores() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def begun_from_memory(memory: MemoryCheckpointer, saved: int) -> Iterator[None]:
+def begun_from_memory(memory: "MemoryCheckpointer", saved: int) -> Iterator[None]:
     """Have Levanter's trainers begin within the block with the newest step in the hosts' memory, if there is one.
 
     Args:

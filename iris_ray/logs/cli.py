@@ -9,18 +9,17 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.cli.address import address_option, cluster, dashboard_address, words_for_head
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import LogPosition, TaskLog, printable
+from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.logs.stream import LogLine, stream_logs
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.remote.on_head import ray_job_or_on_head, run_on_head
-from iris_ray.remote.ray_job import show_ray_job_logs
+from iris_ray.terminal import printable
 
 PIECE_BYTES = 1 << 20
 _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
@@ -79,10 +78,10 @@ def logs(
         raise click.UsageError("give TASK or --all-tasks, not both.")
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
-            run_on_head(dashboard, words_for_head())  # jobs of Ray's job API have no tasks
-        ray_job_or_on_head(dashboard, job, lambda: show_ray_job_logs(dashboard, job, follow))
+            head.run(words_for_head())  # jobs of Ray's job API have no tasks
+        head.logs(job, follow)
         return
     with cluster():
         controller = ControllerConnection()

@@ -16,7 +16,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.connection import this_connection
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import MOST_LOGS, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.logs.core import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
     READ_TIMEOUT_S,
@@ -29,6 +29,7 @@ from iris_ray.logs.reader import (
 )
 from iris_ray.logs.search import FoundLines, LogSearch, search_text
 from iris_ray.logs.stream import print_logs
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.terminal import live_line
 
 PLACES_S = 1.0
@@ -97,8 +98,8 @@ class HostLogs:
             attempt: only this one; None: the latest `ATTEMPTS_SEARCHED` of each task.
             wanted: what is searched for.
         """
-        places, found = self._all_places(job_id, tasks, attempt), dict[LogId, SearchedLog]()
-        by_host: dict[Host, list[LogId]] = defaultdict(list)
+        places, found = self._all_places(job_id, tasks, attempt), dict[TaskAttemptId, SearchedLog]()
+        by_host: dict[Host, list[TaskAttemptId]] = defaultdict(list)
         for one, place in places.items():
             if place.host is not None:
                 by_host[place.host].append(one)
@@ -119,7 +120,7 @@ class HostLogs:
                 found[one] = SearchedLog(places[one].log, lines, why)
         return [found[one] for one in sorted(found)]
 
-    def _all_places(self, job_id: str, tasks: Sequence[int], attempt: int | None) -> dict[LogId, LogPlace]:
+    def _all_places(self, job_id: str, tasks: Sequence[int], attempt: int | None) -> dict[TaskAttemptId, LogPlace]:
         """Return where the attempts of tasks ran; with their last lines those whose host is gone."""
         latest = self._places_now(job_id, {index: LogPosition(attempt) for index in tasks})
         found = {log_id: place for log_id, place in latest.items() if place.log.attempt}
@@ -128,7 +129,7 @@ class HostLogs:
             found |= self._places_now(job_id, {index: LogPosition(n) for index, n in numbers.items() if n > 0})
         return found
 
-    def _places_now(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[LogId, LogPlace]:
+    def _places_now(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[TaskAttemptId, LogPlace]:
         places: dict[int, LogPlace] = {}
         left = iter(wanted.items())
         while some := dict(islice(left, MOST_LOGS)):

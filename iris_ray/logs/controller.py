@@ -17,7 +17,7 @@ from iris_ray.actors.controller.services import Controller, ControllerPart, Happ
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import MOST_LOGS, LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.logs.core import MOST_LOGS, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
     IDLE_S,
@@ -30,7 +30,7 @@ from iris_ray.logs.reader import (
 )
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.lifecycle import AttemptId, TaskAttemptId
 from iris_ray.model.workers import Worker
 from iris_ray.settings import LOG_ARCHIVE
 from iris_ray.state import ControllerState
@@ -58,7 +58,7 @@ class LogService:
         """Note that an attempt is about to run on these hosts."""
         hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
         for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
-            self._memory.placed(LogId(order.attempt.job_id, index, order.attempt.number), host.node_id)
+            self._memory.placed(TaskAttemptId(order.attempt.job_id, index, order.attempt.number), host.node_id)
 
     def note(self, batch: Sequence[LastLines]) -> None:
         for last in batch:
@@ -116,12 +116,12 @@ class LogService:
         note = f"{why}; these are the last lines that came here before"
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
-    async def _find(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
+    async def _find(self, key: TaskAttemptId, job: Job, workers: Mapping[str, Worker]) -> str | None:
         """Ask likely hosts for files of an attempt. Return the host that has them."""
         async with self._searches:
             return await self._ask_hosts(key, job, workers)
 
-    async def _ask_hosts(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
+    async def _ask_hosts(self, key: TaskAttemptId, job: Job, workers: Mapping[str, Worker]) -> str | None:
         need = job.requirement
         task_index = job.task_of(key.task_index).index
         number = task_index % need.replicas if need.whole_groups else None
@@ -286,7 +286,7 @@ class LogMemory:
         self._jobs: dict[str, _JobMemory] = {}
         self.held_bytes = 0
 
-    def placed(self, key: LogId, node_id: str) -> None:
+    def placed(self, key: TaskAttemptId, node_id: str) -> None:
         """Note the host of a task's attempt."""
         known = self._find(key)
         self._put(key, (sys.intern(node_id), *(known[1:] if known else (0, b""))))
@@ -298,21 +298,21 @@ class LogMemory:
         if known is None or known[1] <= last.end:  # else this message was overtaken by a later one
             self._put(key, (sys.intern(last.node_id), last.end, last.data))
 
-    def node_of(self, key: LogId) -> str | None:
+    def node_of(self, key: TaskAttemptId) -> str | None:
         """Return the host that an attempt ran on."""
         found = self._find(key)
         return found[0] if found else None
 
-    def last_lines(self, key: LogId) -> LastLines | None:
+    def last_lines(self, key: TaskAttemptId) -> LastLines | None:
         """Return the last lines of an attempt, if it has reported any."""
         found = self._find(key)
         return LastLines(*key, *found) if found and found[1] else None
 
-    def _find(self, key: LogId) -> _Attempt | None:
+    def _find(self, key: TaskAttemptId) -> _Attempt | None:
         job = self._jobs.get(key.job_id)
         return job.attempts.get(_key(key)) if job else None
 
-    def _put(self, key: LogId, attempt: _Attempt) -> None:
+    def _put(self, key: TaskAttemptId, attempt: _Attempt) -> None:
         job = self._jobs.get(key.job_id)
         if job is None:
             job = self._jobs[key.job_id] = _JobMemory()
@@ -340,5 +340,5 @@ class LogMemory:
                 self.held_bytes += before
 
 
-def _key(key: LogId) -> int:
+def _key(key: TaskAttemptId) -> int:
     return key.task_index << 32 | key.attempt

@@ -1,33 +1,9 @@
 """Pieces of task logs on their way to a reader, and positions in a log."""
 
-import re
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-
-class LogId(NamedTuple):
-    """An attempt of one task, which has a log of its own. An `AttemptId` names an attempt of a whole gang."""
-
-    job_id: str
-    task_index: int
-    attempt: int
-
-
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
-
-
-def printable(data: bytes) -> str:
-    """Return any bytes as text for a terminal: tabs and colours stay, all else that controls a terminal is escaped.
-
-    Other sequences move the cursor, write the reader's clipboard, or make a terminal answer as if a person typed.
-    """
-    pieces = _COLOUR.split(data.decode(errors="backslashreplace"))
-    pieces[::2] = (
-        piece if piece.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in piece)
-        for piece in pieces[::2]
-    )
-    return "".join(pieces)
+from iris_ray.model.lifecycle import TaskAttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +35,8 @@ class TaskLog:
     note: str | None = None
 
     @property
-    def log_id(self) -> LogId:
-        return LogId(self.job_id, self.task_index, self.attempt)
+    def log_id(self) -> TaskAttemptId:
+        return TaskAttemptId(self.job_id, self.task_index, self.attempt)
 
     @property
     def next_offset(self) -> int:
@@ -132,8 +108,8 @@ class LastLines:
     data: bytes
 
     @property
-    def log_id(self) -> LogId:
-        return LogId(self.job_id, self.task_index, self.attempt)
+    def log_id(self) -> TaskAttemptId:
+        return TaskAttemptId(self.job_id, self.task_index, self.attempt)
 
 
 MOST_LOGS = 100

@@ -6,7 +6,8 @@ from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.pool.services import Pool, PoolEvent, PoolPart
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.logs.calls import LogCalls, LogCallsOfPool
-from iris_ray.logs.core import LastLines, LogId
+from iris_ray.logs.core import LastLines
+from iris_ray.model.lifecycle import TaskAttemptId
 
 GATHERED_S = 0.5
 """Last lines that come within this time go to the Controller in one call."""
@@ -19,7 +20,7 @@ class LogsInPool(PoolPart):
 
     def __init__(self, pool: Pool, running: RunningPart[PoolEvent]) -> None:
         super().__init__(pool, running)
-        self._waiting: dict[LogId, LastLines] = {}
+        self._waiting: dict[TaskAttemptId, LastLines] = {}
         self._sending: asyncio.Task[None] | None = None
 
     async def take_last_lines(self, last: LastLines) -> None:

@@ -17,9 +17,10 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
-from iris_ray.logs.core import LogId, LogPosition, TaskLog
+from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.logs.files import AttemptLog, LogPiece, logs_directory
 from iris_ray.logs.search import FoundLines, LogSearch, search
+from iris_ray.model.lifecycle import TaskAttemptId
 
 READ_TIMEOUT_S = 20.0
 """A reader may take so long to start and to answer."""
@@ -54,7 +55,7 @@ class LogReader:
         """Return a piece of each attempt's output; None for an attempt without files here."""
         return [piece_in(self._root, question) for question in questions]
 
-    def search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+    def search(self, ids: Sequence[TaskAttemptId], wanted: LogSearch) -> list[FoundLines | None]:
         """Return the lines that match of each attempt's output; None for an attempt without files here.
 
         Whatever else wants a core or a disk of this host goes first.
@@ -62,7 +63,7 @@ class LogReader:
         with ThreadPoolExecutor(1, initializer=_yield_to_all) as its_own:
             return its_own.submit(self._search, ids, wanted).result()
 
-    def _search(self, ids: Sequence[LogId], wanted: LogSearch) -> list[FoundLines | None]:
+    def _search(self, ids: Sequence[TaskAttemptId], wanted: LogSearch) -> list[FoundLines | None]:
         found, left = list[FoundLines | None](), wanted.most_bytes
         for one in ids:
             found.append(search(AttemptLog(self._root, *one), wanted, left))

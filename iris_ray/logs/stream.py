@@ -8,9 +8,9 @@ from typing import Protocol
 
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.job_progress import job_in_words
-from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog, printable
+from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog
 from iris_ray.logs.throttle import LineThrottle
-from iris_ray.terminal import LiveLine, print_line
+from iris_ray.terminal import LiveLine, print_line, printable
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20

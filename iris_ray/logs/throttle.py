@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from iris_ray.logs.core import printable
+from iris_ray.terminal import printable
 
 FORWARDED_LINES_PER_S = 500.0
 """All tasks of a job together may send so many lines a second to the driver's terminal."""

@@ -72,6 +72,20 @@ class AttemptId(NamedTuple):
         return f"attempt {self.number} of {self.job_id}" + (f"/task-{self.gang}" if self.gang else "")
 
 
+class TaskAttemptId(NamedTuple):
+    """One attempt of one task, which has a log of its own. An `AttemptId` names an attempt of a whole gang.
+
+    Attributes:
+        job_id: the job.
+        task_index: the task's index in the job.
+        attempt: the attempt's number, from 1.
+    """
+
+    job_id: str
+    task_index: int
+    attempt: int
+
+
 def task_id(job_id: str, index: int) -> str:
     """Return the id of a job's task."""
     return f"{job_id}/task-{index}"

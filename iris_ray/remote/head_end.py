@@ -1,51 +1,70 @@
-"""The end of a tunnel on the head: it runs commands of ``iris-ray`` and connects to addresses in the cluster."""
+"""The end of a tunnel on the head: it runs commands of ``iris-ray`` and connects to addresses in the cluster.
+
+Both ends exchange frames, each of one channel, which is a command or a connection.
+"""
 
 import asyncio
 import contextlib
-import fcntl
+import itertools
 import os
 import signal
-import struct
+import socket
+import subprocess
 import sys
-import termios
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
+from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
-from iris_ray.processes.subtree import as_shells_say, end_with_parent
-from iris_ray.remote.frames import (
-    BYE,
-    CHUNK_BYTES,
-    CLOSE,
-    CREDIT,
-    DATA,
-    END,
-    ERR,
-    NEXT,
-    OPEN,
-    OPENED,
-    OVER,
-    PING,
-    PING_S,
-    RESIZE,
-    SIGNAL,
-    SILENCE_S,
-    TAKEN,
-    Credit,
-)
+from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
+from iris_ray.sessions.core import Piece, Size
 
+WINDOW = 1 << 20
+"""The limit for the bytes of a channel that are under way in one direction; its reader grants the next ones."""
+PING_S = 10.0
+"""The longest interval between two frames from one end."""
+SILENCE_S = 60.0
+"""The time after which an end that has heard nothing gives up."""
 MOST_FILE_BYTES = 16 << 20
-"""What travels to the person lies in a file for a while; after so many bytes the next file begins."""
+"""The size after which the next file to the person begins."""
 BRISK_S, SLOW_S = 0.01, 0.2
-"""Pauses between two looks for the next package: the longer nothing has come, the longer."""
+"""The shortest and the longest pause between two looks for a package. Pauses grow while none comes."""
 CONNECT_S = 10.0
 GRACE_S = 5.0
-"""A command whose channel is closed has so long to end by itself."""
+"""The time in which a command whose channel is closed may end by itself."""
 LAST_S = 1.0
-"""The person's end has so long to close the file before what follows it is woken."""
+"""The time in which the person's end closes a file before its follower is woken."""
+
+
+class Kind:
+    """The kinds of frames."""
+
+    OPEN, DATA, ERR, END, OVER, CREDIT, RESIZE, SIGNAL, CLOSE = b"o", b"d", b"e", b"n", b"v", b"c", b"r", b"s", b"x"
+    """Of a channel. Facts: of OPEN what to begin; of OVER how it has ended; of CREDIT a number of bytes."""
+    PING, NEXT, OPENED, TAKEN, BYE = b"P", b"N", b"O", b"T", b"B"
+    """Of the tunnel. Facts: of NEXT and OPENED the number of a file. TAKEN: a package was read."""
+
+
+class Credit:
+    """The number of bytes of a channel that may still be sent."""
+
+    def __init__(self) -> None:
+        self._left = WINDOW
+        self._changed = asyncio.Event()
+
+    async def spend(self, size: int) -> None:
+        """Wait until this number of bytes, at most `WINDOW`, may be sent."""
+        while self._left < size:
+            self._changed.clear()
+            await self._changed.wait()
+        self._left -= size
+
+    def add(self, size: int) -> None:
+        self._left += size
+        self._changed.set()
 
 
 def package_name(word: str, number: int) -> str:
@@ -59,19 +78,19 @@ def file_name(word: str, number: int) -> str:
 
 
 def serve_tunnel(word: str) -> Iterator[str]:
-    """Be the head's end of a tunnel. Yield the id of the node that has the files, once the first one is there."""
+    """Be the head's end of a tunnel. Yield the id of the node that has the files, once the first one exists."""
     import ray
 
-    with _Downstream(logs_directory(), word) as downstream:
+    with Downstream(logs_directory(), word) as downstream:
         yield ray.get_runtime_context().get_node_id()
-        asyncio.run(_End(word, downstream).run())
+        asyncio.run(HeadEnd(word, downstream).run())
 
 
-class _Downstream:
+class Downstream:
     """The files by which frames travel to the person.
 
-    A file that is followed can't tell its reader that nothing more comes. So a byte is written to it once the person's
-    end has gone over to the next one: what follows it for the person meets the closed connection, and ends.
+    A file that is followed can't tell its reader that it has ended. So a byte is written to it after the person's end
+    has opened the next file: the dashboard, which follows it for the person, then notices the closed connection.
     """
 
     def __init__(self, directory: Path, word: str) -> None:
@@ -82,7 +101,7 @@ class _Downstream:
         self._size = 0
         self._begin()
 
-    def __enter__(self) -> "_Downstream":
+    def __enter__(self) -> "Downstream":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,10 +117,10 @@ class _Downstream:
         if self._size > MOST_FILE_BYTES:
             before = self._number
             self._begin()
-            os.write(self._files[before], Frame.of(NEXT, number=self._number).packed())
+            os.write(self._files[before], Frame.of(Kind.NEXT, number=self._number).packed())
 
     def drop(self, before: int) -> None:
-        """Delete the files before this number: the person's end has read them."""
+        """Delete the files before this number, which the person's end has read."""
         old = [number for number in self._files if number < before]
         self._wake(old)
         for number in old:
@@ -114,7 +133,7 @@ class _Downstream:
         path = self._path(self._number)
         self._files[self._number] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._size = 0
-        self._write(Frame(PING).packed())  # the dashboard answers once there is something
+        self._write(Frame(Kind.PING).packed())  # the dashboard answers once the file has bytes
 
     def _write(self, data: bytes) -> None:
         rest = memoryview(data)
@@ -124,14 +143,21 @@ class _Downstream:
     def _wake(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             with contextlib.suppress(OSError):  # the disk is full
-                os.write(self._files[number], Frame(PING).packed())
+                os.write(self._files[number], Frame(Kind.PING).packed())
 
     def _path(self, number: int) -> Path:
         return self._directory / file_name(self._word, number)
 
 
-class _End:
-    def __init__(self, word: str, downstream: _Downstream) -> None:
+class HeadEnd:
+    """Reads the packages of one tunnel, and serves its channels.
+
+    Args:
+        word: of the tunnel.
+        downstream: the files to the person.
+    """
+
+    def __init__(self, word: str, downstream: Downstream) -> None:
         self._word = word
         self._send = downstream.send
         self._downstream = downstream
@@ -140,22 +166,19 @@ class _End:
 
     async def run(self) -> None:
         """Serve until the person's end says so, or is silent for too long."""
-        pinging = asyncio.create_task(self._ping())
         try:
             await self._receive()
         finally:
-            pinging.cancel()
             await asyncio.gather(*(channel.close() for channel in list(self._channels.values())))
             await asyncio.to_thread(delete_packages, f"{self._word}-")
 
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_S)
-            self._send(Frame(PING))
-
     async def _receive(self) -> None:
         number, heard_at, frames = 1, time.monotonic(), Frames()
+        pinged_at = heard_at
         while not self._is_over:
+            if time.monotonic() - pinged_at > PING_S:
+                pinged_at = time.monotonic()
+                self._send(Frame(Kind.PING))
             name = package_name(self._word, number)
             data = await asyncio.to_thread(fetch_package, f"gcs://{name}")
             silent_s = time.monotonic() - heard_at
@@ -165,18 +188,18 @@ class _End:
                 await asyncio.sleep(min(max(silent_s / 20, BRISK_S), SLOW_S))
                 continue
             await asyncio.to_thread(delete_packages, name)
-            self._send(Frame.of(TAKEN, number=number))
+            self._send(Frame(Kind.TAKEN))
             number, heard_at = number + 1, time.monotonic()
             for frame in frames.feed(data):
                 self._take(frame)
 
     def _take(self, frame: Frame) -> None:
         channel = self._channels.get(frame.channel)
-        if frame.kind == BYE:
+        if frame.kind == Kind.BYE:
             self._is_over = True
-        elif frame.kind == OPENED:
+        elif frame.kind == Kind.OPENED:
             self._downstream.drop(frame.facts["number"])
-        elif frame.kind == OPEN:
+        elif frame.kind == Kind.OPEN:
             self._channels[frame.channel] = _Channel(frame, self._send, self._channels.pop)
         elif channel is not None:  # else it is over
             channel.take(frame)
@@ -197,160 +220,87 @@ class _Channel:
         self._forget = forget
         self._credit = Credit()
         self._given: asyncio.Queue[bytes] = asyncio.Queue()
-        self._process: asyncio.subprocess.Process | None = None
-        self._terminal: int | None = None
         self._closing: asyncio.Task[None] | None = None
-        facts = opens.facts
-        work = self._run(facts) if "words" in facts else self._connect(facts["host"], facts["port"])
-        self._task = asyncio.create_task(self._do(work))
-
-    async def _do(self, work: Coroutine[Any, Any, int | None]) -> None:
-        said: dict[str, object] = {"error": "it was closed"}
-        try:
-            said = {"code": await work}
-        except OSError as error:
-            said = {"error": error.strerror or str(error)}
-        finally:
-            self._send(Frame.of(OVER, self._number, **said))
-            self._forget(self._number, None)
+        self._beginning = asyncio.create_task(asyncio.to_thread(_begun, opens.facts))
+        self._task = asyncio.create_task(self._serve())
 
     def take(self, frame: Frame) -> None:
         """Do what a frame says."""
-        if frame.kind in (DATA, END):
+        command = self._begun_command
+        if frame.kind in (Kind.DATA, Kind.END):
             self._given.put_nowait(frame.data)
-        elif frame.kind == CREDIT:
+        elif frame.kind == Kind.CREDIT:
             self._credit.add(frame.facts["size"])
-        elif frame.kind == RESIZE and self._terminal is not None:
-            _set_size(self._terminal, frame.facts["size"])
-        elif frame.kind == SIGNAL:
-            self._signal(frame.facts["number"])
-        elif frame.kind == CLOSE and self._closing is None:
+        elif frame.kind == Kind.CLOSE and self._closing is None:
             self._closing = asyncio.create_task(self.close())
+        elif frame.kind == Kind.RESIZE and command is not None:
+            command.resize(Size(*frame.facts["size"]))
+        elif frame.kind == Kind.SIGNAL and command is not None:
+            command.signal(frame.facts["number"])
 
     async def close(self) -> None:
-        """End it, whatever it does."""
-        if self._process is not None:
-            self._signal(signal.SIGTERM)
+        """End the command with its whole process tree, or the connection."""
+        await asyncio.wait([self._beginning])
+        if (command := self._begun_command) is not None:
+            command.signal(signal.SIGTERM)
             await asyncio.wait([self._task], timeout=GRACE_S)
-            self._signal(signal.SIGKILL)
         self._task.cancel()
         await asyncio.wait([self._task])
+        if self._beginning.exception() is None:
+            await self._beginning.result().drop()
 
-    def _signal(self, number: int) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+    @property
+    def _begun_command(self) -> RunningCommand | None:
+        began = self._beginning.done() and self._beginning.exception() is None
+        found = self._beginning.result() if began else None
+        return found if isinstance(found, RunningCommand) else None
 
-    async def _connect(self, host: str, port: int) -> None:
+    async def _serve(self) -> None:
+        said: dict[str, object] = {"error": "it was closed"}
+        writing: asyncio.Task[None] | None = None
         try:
-            async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(host, port)
-        except OSError as error:  # a TimeoutError is one, too
-            why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno) if error.errno else error
-            raise ConnectionError(f"{host} can't be reached at port {port}: {why}") from None
-        taking = asyncio.create_task(self._hand_over(writer))
-        try:
-            with contextlib.suppress(ConnectionError):
-                await self._copy(reader.read, DATA)
+            channel = await asyncio.shield(self._beginning)
+            writing = asyncio.create_task(self._write_to(channel))
+            piece = Piece(0)
+            while not piece.over:
+                piece = await channel.read(piece.number)
+                for kind, data in ((Kind.DATA, piece.out), (Kind.ERR, piece.err)):
+                    if data:
+                        await self._credit.spend(len(data))
+                        self._send(Frame(kind, self._number, data))
+            said = {"code": piece.exit_code}
+        except (OSError, SessionError, subprocess.SubprocessError) as error:
+            said = {"error": str(error)}
         finally:
-            taking.cancel()
-            writer.close()
+            if writing is not None:
+                writing.cancel()
+            self._send(Frame.of(Kind.OVER, self._number, **said))
+            self._forget(self._number, None)
 
-    async def _hand_over(self, writer: asyncio.StreamWriter) -> None:
-        """Give what comes from the person to a stream, as fast as it takes it, up to its end."""
-        with contextlib.suppress(ConnectionError):
-            while data := await self._given.get():
-                writer.write(data)
-                await writer.drain()
-                self._send(Frame.of(CREDIT, self._number, size=len(data)))
-            if writer.can_write_eof():
-                writer.write_eof()
+    async def _write_to(self, channel: ByteChannel) -> None:
+        """Hand over the bytes from the person, as fast as they are taken, up to their end."""
+        for number in itertools.count(1):
+            data = await self._given.get()
+            await channel.write(number, data)
+            if not data:
+                return
+            self._send(Frame.of(Kind.CREDIT, self._number, size=len(data)))
 
-    async def _copy(self, read: Callable[[int], Awaitable[bytes]], kind: bytes) -> None:
-        """Send what can be read, as fast as the person takes it, up to its end."""
-        while data := await read(CHUNK_BYTES):
-            await self._credit.spend(len(data))
-            self._send(Frame(kind, self._number, data))
 
-    async def _run(self, facts: dict[str, Any]) -> int:
-        """Run a command of ``iris-ray``, and return its exit code."""
+def _begun(facts: dict[str, Any]) -> ByteChannel:
+    """Begin a command of ``iris-ray`` or a connection. This blocks for a moment.
+
+    Raises:
+        OSError, SessionError, subprocess.SubprocessError: it can't begin.
+    """
+    if "words" in facts:
         words = [sys.executable, "-m", "iris_ray", *facts["words"]]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TERM": facts["term"]}
-        if facts["size"] is not None:
-            return await self._run_on_terminal(words, environ, facts["size"])
-        stdin = asyncio.subprocess.PIPE if facts["input"] else asyncio.subprocess.DEVNULL
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=stdin, stdout=pipe, stderr=pipe, env=environ, start_new_session=True,
-            preexec_fn=end_with_parent,
-        )  # fmt: skip
-        self._process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        taking = None if process.stdin is None else asyncio.create_task(self._hand_over(process.stdin))
-        try:
-            await asyncio.gather(self._copy(process.stdout.read, DATA), self._copy(process.stderr.read, ERR))
-            return as_shells_say(await process.wait())
-        finally:
-            if taking is not None:
-                taking.cancel()
-
-    async def _run_on_terminal(self, words: Sequence[str], environ: dict[str, str], size: Sequence[int]) -> int:
-        ours, its = os.openpty()
-        _set_size(ours, size)
-
-        def settle() -> None:
-            end_with_parent()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *words, stdin=its, stdout=its, stderr=its, env=environ, start_new_session=True, preexec_fn=settle
-            )
-        finally:
-            os.close(its)
-        os.set_blocking(ours, False)
-        self._terminal = ours
-        taking = asyncio.create_task(self._type(ours))
-        try:
-            await self._copy(lambda size: _read_terminal(ours, size), DATA)
-            return as_shells_say(await self._process.wait())
-        finally:
-            self._terminal = None
-            taking.cancel()
-            await asyncio.wait([taking])
-            os.close(ours)
-
-    async def _type(self, terminal: int) -> None:
-        with contextlib.suppress(OSError):  # its program has ended
-            while data := await self._given.get():
-                rest = memoryview(data)
-                while rest:
-                    try:
-                        rest = rest[os.write(terminal, rest) :]
-                    except BlockingIOError:
-                        await asyncio.sleep(BRISK_S)
-                self._send(Frame.of(CREDIT, self._number, size=len(data)))
-
-
-async def _read_terminal(terminal: int, size: int) -> bytes:
-    """Return what a program has written to its terminal; nothing once no process has that open any more."""
-    loop = asyncio.get_running_loop()
-    while True:
-        try:
-            return os.read(terminal, size)
-        except BlockingIOError:
-            pass
-        except OSError:
-            return b""
-        there = asyncio.Event()
-        loop.add_reader(terminal, there.set)
-        try:
-            await there.wait()
-        finally:
-            loop.remove_reader(terminal)
-
-
-def _set_size(terminal: int, size: Sequence[int]) -> None:
-    rows, columns = size
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        size = None if facts["size"] is None else Size(*facts["size"])
+        return RunningCommand.start(words, environ, os.getcwd(), "", size, facts["input"])
+    host, port = facts["host"], facts["port"]
+    try:
+        return PortConnection(socket.create_connection((host, port), CONNECT_S))
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno) if error.errno else error
+        raise SessionError(f"{host} can't be reached at port {port}: {why}") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.client.connection import new_job_id, without_ray_address
-from iris_ray.client.remote_options import require_env_travels
+from iris_ray.client.remote_options import read_env_file, require_env_travels
 from iris_ray.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.errors import (
     InvalidRequestError,
@@ -25,8 +25,6 @@ from iris_ray.errors import (
 )
 from iris_ray.model.checks import VARIABLES, require, shown, texts
 from iris_ray.terminal import live_line
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +82,6 @@ class RayJobConfig:
     def variables(self) -> dict[str, str]:
         """Return all variables; those of ``env`` win over those of the file."""
         return (read_env_file(self.env_file) if self.env_file is not None else {}) | dict(self.env)
-
-
-def read_env_file(path: str | Path) -> dict[str, str]:
-    """Return the variables of a file: ``NAME=value`` a line, as docker reads them. No message has a value.
-
-    The value is all that follows the first ``=``, quotes included. Empty lines and lines that begin with # are skipped;
-    a name alone passes this process's value on.
-
-    Raises:
-        InvalidRequestError: the file can't be read, or a line makes no sense.
-    """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InvalidRequestError(f"the file of variables {path} can't be read: {why}") from None
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        name = name.strip()
-        if not _NAME.fullmatch(name):
-            raise InvalidRequestError(f"{path}, line {number}: give NAME=value, or a name alone to pass yours on")
-        if not equals and name not in os.environ:
-            raise InvalidRequestError(f"{path}, line {number}: {name} is not set here; give {name}=value")
-        found[name] = value if equals else os.environ[name]
-    return found
 
 
 _CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
@@ -335,7 +305,8 @@ def _dashboard_url(address: str) -> str:
 
 
 def _require_dashboard(address: str) -> None:
-    """Ask for the version with a deadline; Ray's own client would wait for minutes."""
+    """Ask for Ray's version, and require this one's. There is a deadline: Ray's own client would wait for minutes."""
+    import ray
     import requests
 
     try:
@@ -354,12 +325,7 @@ def _require_dashboard(address: str) -> None:
     if not isinstance(found, dict) or not isinstance(found.get("ray_version"), str):
         came = f"status {answer.status_code}, {shown(answer.text[:100])}"
         raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster ({came}); {_TRY}")
-    _require_version(address, found["ray_version"])
-
-
-def _require_version(address: str, theirs: str) -> None:
-    import ray
-
+    theirs = found["ray_version"]
     if theirs.split(".")[:2] != ray.__version__.split(".")[:2]:
         raise VersionMismatchError(
             f"the cluster at {address} runs Ray {theirs}, and Ray {ray.__version__} is installed here, which does not"

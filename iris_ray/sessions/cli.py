@@ -4,27 +4,31 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, OK, say_error
 from iris_ray.cli.options import ScriptCommand, marked_arguments
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, SessionError
-from iris_ray.remote.on_head import forward_through_head, run_on_head, shell_on_head
 from iris_ray.sessions.core import CommandLine
-from iris_ray.sessions.streams import CtrlC, LabelledLines, keys, print_bytes, raw_terminal, stdin_bytes, terminal_size
+from iris_ray.sessions.streams import (
+    CtrlC,
+    LabelledLines,
+    follow_on_terminal,
+    print_bytes,
+    stdin_bytes,
+    terminal_size,
+    wait_for,
+)
 
 if TYPE_CHECKING:  # these import Ray
     from iris_ray.sessions.client import TaskPlace
-
-T = TypeVar("T")
 
 NOT_FOUND = 127
 """The exit code for a command that can't be started, as shells have it."""
@@ -54,9 +58,9 @@ def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bo
         raise click.UsageError("--all is for all tasks, without stdin.")
     if (everywhere or takes_input) and not marked_arguments():
         raise click.UsageError("write -- before the command, so that its options are not taken for those of exec.")
-    if (dashboard := dashboard_address()) is not None:
+    if (head := head_of_dashboard()) is not None:
         flags = [*(["--all"] if everywhere else []), *(["--stdin"] if takes_input else [])]
-        run_on_head(dashboard, ["exec", name, *flags, "--", *command], takes_input)
+        head.run(["exec", name, *flags, "--", *command], takes_input=takes_input)
     with cluster():
         from iris_ray.sessions.client import locate, locate_all
 
@@ -65,9 +69,9 @@ def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bo
             places, left_out = locate_all(controller, job)
             if left_out:
                 say_error(f"left out, for they do not run: tasks {', '.join(map(str, left_out))}")
-            codes = _wait_for(_run_everywhere(controller, places, command))
+            codes = wait_for(_run_everywhere(controller, places, command))
         else:
-            codes = [_wait_for(_run(controller, locate(controller, job, index or 0), command, takes_input))]
+            codes = [wait_for(_run(controller, locate(controller, job, index or 0), command, takes_input))]
     raise click.exceptions.Exit(next((code for code in codes if code), OK))
 
 
@@ -87,14 +91,14 @@ def shell(name: str, command: tuple[str, ...]) -> None:
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidRequestError("a shell needs a terminal; without one: iris-ray exec JOB -- COMMAND")
-    if (dashboard := dashboard_address()) is not None:
-        shell_on_head(dashboard, ["shell", name, *(["--", *command] if command else [])])
+    if (head := head_of_dashboard()) is not None:
+        head.run(["shell", name, *(["--", *command] if command else [])], on_terminal=True)
     job, index = _named(name)
     with cluster():
         from iris_ray.sessions.client import locate
 
         controller = ControllerConnection()
-        code = _wait_for(_on_terminal(controller, locate(controller, job, index or 0), command or None))
+        code = wait_for(_on_terminal(controller, locate(controller, job, index or 0), command or None))
     raise click.exceptions.Exit(code)
 
 
@@ -116,14 +120,14 @@ def port_forward(name: str, ports: str) -> None:
     local, remote = (int(found[1] or found[2]), int(found[2])) if found else (-1, -1)
     if not (0 <= local < 65536 and 0 < remote < 65536):
         raise InvalidRequestError(f"{ports!r} is no port; give REMOTE or LOCAL:REMOTE, such as 6006 or 8080:6006")
-    if (dashboard := dashboard_address()) is not None:
-        forward_through_head(dashboard, ["port-forward", name, f"0:{remote}"], local, remote)
+    if (head := head_of_dashboard()) is not None:
+        head.forward(["port-forward", name, f"0:{remote}"], local, remote)
     job, index = _named(name)
     with cluster():
         from iris_ray.sessions.port_forward import PortForward
 
         forward = PortForward(ControllerConnection(), job, index or 0, remote, lambda line: click.echo(line, err=True))
-        _wait_for(forward.run(local))
+        wait_for(forward.run(local))
 
 
 def _named(name: str) -> tuple[str, int | None]:
@@ -131,13 +135,6 @@ def _named(name: str) -> tuple[str, int | None]:
     job, slash, last = name.rpartition("/")
     number = last.removeprefix("task-")
     return (job, int(number)) if slash and number.isdecimal() else (name, None)
-
-
-def _wait_for(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return asyncio.run(work)
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 # -- exec --------------------------------------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ async def _run_everywhere(
 
 
 async def _on_terminal(controller: ControllerConnection, place: "TaskPlace", words: tuple[str, ...] | None) -> int:
-    from iris_ray.sessions.client import TaskSession, follow
+    from iris_ray.sessions.client import TaskSession
 
     async with TaskSession(controller, place) as session:
         command = CommandLine(words, terminal_size(), True, os.environ.get("TERM", "xterm"))
@@ -200,10 +197,4 @@ async def _on_terminal(controller: ControllerConnection, place: "TaskPlace", wor
         except CommandNotFoundError as error:
             say_error(str(error))
             return NOT_FOUND
-        loop, work = asyncio.get_running_loop(), asyncio.current_task()
-        assert work is not None
-        loop.add_signal_handler(signal.SIGWINCH, lambda: channel.resize(terminal_size()))
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, work.cancel)
-        with raw_terminal() as show:
-            return await follow(channel, show, keys(channel))
+        return await follow_on_terminal(channel)

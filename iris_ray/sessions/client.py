@@ -30,9 +30,8 @@ from iris_ray.errors import (
     TaskNotRunningError,
     UnknownNameError,
 )
-from iris_ray.logs.core import LogId
 from iris_ray.model.checks import require, texts, unknown_number
-from iris_ray.model.lifecycle import TaskState, job_of
+from iris_ray.model.lifecycle import TaskAttemptId, TaskState, job_of
 from iris_ray.sessions.core import CommandLine, Piece, SessionInterface, Size
 from iris_ray.sessions.host import start_session
 
@@ -55,7 +54,7 @@ class TaskPlace:
         host: the host's name for people.
     """
 
-    attempt: LogId
+    attempt: TaskAttemptId
     node_id: str
     address: str
     host: str
@@ -109,7 +108,7 @@ def locate_all(controller: ControllerConnection, job_id: str) -> tuple[list[Task
 def _place_of(task: TaskStatus, process: int) -> TaskPlace | None:
     if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
         return None
-    attempt = LogId(job_of(task.task_id), process, task.attempt)
+    attempt = TaskAttemptId(job_of(task.task_id), process, task.attempt)
     host = " ".join(filter(None, (task.group, task.host))) or task.address
     return TaskPlace(attempt, task.node_id, task.address, host)
 

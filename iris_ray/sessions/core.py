@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from iris_ray.actors.protocol.marks import within
-from iris_ray.logs.core import LogId
+from iris_ray.model.lifecycle import TaskAttemptId
 
 POLL_S = 5.0
 """How long `read` waits for bytes before it answers without any."""
@@ -65,7 +65,7 @@ class SessionInterface(Protocol):
     A call may be repeated if its answer was lost: `read` and `write` name the piece that they mean.
     """
 
-    async def enter(self, task: LogId) -> None:
+    async def enter(self, task: TaskAttemptId) -> None:
         """Choose the attempt of a task beside which the session works. The session ends with it.
 
         Raises:

@@ -22,7 +22,7 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.redirect import started_tasks
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
-from iris_ray.logs.core import LogId
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
@@ -63,7 +63,7 @@ class HostSession:
         self._is_over = False
         self._background = BackgroundTasks()
 
-    async def enter(self, task: LogId) -> None:
+    async def enter(self, task: TaskAttemptId) -> None:
         self._asked()
         if self._task is not None:
             return
@@ -145,7 +145,7 @@ class HostSession:
             await asyncio.wait_for(self._task_ended.wait(), POLL_S)
         return self._task_ended.is_set()
 
-    async def _find(self, task: LogId) -> tuple[WatchedProcess, Surroundings]:
+    async def _find(self, task: TaskAttemptId) -> tuple[WatchedProcess, Surroundings]:
         """Return the process of a task and its surroundings. It may be about to tell them.
 
         Raises:
@@ -215,7 +215,7 @@ def start_session(node_id: str, address: str) -> ActorHandle:
     return handle
 
 
-def _pid_of(task: LogId, directory: Path) -> int:
+def _pid_of(task: TaskAttemptId, directory: Path) -> int:
     """Return the pid of a task's process, or raise RuntimeError."""
     for pid, one in started_tasks(directory).items():
         if (one.job_id, one.task_index, one.attempt) == task:

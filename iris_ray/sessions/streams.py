@@ -7,14 +7,16 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import AsyncIterator, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_ray.cli.conventions import INTERRUPTED, say_error
 from iris_ray.sessions.core import Size
 
 if TYPE_CHECKING:  # it imports Ray
-    from iris_ray.sessions.client import Show
+    from iris_ray.sessions.client import Channel, Show
+
+T = TypeVar("T")
 
 KILLED, TERMINATED = 137, 143
 """The exit codes for a command that was killed or terminated, as shells have them."""
@@ -29,6 +31,14 @@ class Remote(Protocol):
     def signal(self, number: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of a command, and return its result. Its cancellation becomes a KeyboardInterrupt."""
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def print_bytes(data: bytes, is_err: bool) -> None:
@@ -170,3 +180,16 @@ def raw_terminal() -> Iterator["Show"]:
     finally:
         with contextlib.suppress(termios.error):  # the terminal is gone
             termios.tcsetattr(0, termios.TCSANOW, before)
+
+
+async def follow_on_terminal(channel: "Channel") -> int:
+    """Connect this terminal to a command with a terminal until the command ends. Return its exit code."""
+    from iris_ray.sessions.client import follow
+
+    loop, work = asyncio.get_running_loop(), asyncio.current_task()
+    assert work is not None
+    loop.add_signal_handler(signal.SIGWINCH, lambda: channel.resize(terminal_size()))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, work.cancel)
+    with raw_terminal() as show:
+        return await follow(channel, show, keys(channel))

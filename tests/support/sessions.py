@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from iris_ray.logs.core import LogId
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.sessions.host import HostSession
 from tests.support.processes import TOKEN, Nursery
 
@@ -33,7 +33,7 @@ _TASK = """
 """
 
 
-def task_process(nursery: Nursery, directory: Path, work: Path, task: LogId) -> psutil.Process:
+def task_process(nursery: Nursery, directory: Path, work: Path, task: TaskAttemptId) -> psutil.Process:
     """Return the process of a task.
 
     Args:

@@ -4,14 +4,15 @@ import ast
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import iris_ray
+from iris_ray import services
 
 PACKAGE = Path(iris_ray.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -20,11 +21,11 @@ MAY_USE_PRIVATE_RAY = {
     PACKAGE / "actors" / "calls" / "ray_internals.py",
     *(PACKAGE / "testing" / "ray_node").glob("*.py"),
 }
-CORE = {"model", "state", "scheduler", "slots.core", "errors"}
-MAY_IMPORT = re.compile(r"May import: (.*?)\.(?=\s|$)", re.DOTALL)
-ROW = re.compile(r"^\| `iris_ray/([\w/]+)/` \| ([^|]+) \|", re.MULTILINE)
-"""A package in the table of ARCHITECTURE.md, and what it may import."""
-WORDS = {name: f"actors.{name}" for name in ("protocol", "calls")}
+SERVICES = {name.removeprefix("iris_ray.") for name in services.SERVICES}
+KERNEL = {"model", "state", "scheduler", "actors", "client", "task"}
+FRAMES = {"cli", "dashboard", "testing"}
+ROW = re.compile(r"^\| (`iris_ray/[^|]+) \|", re.MULTILINE)
+"""The first cell of a row of ARCHITECTURE.md that is about packages."""
 
 
 @cache
@@ -61,45 +62,36 @@ def where(path: Path, line: int, what: str) -> str:
     return f"{path.relative_to(PACKAGE.parent)}:{line}: {what}"
 
 
-@cache
-def docstrings() -> dict[str, str]:
-    """Return the docstring of each package, by its dotted name without "iris_ray"."""
-    found = {path: ast.get_docstring(ast.parse(path.read_text())) for path in FILES if path.stem == "__init__"}
-    return {".".join(path.parent.relative_to(PACKAGE).parts): text or "" for path, text in found.items()}
+def room_of(path: Path) -> str:
+    """Return the package, or the module beside the packages, that a file is in."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-@cache
-def rooms() -> dict[str, str]:
-    """Return what each package may import that says so, by its dotted name."""
-    return {name: match[1] for name, text in docstrings().items() if (match := MAY_IMPORT.search(text))}
+def imports_while_imported(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of what a file imports while it is imported: not in functions, nor for types only."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Import):
+            yield from ((statement.lineno, alias.name) for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            yield from ((statement.lineno, f"{statement.module}.{alias.name}") for alias in statement.names)
 
 
-def room_of(name: str) -> str | None:
-    """Return the room that a dotted name without "iris_ray" is in; None for what stands beside the packages."""
-    return max((room for room in (*rooms(), "errors") if is_in(name, room)), key=len, default=None)
+def runtime_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """As `imports`, without those for types only: a public method of the kernel may name a service's type."""
+    for_types = {
+        inner.lineno
+        for node in nodes(path)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in node.body
+    }
+    yield from ((line, name) for line, name in imports(path) if line not in for_types)
 
 
-def is_in(name: str, room: str) -> bool:
-    return f"{name}.".startswith(f"{room}.")
-
-
-@cache
-def imported_rooms() -> dict[str, set[str]]:
-    """Return the other rooms that the modules of each room import."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
-    for path in FILES:
-        room = room_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-        for _, name in imports(path):
-            if room and name.startswith("iris_ray.") and (other := room_of(name.removeprefix("iris_ray."))):
-                found[room].add(other)
-    return {room: others - {room} for room, others in found.items()}
-
-
-def not_allowed(room: str, named: set[str]) -> list[str]:
-    """Return the rooms that a room imports, though neither they nor packages around them are named."""
-    return sorted(
-        other for other in imported_rooms().get(room, ()) if not any(is_in(other, name) for name in {room, *named})
-    )
+def service_in(name: str) -> str | None:
+    """Return the service that a dotted name is in."""
+    top, _, rest = name.partition(".")
+    room = rest.partition(".")[0]
+    return room if top == "iris_ray" and room in SERVICES else None
 
 
 def test_private_ray_names_are_used_only_in_adapters() -> None:
@@ -113,27 +105,44 @@ def test_private_ray_names_are_used_only_in_adapters() -> None:
     assert not offenders
 
 
-@pytest.mark.parametrize("room", sorted(rooms()))
-def test_room_imports_only_what_its_docstring_says(room: str) -> None:
-    text = rooms()[room].partition("never")[0]
-    if text != "everything":
-        named = set(re.findall(r"`([\w.]+)`", text)) | (CORE if "the pure core" in text else set())
-        assert not not_allowed(room, named)
+@pytest.mark.parametrize("room", sorted(KERNEL))
+def test_kernel_imports_no_service(room: str) -> None:
+    offenders = [
+        where(path, line, name)
+        for path in FILES
+        if room_of(path) == room
+        for line, name in runtime_imports(path)
+        if service_in(name)
+    ]
+    assert not offenders
 
 
-def test_every_room_says_what_it_may_import() -> None:
-    tops = {name for name in docstrings() if name and name.count(".") <= name.startswith(("actors.", "slots."))}
-    assert tops - rooms().keys() == set()
+@pytest.mark.parametrize("room", sorted(FRAMES | SERVICES))
+def test_service_or_frame_imports_no_other_service_while_it_is_imported(room: str) -> None:
+    offenders = [
+        where(path, line, name)
+        for path in FILES
+        if room_of(path) == room
+        for line, name in imports_while_imported(path)
+        if service_in(name) not in (None, room)
+    ]
+    assert not offenders
 
 
-def test_architecture_names_what_each_package_imports() -> None:
-    rows = ROW.findall((PACKAGE.parent / "ARCHITECTURE.md").read_text())
-    assert rows
-    for path, text in rows:
-        if "below" not in text and text != "everything":
-            words = {WORDS.get(word, word) for word in text.split(", ")}
-            named = words | {"errors"} | (CORE if "the core" in words else set())
-            assert not not_allowed(path.replace("/", "."), named), path
+def test_every_folder_is_kernel_frame_floor_or_listed_service() -> None:
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == KERNEL | FRAMES | SERVICES | {"processes"}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_service_says_its_own_name(name: str) -> None:
+    assert import_module(f"iris_ray.{name}.service").SERVICE.name == name
+
+
+def test_architecture_has_a_row_for_each_package() -> None:
+    text = (PACKAGE.parent / "ARCHITECTURE.md").read_text()
+    named = {name for row in ROW.findall(text) for name in re.findall(r"`iris_ray/(\w+)/", row)}
+    assert named == KERNEL | FRAMES | SERVICES | {"processes"}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ PLACES = (
     "iris_ray.testing", "iris_ray.study", "iris_ray.state", "iris_ray.scheduler", "iris_ray.events", "iris_ray.errors",
 )  # fmt: skip
 """The modules that documents and examples import from; each name comes first from the first that has it."""
-FOR_US = {"Actor", "ClientKeeper", "SlotManager", "InTaskOf", "InProcess", "Runner", "LogId"}
+FOR_US = {"Actor", "ClientKeeper", "SlotManager", "InTaskOf", "InProcess", "Runner", "TaskAttemptId", "Transport"}
 """What constructors take, and properties return, that only iris_ray uses."""
 
 

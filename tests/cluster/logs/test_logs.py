@@ -20,8 +20,9 @@ from iris_ray.cli.conventions import INTERRUPTED, OK, USAGE
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.client import host_logs
-from iris_ray.logs.core import LogId, LogPosition, TaskLog
+from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.logs.stream import stream_logs
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
 from tests.support.gangs import Trace, all_jobs, controller_pid, the_controller
@@ -34,7 +35,7 @@ def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_byte
     return the_controller().ask(LogCalls.fetch_task_logs, job_id, task_index, LogPosition(attempt, **at), max_bytes)
 
 
-def has_last_lines(key: LogId) -> bool:
+def has_last_lines(key: TaskAttemptId) -> bool:
     """Whether the Controller has the last lines of that attempt in its memory; nothing else shows it."""
     controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
     return ray.get(controller.__ray_call__.remote(lambda self: self._logs._memory.last_lines(key) is not None))
@@ -231,7 +232,7 @@ def test_last_lines_outlive_their_host(cluster: SimulatedCluster, trace: Trace) 
     directory = trace.directory
     running = run_on_pod_ray.remote(trace.gang(says), "v4-16")
     first = trace.wait_for_tasks(2)
-    wait_until(lambda: has_last_lines(LogId(first[1]["job"], 1, 1)))
+    wait_until(lambda: has_last_lines(TaskAttemptId(first[1]["job"], 1, 1)))
     cluster.kill_host(first[1]["slice"], 1)
     trace.wait_for_tasks(2, attempt=2)
     log = fetch(first[1]["job"], 1, 1)

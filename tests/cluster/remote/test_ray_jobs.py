@@ -183,7 +183,7 @@ def test_missing_or_wrong_token_is_refused_before_sending(head: RayHead, workspa
         output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_TOKEN="another-token-of-many-characters")
         assert "refuses this token" in output
         assert "sending" not in output
-    assert "has no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)
+    assert "there is no job 'nobody'" in iris(head, workspace, "job", "status", "nobody", code=USAGE)
 
 
 def laptop(head: RayHead, workspace: Path, what: str) -> list[str]:

@@ -10,6 +10,7 @@ import ray
 
 from iris_ray.client import job_handle
 from iris_ray.client.job_handle import JobHandle
+from iris_ray.client.transport import DirectTransport
 from iris_ray.errors import NoClusterError
 
 # -- handles ----------------------------------------------------------------------------------------------------------
@@ -41,7 +42,7 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
 
 
 def handle_of(results: "Future[list[Any]]") -> JobHandle:
-    return JobHandle("train-1", SimpleNamespace(future=lambda: results))
+    return JobHandle("train-1", results, DirectTransport())
 
 
 @pytest.mark.parametrize("wait", [JobHandle.results, JobHandle.result, JobHandle.wait, JobHandle.exception])

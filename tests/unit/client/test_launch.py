@@ -12,7 +12,7 @@ from ray.exceptions import ObjectStoreFullError
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
-from iris_ray.client import caller_pool, client
+from iris_ray.client import caller_pool, client, transport
 from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 
@@ -54,7 +54,7 @@ class InterruptedPool:
 
 def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunRequest, detached: bool) -> None:
     actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: pool))
-    monkeypatch.setattr(client, "require_cluster", lambda: None)
+    monkeypatch.setattr(transport, "require_cluster", lambda: None)
     monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results.remote(), Actor(pool)))
     for name in ("get", "kill", "cancel"):
         monkeypatch.setattr(ray, name, getattr(pool, name))

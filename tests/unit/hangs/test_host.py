@@ -108,7 +108,7 @@ def test_host_sees_where_task_hangs(
         raise InspectionFailedError("not permitted")
 
     if not may_look:
-        monkeypatch.setattr(host, "py_spy", is_refused)
+        monkeypatch.setattr(host, "_py_spy", is_refused)
     child = make(HANGS)
 
     async def look(watch: TaskWatch) -> TaskLook:

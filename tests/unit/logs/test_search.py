@@ -8,10 +8,10 @@ import pytest
 
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.logs import reader as log_reader
-from iris_ray.logs.core import LogId
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.logs.reader import LogReader
 from iris_ray.logs.search import LINE_BYTES, FoundLines, LogSearch, search
+from iris_ray.model.lifecycle import TaskAttemptId
 
 TEXT = b"".join(b"step %d: loss %d\n" % (n, n % 7) for n in range(40)) + b"Traceback\n  boom\nthe end"
 
@@ -88,7 +88,7 @@ def test_only_search_itself_yields_to_all_else(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
     written(logs_directory(host_directory()), TEXT)
     before = os.nice(0)
-    (lines,) = LogReader().search([LogId("train", 0, 1)], LogSearch("boom"))
+    (lines,) = LogReader().search([TaskAttemptId("train", 0, 1)], LogSearch("boom"))
     assert lines is not None
     assert lines.groups == [[b"  boom"]]
     assert (priorities, os.nice(0)) == ([min(19, before + 10)], before)

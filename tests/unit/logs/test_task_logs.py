@@ -11,9 +11,10 @@ import pytest
 
 from iris_ray.logs import stream as log_stream
 from iris_ray.logs.controller import LogMemory
-from iris_ray.logs.core import MOST_LOGS, LastLines, LogId, LogPosition, TaskLog
+from iris_ray.logs.core import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.logs.stream import LogLine, stream_logs
 from iris_ray.logs.throttle import LineThrottle
+from iris_ray.model.lifecycle import TaskAttemptId
 
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
@@ -28,10 +29,10 @@ def test_line_memory_is_bounded_and_forgets_oldest() -> None:
         memory.remember(last(index, b"x" * 100))
         memory.remember(last(index, b"y" * 100))
         assert memory.held_bytes <= 50_000
-    kept = [index for index in range(1000) if memory.last_lines(LogId("job", index, 1))]
+    kept = [index for index in range(1000) if memory.last_lines(TaskAttemptId("job", index, 1))]
     assert kept == list(range(kept[0], 1000))
     assert 100 < len(kept) < 150
-    assert [index for index in range(1000) if memory.node_of(LogId("job", index, 1))] == kept
+    assert [index for index in range(1000) if memory.node_of(TaskAttemptId("job", index, 1))] == kept
 
 
 @pytest.mark.parametrize(("jobs", "tasks"), [(1, 5000), (50, 100), (2000, 1)])
@@ -55,21 +56,21 @@ def test_job_with_many_tasks_does_not_displace_others_lines() -> None:
         memory.remember(last(index, b"few", job_id="small"))
     for index in range(10_000):
         memory.remember(last(index, b"many", job_id="large"))
-    assert all(memory.last_lines(LogId("small", index, 1)) for index in range(10))
-    assert memory.last_lines(LogId("large", 9_999, 1))
+    assert all(memory.last_lines(TaskAttemptId("small", index, 1)) for index in range(10))
+    assert memory.last_lines(TaskAttemptId("large", 9_999, 1))
 
 
 def test_many_jobs_displace_the_oldest() -> None:
     memory = LogMemory(most_bytes=50_000)
     for number in range(1000):
         memory.remember(last(0, b"x", job_id=f"job-{number}"))
-    kept = [number for number in range(1000) if memory.node_of(LogId(f"job-{number}", 0, 1))]
+    kept = [number for number in range(1000) if memory.node_of(TaskAttemptId(f"job-{number}", 0, 1))]
     assert kept == list(range(kept[0], 1000))
     assert memory.held_bytes <= 50_000
 
 
 def test_line_memory_knows_host_of_silent_and_past_attempts() -> None:
-    memory, key = LogMemory(), LogId("job", 0, 1)
+    memory, key = LogMemory(), TaskAttemptId("job", 0, 1)
     memory.placed(key, "there")
     assert memory.node_of(key) == "there"
     assert memory.last_lines(key) is None
@@ -82,7 +83,7 @@ def test_line_memory_keeps_newer_of_two_out_of_order() -> None:
     memory = LogMemory()
     memory.remember(last(0, b"new", end=200))
     memory.remember(last(0, b"old", end=100))
-    found = memory.last_lines(LogId("job", 0, 1))
+    found = memory.last_lines(TaskAttemptId("job", 0, 1))
     assert found is not None
     assert found.data == b"new"
 

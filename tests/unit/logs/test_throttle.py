@@ -2,8 +2,8 @@
 
 import pytest
 
-from iris_ray.logs.core import printable
 from iris_ray.logs.throttle import LONGEST_LINE, LineThrottle
+from iris_ray.terminal import printable
 
 
 def throttle(rate: float = 10.0, burst: float = 20.0) -> LineThrottle:

@@ -12,6 +12,7 @@ import pytest
 
 from iris_ray import RayJobConfig, RayJobs, submit_tpu_job_on_ray
 from iris_ray.actors.calls import ray_internals
+from iris_ray.client.remote_options import read_env_file
 from iris_ray.errors import (
     InvalidRequestError,
     NoClusterError,
@@ -20,7 +21,6 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
-from iris_ray.remote.ray_jobs import read_env_file
 from tests.support.command_line import address_of_nobody
 from tests.support.dashboard import Dashboard, served
 

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from iris_ray.errors import SessionError
-from iris_ray.remote import frames, head_end, laptop_end
+from iris_ray.remote import head_end, laptop_end
+from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.laptop_end import Tunnel, TunnelChannel
 from iris_ray.sessions.client import follow
 from iris_ray.sessions.core import CommandLine, Piece, Size
@@ -94,13 +95,13 @@ def through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story]
                     del dashboard.packages[name]
 
             def serve(word: str) -> None:
-                with head_end._Downstream(tmp_path, word) as downstream:
+                with head_end.Downstream(tmp_path, word) as downstream:
                     begun.set()
-                    asyncio.run(head_end._End(word, downstream).run())
+                    asyncio.run(head_end.HeadEnd(word, downstream).run())
 
-            def send_call(_: object, name: str, function: object, word: str) -> Dashboard:
-                assert (name, function) == ("tunnel", head_end.serve_tunnel)
-                dashboard.head = threading.Thread(target=serve, args=(word,))
+            def send(_: object, name: str, function: Any) -> Dashboard:
+                assert (name, function.func) == ("tunnel", head_end.serve_tunnel)
+                dashboard.head = threading.Thread(target=serve, args=function.args)
                 dashboard.head.start()
                 assert begun.wait(WAIT_S)
                 return dashboard
@@ -109,7 +110,7 @@ def through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story]
             monkeypatch.setattr(head_end, "fetch_package", lambda uri: dashboard.packages.get(uri[len("gcs://") :]))
             monkeypatch.setattr(head_end, "delete_packages", delete)
             monkeypatch.setattr(head_end, "LAST_S", 0.1)
-            monkeypatch.setattr(laptop_end, "send_call", send_call)
+            monkeypatch.setattr(HeadCall, "send", send)
             async with dashboard.served():
                 async with asyncio.timeout(WAIT_S), Tunnel(dashboard) as tunnel:  # type: ignore[arg-type]
                     await story(tunnel, dashboard)
@@ -158,9 +159,9 @@ def test_command_has_streams_and_exit_code_of_its_own(
     text = "import sys; print(sys.stdin.read()[::-1], end=''); print('trouble', file=sys.stderr); sys.exit(5)"
 
     async def story(tunnel: Tunnel, _: Dashboard) -> None:
-        channel = await tunnel.run(command(text, takes_input=True))
+        channel = tunnel.run(command(text, takes_input=True))
         assert await output_of(channel, once(b"stressed")) == (5, b"desserts", b"trouble\n")
-        channel = await tunnel.run(command("import sys; print(sys.stdin.read() == '')"))
+        channel = tunnel.run(command("import sys; print(sys.stdin.read() == '')"))
         assert await output_of(channel) == (0, b"True\n", b"")
 
     through(story)
@@ -174,7 +175,7 @@ def test_much_travels_both_ways_whole_and_bounded(
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
         copies = "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)"
-        channel = await tunnel.run(command(copies, takes_input=True))
+        channel = tunnel.run(command(copies, takes_input=True))
         assert await output_of(channel, once(data)) == (0, data, b"")
         assert dashboard.followed >= 6, "one file after the other"
         assert dashboard.most_packages <= laptop_end.MOST_PACKAGES
@@ -190,7 +191,7 @@ def test_broken_connection_loses_and_doubles_nothing(
     counts = "import time\nfor n in range(40): print(n, flush=True); time.sleep(0.02)"
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
-        channel = await tunnel.run(command(counts))
+        channel = tunnel.run(command(counts))
         seen = b""
         async for piece in channel.pieces():
             seen += piece.out
@@ -219,7 +220,7 @@ def test_terminal_has_size_keys_and_ctrl_c(
     """
 
     async def story(tunnel: Tunnel, _: Dashboard) -> None:
-        channel = await tunnel.run(command(text, size=Size(24, 80), term="vt100"))
+        channel = tunnel.run(command(text, size=Size(24, 80), term="vt100"))
         seen, code = b"", None
         answers: list[tuple[bytes, Callable[[], Awaitable[None] | None]]] = [
             (b"True 80 24", lambda: channel.write(b"abc\n")),
@@ -247,7 +248,7 @@ def test_end_of_tunnel_ends_commands(
     )
 
     async def story(tunnel: Tunnel, _: Dashboard) -> None:
-        channel = await tunnel.run(command(text))
+        channel = tunnel.run(command(text))
         assert (await anext(channel.pieces())).out.startswith(b"on")
 
     through(story)
@@ -263,7 +264,7 @@ def test_connections_carry_bytes_and_say_why_they_fail(through: Callable[[Story]
 
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        channels = [await tunnel.connect("127.0.0.1", port) for _ in range(3)]
+        channels = [tunnel.connect("127.0.0.1", port) for _ in range(3)]
         for number, channel in enumerate(channels):
             await channel.write(b"message %d" % number)
         for channel in reversed(channels):
@@ -275,7 +276,7 @@ def test_connections_carry_bytes_and_say_why_they_fail(through: Callable[[Story]
         server.close()
         await server.wait_closed()
         with pytest.raises(SessionError, match="Connection refused"):
-            await anext((await tunnel.connect("127.0.0.1", port)).pieces())
+            await anext((tunnel.connect("127.0.0.1", port)).pieces())
 
     through(story)
 
@@ -288,7 +289,7 @@ def test_dashboard_that_is_gone_loses_all_channels(
     monkeypatch.setattr(head_end, "SILENCE_S", 1.0)
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
-        channel = await tunnel.run(command("import time; print('on', flush=True); time.sleep(600)"))
+        channel = tunnel.run(command("import time; print('on', flush=True); time.sleep(600)"))
         pieces = channel.pieces()
         assert (await anext(pieces)).out.startswith(b"on")
         tunnel._url = "http://127.0.0.1:9"
@@ -296,7 +297,7 @@ def test_dashboard_that_is_gone_loses_all_channels(
         with pytest.raises(SessionError, match="any more"):
             await output_of(channel)
         with pytest.raises(SessionError, match="any more"):
-            await tunnel.connect("127.0.0.1", 9)
+            tunnel.connect("127.0.0.1", 9)
 
     through(story)
 
@@ -305,12 +306,12 @@ def test_reader_that_waits_holds_its_command_up_and_no_other(
     through: Callable[[Story], None], command: Callable[..., CommandLine]
 ) -> None:
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
-        much = await tunnel.run(command("import sys\nwhile True: sys.stdout.write('x' * 65536)"))
-        few = await tunnel.run(command("print('through')"))
+        much = tunnel.run(command("import sys\nwhile True: sys.stdout.write('x' * 65536)"))
+        few = tunnel.run(command("print('through')"))
         assert await output_of(few) == (0, b"through\n", b"")
         await asyncio.sleep(0.5)
         sizes = sum(path.stat().st_size for path in dashboard.logs.iterdir())
-        assert sizes < 2 * frames.WINDOW
+        assert sizes < 2 * head_end.WINDOW
         much.close()
         last = [piece async for piece in _ignoring_close(much)]
         assert last

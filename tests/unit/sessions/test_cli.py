@@ -24,7 +24,7 @@ import pytest
 from iris_ray import IrisClient
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, TooManySessionsError
-from iris_ray.logs.core import LogId
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.sessions import cli as beside
 from iris_ray.sessions import host as host_session
 from iris_ray.sessions import port_forward, streams
@@ -55,7 +55,7 @@ def begin(world: ControllerInProcess, nursery: Nursery, tmp_path: Path) -> Begin
 
     def begin(attempt: int) -> list[psutil.Process]:
         return [
-            task_process(nursery, task.host.directory, tmp_path, LogId(JOB, task.info.task_index, attempt))
+            task_process(nursery, task.host.directory, tmp_path, TaskAttemptId(JOB, task.info.task_index, attempt))
             for task in world.tasks_of(JOB, attempt)
         ]
 
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_command_with_all_it_started(
 def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     enter, runs, heard, ended = HostSession.enter, threading.Event(), threading.Semaphore(0), threading.Event()
 
-    async def enter_or_hang(self: HostSession, task: LogId) -> None:
+    async def enter_or_hang(self: HostSession, task: TaskAttemptId) -> None:
         await (asyncio.sleep(60) if task.task_index == 1 else enter(self, task))
 
     class CtrlC(streams.CtrlC):

@@ -17,7 +17,7 @@ import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
-from iris_ray.logs.core import LogId
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions import channels, keeper
 from iris_ray.sessions import host as host_session
@@ -30,7 +30,7 @@ from tests.support.processes import TOKEN, Nursery, tree
 from tests.support.sessions import DAEMON, task_process
 from tests.support.waiting import wait_until
 
-TASK = LogId("train", 2, 1)
+TASK = TaskAttemptId("train", 2, 1)
 SIZE = Size(24, 80)
 
 

@@ -24,7 +24,7 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import Notice, NoticeKind, Replacement
 from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
 from iris_ray.processes.identity import ProcessIdentity
@@ -205,6 +205,23 @@ def test_task_is_told_once_of_notice_from_peer_and_pool(make: Make, tmp_path: Pa
         return has_saved, TaskFiles.of_process(tmp_path, child.process.pid).read_notice()
 
     assert watched(child, tmp_path, started(child, tell_twice)) == (True, first)
+
+
+def test_task_is_told_what_replaces_a_notice_that_was_called_off(make: Make, tmp_path: Path) -> None:
+    child = make(SAVE)
+    now = time.time()
+    evicted, later = Notice(NoticeKind.EVICTION, "evicted", now + 50.0), now + 60.0
+
+    async def tell(watch: TaskWatch) -> Notice | None:
+        watch.hear(evicted)
+        watch.hear(Notice(NoticeKind.PREEMPTION, "less urgent", later))
+        await asyncio.sleep(0.1)
+        assert TaskFiles.of_process(tmp_path, child.process.pid).read_notice() == evicted
+        child.start()
+        await watch.notify(Replacement(NoticeKind.PREEMPTION, "it counts", later))
+        return TaskFiles.of_process(tmp_path, child.process.pid).read_notice()
+
+    assert watched(child, tmp_path, tell) == Notice(NoticeKind.PREEMPTION, "it counts", later)
 
 
 def test_peers_notice_does_not_reach_task_being_ended(

@@ -11,7 +11,8 @@ from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.launch import Launch
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind, Replacement
 from iris_ray.model.outcomes import TpuCancelled, TpuPreempted
 from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
@@ -120,6 +121,44 @@ def test_growth_after_cancelled_growth_is_told_again() -> None:
     end, _ = told_to_grow(False, room_again)
     assert isinstance(end.verdict.result, TpuCancelled)
     assert "4 slices" in end.verdict.result.error
+
+
+class Told(Slices):
+    """A slice that notes what its tasks are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Notice] = []
+
+    async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
+        if notice not in self.told:
+            self.told.append(notice)
+        return await super().notify(attempt, notice, sent_at)
+
+
+async def test_most_urgent_notice_of_hosts_and_controller_is_told() -> None:
+    """Only the Controller knows that an eviction is called off: it then says what still holds."""
+    slices = Told()
+    attempt, now = new_attempt(slices, Controller()), time.time()
+
+    async def story() -> None:
+        for tell in (
+            lambda: attempt.notify(Notice(NoticeKind.EVICTION, "evicted", now + 30.0)),
+            lambda: attempt.host_goes("node-0", HostNotice(NoticeKind.MAINTENANCE, "repair", now + 60.0)),
+            lambda: attempt.notify(Notice(NoticeKind.MAINTENANCE, "in the Controller's words", now + 60.2)),
+            lambda: attempt.host_goes("node-0", HostNotice(NoticeKind.PREEMPTION, "preempted", now + 20.0)),
+            lambda: attempt.notify(Notice(NoticeKind.GROWTH, "more slices", now + 10.0)),
+        ):
+            await asyncio.sleep(0.05)
+            tell()
+        await asyncio.sleep(0.05)
+        slices.returns.set()
+
+    assert (await verdict_of(attempt, story)).succeeded
+    evicted, repair, preempted = slices.told
+    assert (evicted.kind, type(evicted)) == (NoticeKind.EVICTION, Notice)
+    assert (repair.kind, type(repair)) == (NoticeKind.MAINTENANCE, Replacement)
+    assert (preempted.kind, type(preempted)) == (NoticeKind.PREEMPTION, Notice)
 
 
 @played(slices=2)

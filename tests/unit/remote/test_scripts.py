@@ -1,13 +1,12 @@
 """``iris-ray submit --ray-job``, and status, logs and cancel with the address of a dashboard."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.conventions import FAILED, OK, USAGE
-from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
+from iris_ray.cli.conventions import OK, USAGE
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
 
@@ -41,36 +40,6 @@ def test_script_and_programs_are_submitted_with_arguments(dashboard: Dashboard, 
     )
     assert json.loads(done.stdout) == {"run_id": "other"}
     assert dashboard.jobs["other"]["entrypoint"] == "bash x.sh"
-
-
-@pytest.mark.parametrize(
-    ("output", "code", "said"),
-    [
-        ('iris_ray: hello\n{"job_id": "train-1a2b3c4d"}\n', OK, "train-1a2b3c4d\n"),
-        (
-            "iris-ray: there is no TPU type v9-8\n",
-            FAILED,
-            "the cluster did not take the job: there is no TPU type v9-8",
-        ),
-    ],
-)
-def test_job_through_dashboard_is_submitted_there_as_typed(
-    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch, output: str, code: int, said: str
-) -> None:
-    def follow(_: RayJobs, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
-        show(output)
-        return RayJobStatus(run_id, "succeeded", "", ())
-
-    monkeypatch.setattr(RayJobs, "follow", follow)
-    words = ["--address", url, "--run-id=mine", "--tpu", "v4-8", "--working-dir", ".", "-e", "A", "./train.py"]
-    done = invoke("submit", *words, "--", "--address", "x y", A="of here", IRIS_USER="ann")
-    assert done.exit_code == code, done.output
-    assert said in done.stdout + done.stderr
-    sent = dashboard.jobs["mine"]
-    assert sent["entrypoint"] == (
-        "env IRIS_USER=ann python -m iris_ray submit --json --tpu v4-8 -e A train.py -- --address 'x y'"
-    )
-    assert sent["runtime_env"]["env_vars"] == {"A": "of here"}
 
 
 @pytest.mark.parametrize(("named", "how"), [((), "is left out"), (("--working-dir", "."), "goes along")])
@@ -108,13 +77,13 @@ def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> 
     [
         (["--ray-job", "train.py"], "give the url of its dashboard: --address http://"),
         (["--ray-job", "trian.py", "--address", "http://x:1"], "did you mean train.py"),
-        (["--ray-job", "../train.py", "--working-dir", "sub"], "there is no script"),
-        (["--ray-job", "train.py", "--working-dir", "sub"], "train.py is not in sub"),
+        (["--ray-job", "../train.py", "--working-dir", "sub", "--address", "http://x:1"], "there is no script"),
+        (["--ray-job", "train.py", "--working-dir", "sub", "--address", "http://x:1"], "train.py is not in sub"),
         (["--ray-job", "train.py", "--tpu", "v4-8"], "--tpu is not for --ray-job"),
         (["--ray-job", "train.py", "--json", "--follow", "--address", "http://x:1"], "leave out --follow"),
         (["--exclude", "data", "train.py"], "--exclude is for --ray-job"),
         (["--env-file", "x", "train.py"], "--env-file is for --ray-job"),
-        (["--ray-job", "train.py", "--env-file", "nothing"], "nothing can't be read"),
+        (["--ray-job", "train.py", "--env-file", "nothing", "--address", "http://x:1"], "nothing can't be read"),
     ],
 )
 def test_contradictory_options_are_refused(arguments: list[str], said: str) -> None:

@@ -1,13 +1,13 @@
-"""A client through the dashboard: what crosses to the head and back, without a cluster."""
+"""A client through the dashboard: calls that cross to the head and back, without a cluster."""
 
 import base64
 import contextlib
-import inspect
 import io
 import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 from iris_ray import IrisClient, RayJobConfig, Secret
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.client.job_handle import JobHandle
+from iris_ray.client import transport as of_kernel
+from iris_ray.client.transport import DirectTransport
 from iris_ray.errors import (
     InvalidRequestError,
     JobCancelledError,
@@ -26,12 +27,12 @@ from iris_ray.errors import (
     RemoteUserError,
     ResultNotPicklableError,
     ResultTooLargeError,
+    ServiceUnavailableError,
     UnknownNameError,
     VersionMismatchError,
 )
-from iris_ray.remote import cluster_call, dashboard_client
-from iris_ray.remote.cluster_call import ClusterCall, send_call
-from iris_ray.remote.dashboard_client import HERE, DashboardClient, DashboardJobHandle
+from iris_ray.remote import calls, transport
+from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
 from tests.support.command_line import address_of_nobody
 from tests.support.dashboard import Dashboard, served
@@ -55,13 +56,13 @@ class Head:
         self.silent, self.breaks = 0, list[int]()
         self.stopped: list[str] = []
 
-    def submit(self, config: RayJobConfig, run_id: str, packages: Sequence[Path]) -> str:
+    def submit(self, config: RayJobConfig, run_id: str, packages: Sequence[Path], says: bool) -> str:
         self.submitted.append(config)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             print("Runtime env is setting up.")
             sys.path[:0] = [str(package.parent) for package in packages]
             try:
-                cluster_call._make(config.command[-1])
+                calls.make_call(config.command[-1])
             finally:
                 del sys.path[: len(packages)]
         self.printed = printed.getvalue()
@@ -90,14 +91,14 @@ class Head:
 
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Head:
-    monkeypatch.setattr(cluster_call, "connect", lambda address: None)
-    monkeypatch.setattr(cluster_call, "SHORTEST_PAUSE_S", 0.001)
-    monkeypatch.setattr(cluster_call, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(calls, "connect", lambda address: None)
+    monkeypatch.setattr(calls, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(calls, "LONGEST_PAUSE_S", 0.001)
     return Head()
 
 
-def call(head: Head, function: Callable[..., Any], *arguments: Any) -> ClusterCall:
-    return send_call(head, "mine", function, *arguments)  # type: ignore[arg-type]
+def call(head: Head, function: Callable[..., Any], *arguments: Any) -> HeadCall:
+    return HeadCall.send(head, "mine", partial(function, *arguments))  # type: ignore[arg-type]
 
 
 def raised(error: Exception) -> None:
@@ -128,7 +129,7 @@ def test_error_on_head_is_raised_here(head: Head, error: Exception) -> None:
 def test_answer_that_cannot_travel_is_typed_error(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ResultNotPicklableError, match="a lock, can't be pickled"):
         call(head, threading.Lock).answer()
-    monkeypatch.setattr(cluster_call, "MOST_ANSWER_BYTES", 300)
+    monkeypatch.setattr(calls, "MOST_ANSWER_BYTES", 300)
     assert call(head, bytes, 20).answer() == bytes(20)
     with pytest.raises(ResultTooLargeError, match="come at most 300"):
         call(head, bytes, 500).answer()
@@ -141,13 +142,13 @@ def test_answer_that_cannot_travel_is_typed_error(head: Head, monkeypatch: pytes
 def test_answer_of_unknown_class_is_typed_error(failed: bool, error: type[Exception], said: str) -> None:
     unknown = base64.b64encode(pickle.dumps((failed, b"cno_such_module\nname\n.", "of the task"))).decode()
     with pytest.raises(error, match=said):
-        cluster_call._opened(unknown)
+        calls._unpack(unknown)
 
 
 def test_other_iris_ray_on_head_is_refused_uncalled(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     here = versions_here()
     both = iter([here | {"protocol": 1, "version": "0.0.1"}, here])
-    monkeypatch.setattr(cluster_call, "versions_here", lambda: next(both))
+    monkeypatch.setattr(calls, "versions_here", lambda: next(both))
     with pytest.raises(VersionMismatchError, match=r"the cluster's head is iris_ray .*, and this is iris_ray 0\.0\.1"):
         call(head, pytest.fail, "it was called").answer()
 
@@ -156,7 +157,7 @@ def test_other_iris_ray_on_head_is_refused_uncalled(head: Head, monkeypatch: pyt
     ("state", "printed", "error", "said"),
     [
         ("stopped", "", JobCancelledError, "was stopped"),
-        ("failed", "python: No module named iris_ray.remote.cluster_call\n", VersionMismatchError, "build it with"),
+        ("failed", "python: No module named iris_ray.remote.calls\n", VersionMismatchError, "build it with"),
         ("failed", "one\nno space\n", RayJobError, "has ended: failed: why no space"),
     ],
 )
@@ -178,74 +179,91 @@ def test_silent_dashboard_is_waited_for_a_while(head: Head) -> None:
         one.answer(patience_s=0)
 
 
-def test_output_is_printed_once_over_broken_connections(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_comes_once_over_broken_connections(head: Head) -> None:
     one = call(head, several)
     start = head.printed.index("between")
     head.breaks = [10, start + 3, start + 2, start + 5]
-    one.print_output()
-    assert capsys.readouterr().out == "between\n"
+    lines: list[str] = []
+    one.follow(lines.append)
+    assert lines == ["between"]
 
 
 def test_connection_that_always_breaks_ends_call(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_call, "PATIENCE_S", 0.002)
+    monkeypatch.setattr(calls, "PATIENCE_S", 0.002)
     one = call(head, several)
     head.breaks = [0] * 10
     with pytest.raises(NoClusterError, match="broken"):
-        one.print_output()
+        one.follow(print)
     assert head.stopped == [one.run_id]
 
 
 # -- the client --------------------------------------------------------------------------------------------------------
 
 
-class Known(IrisClient):
-    """The client of a process that has joined the cluster."""
+class Joined(DirectTransport):
+    """The transport of a process that has joined the cluster. Its Controller answers with the question."""
 
-    def __init__(self) -> None: ...
-
-    def job_status(self, job: JobHandle | str) -> Any:
-        return {"job": job}
-
-    def task_status(self, job: JobHandle | str, task_index: int) -> Any:
-        return job, task_index
+    def ask(self, patience_s: float, question: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return question.__name__, *args
 
 
 @pytest.fixture
-def client(head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[DashboardClient]:
-    monkeypatch.setattr(dashboard_client, "IrisClient", Known)
-    monkeypatch.setattr(dashboard_client, "RayJobs", lambda address: head)
-    with DashboardClient("http://10.0.0.2:8265") as client:
+def client(head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[IrisClient]:
+    monkeypatch.setattr(transport, "DirectTransport", Joined)
+    monkeypatch.setattr(transport, "RayJobs", lambda address: head)
+    with IrisClient.remote("http://10.0.0.2:8265") as client:
         yield client
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
     """Have the head submit jobs so: it yields these answers, of which errors are raised."""
 
-    def launch(request: RunRequest, detached: bool) -> Iterator[object]:
+    def submit(request: RunRequest, detached: bool) -> Iterator[object]:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
             yield answer
 
-    monkeypatch.setattr(dashboard_client, "_launch", launch)
+    monkeypatch.setattr(transport, "submit_on_head", submit)
 
 
-def test_questions_are_asked_on_head_with_ids(client: DashboardClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_are_asked_on_head_with_ids(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, None, [7])
     job = client.submit(print)
+    assert not client.is_direct
     answers: list[Any] = [client.job_status(job), job.status()]
-    assert answers == [{"job": job.job_id}] * 2
-    answers = [client.task_status(job=job, task_index=3)]
-    assert answers == [(job.job_id, 3)]
+    assert answers == [("job_status", job.job_id)] * 2
+    answers = [client.task_status(job=job, task_index=3), client.list_workers()]
+    assert answers == [("task_status", job.job_id, 3), ("list_workers",)]
 
 
-def test_each_question_of_a_client_is_asked_on_head() -> None:
-    public = {name for name, _ in inspect.getmembers(IrisClient, callable) if not name.startswith("_")}
-    assert public - HERE == set(vars(DashboardClient)) & public
-    assert {"job_status", "cancel", "exec"} <= public - HERE
+def beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -> object:
+    return job_id, task_index, command, given
 
 
-def test_submitted_job_gives_results_or_its_error(client: DashboardClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_beside_task_is_run_by_head(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.sessions.client.run_beside", beside)
+    done: Any = client.exec("train-1", ["df"], 3)
+    assert done == ("train-1", 3, ["df"], b"")
+
+
+def told(job_id: str, task_index: int | None) -> None:
+    print(f"{job_id} {task_index}")
+
+
+@pytest.mark.usefixtures("client")
+def test_output_of_function_on_head_is_printed_here(capsys: pytest.CaptureFixture[str]) -> None:
+    transport.RemoteTransport("http://10.0.0.2:8265").show(told, "train-1", 3)
+    assert capsys.readouterr().out == "train-1 3\n"
+
+
+def test_missing_service_is_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_kernel, "REMOTE", "taken_out")
+    with pytest.raises(ServiceUnavailableError, match=r"no service 'taken_out' here.*give HOST:PORT"):
+        IrisClient.remote("http://10.0.0.2:8265")
+
+
+def test_submitted_job_gives_results_or_its_error(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     launched(monkeypatch, None, [7])
     assert client.submit(print).results(60) == [7]
     launched(monkeypatch, None, ValueError("as asked"))
@@ -256,14 +274,14 @@ def test_submitted_job_gives_results_or_its_error(client: DashboardClient, monke
         client.submit(print)
 
 
-def test_invalid_job_is_refused_before_sending(client: DashboardClient, head: Head) -> None:
+def test_invalid_job_is_refused_before_sending(client: IrisClient, head: Head) -> None:
     with pytest.raises(InvalidRequestError, match="can't be called without arguments"):
         client.submit(divmod)
     assert not head.submitted
 
 
 def test_value_of_secret_is_not_sent_and_its_name_is(
-    client: DashboardClient, head: Head, monkeypatch: pytest.MonkeyPatch
+    client: IrisClient, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched(monkeypatch, None, [7])
     with pytest.raises(InvalidRequestError, match=r'value of KEY .* secrets set KEY.*from_store\("KEY"\)') as refused:
@@ -274,11 +292,13 @@ def test_value_of_secret_is_not_sent_and_its_name_is(
 
 
 def test_closed_client_ends_jobs_that_are_not_detached(
-    head: Head, client: DashboardClient, monkeypatch: pytest.MonkeyPatch
+    head: Head, client: IrisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched(monkeypatch, None)
     head.state = "running"
     jobs = [client.submit(print, detached=detached) for detached in (True, False)]
+    with pytest.raises(TimeoutError):
+        jobs[0].results(0.01)
     client.close()
     head.state = "stopped"
     assert len(head.stopped) == 1
@@ -286,13 +306,11 @@ def test_closed_client_ends_jobs_that_are_not_detached(
     for job in jobs:
         with pytest.raises(JobCancelledError):
             job.results(60)
-    with pytest.raises(TimeoutError):
-        DashboardJobHandle("mine", client, call(head, several)).results(0.01)
 
 
 def test_workspace_travels_with_jobs_alone(head: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(dashboard_client, "RayJobs", lambda address: head)
-    monkeypatch.setattr(dashboard_client, "IrisClient", Known)
+    monkeypatch.setattr(transport, "DirectTransport", Joined)
+    monkeypatch.setattr(transport, "RayJobs", lambda address: head)
     launched(monkeypatch, None, [7])
     with IrisClient.remote("https://ray.example.com", tmp_path) as client:
         client.submit(print)
@@ -314,9 +332,9 @@ def test_silent_dashboard_is_reported_at_once() -> None:
 def test_call_travels_as_package_of_real_dashboard() -> None:
     dashboard = Dashboard()
     with served(dashboard) as url:
-        run_id = send_call(RayJobs(url), "mine", divmod, 7, 2).run_id
+        run_id = HeadCall.send(RayJobs(url), "mine", partial(divmod, 7, 2)).run_id
     job = dashboard.jobs[run_id]
     (package,) = job["runtime_env"]["py_modules"]
     assert package.startswith("gcs://")
     assert "working_dir" not in job["runtime_env"]
-    assert f"python -m {cluster_call.__name__} iris_ray_" in job["entrypoint"]
+    assert f"python -m {calls.__name__} iris_ray_" in job["entrypoint"]

@@ -3,19 +3,20 @@
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 import pytest
 
-from iris_ray.cli.conventions import OK, USAGE
+from iris_ray.cli.conventions import FAILED, OK, USAGE
 from iris_ray.dev.checkout import CodeRecord
-from iris_ray.remote import on_head
-from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
-from iris_ray.sessions import cli as beside
+from iris_ray.remote import cli, laptop_end
+from iris_ray.remote.calls import HeadCall
+from iris_ray.remote.cli import DashboardHead
+from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
 from tests.unit.dev.test_code_directory import git
@@ -35,13 +36,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What the head was asked to run; each command ends with code 0 and prints its words."""
     found: list[list[str]] = []
 
-    async def run(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes] | None) -> int:
-        found.append([*words, *(["<stdin"] if takes_input else [])])
+    def run(_: DashboardHead, command: CommandLine, to: IO[bytes] | None, **sent: object) -> int:
+        assert command.words is not None
+        found.append([*command.words, *(["<stdin"] if command.takes_input else [])])
         if to is not None:
-            to.write(" ".join(words).encode())
+            to.write(" ".join(command.words).encode())
         return OK
 
-    monkeypatch.setattr(on_head, "_run", run)
+    monkeypatch.setattr(DashboardHead, "_code", run)
     return found
 
 
@@ -114,25 +116,26 @@ def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monke
     assert invoke("job", "profile", "train-1", "3", "--seconds", "2", "-o", "x.svg", "--address", URL).exit_code == OK
     assert Path("x.svg").read_text() == "job profile train-1 3 --seconds 2 --format flamegraph --output -"
 
-    async def fail(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes]) -> int:
+    def fail(_: DashboardHead, command: CommandLine, to: IO[bytes]) -> int:
         to.write(b"part")
         return 1
 
-    monkeypatch.setattr(on_head, "_run", fail)
+    monkeypatch.setattr(DashboardHead, "_code", fail)
     assert invoke("bug-report", "other", "--address", URL).exit_code == 1
     assert sorted(os.listdir()) == ["train-1.report.txt", "x.svg"]
 
 
 def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(address: str, words: Sequence[str], takes_input: bool, to: IO[bytes]) -> int:
-        assert list(words) == ["job", "profile", "train-1", "--all", "--xprof", "--seconds", "3", "--output", "-"]
+    def run(_: DashboardHead, command: CommandLine, to: IO[bytes]) -> int:
+        words = "job profile train-1 --all --xprof --seconds 3 --output -"
+        assert command.words == tuple(words.split())
         with tarfile.open(fileobj=to, mode="w|") as packed:
             entry = tarfile.TarInfo("plugins/profile/now/task-0.xplane.pb")
             entry.size = 5
             packed.addfile(entry, BytesIO(b"trace"))
         return OK
 
-    monkeypatch.setattr(on_head, "_run", run)
+    monkeypatch.setattr(DashboardHead, "_code", run)
     done = invoke("job", "profile", "train-1", "--xprof", "--all", "--address", URL)
     assert done.exit_code == OK
     assert "xprof train-1-xprof" in done.output
@@ -142,13 +145,13 @@ def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_port_and_shell_are_left_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
 
-    def tell(*said: object) -> None:
+    def tell(_: DashboardHead, *said: object) -> None:
         told.append(said)
         raise click.exceptions.Exit(OK)
 
-    monkeypatch.setattr(beside, "forward_through_head", tell)
+    monkeypatch.setattr(DashboardHead, "forward", tell)
     assert invoke("port-forward", "train-1/2", "8080:6006", "--address", URL).exit_code == OK
-    assert told == [(URL, ["port-forward", "train-1/2", "0:6006"], 8080, 6006)]
+    assert told == [(["port-forward", "train-1/2", "0:6006"], 8080, 6006)]
     assert "needs a terminal" in invoke("shell", "train-1", "--address", URL).output
 
 
@@ -156,17 +159,33 @@ def test_port_and_shell_are_left_to_the_head(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def follow(_: RayJobs, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
-        show('{"job_id": "train-1a2b3c4d"}\n')
-        return RayJobStatus(run_id, "succeeded", "", (), 0)
+def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The commands that went through a tunnel, whose head end has begun at once. Each ends with code 0."""
+    commands: list[tuple[str, ...]] = []
 
-    monkeypatch.setattr(RayJobs, "follow", follow)
+    class EndlessTunnel(laptop_end.Tunnel):
+        async def __aenter__(self) -> "EndlessTunnel":
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        def run(self, command: CommandLine) -> Any:
+            commands.append(command.words or ())
+            return self
+
+    async def follow(*_: object) -> int:
+        return OK
+
+    monkeypatch.setattr(HeadCall, "answer", lambda _: "a-node")
+    monkeypatch.setattr(cli, "Tunnel", EndlessTunnel)
+    monkeypatch.setattr(cli, "follow_channel", follow)
+    return commands
 
 
-@pytest.mark.usefixtures("followed")
 @pytest.mark.parametrize("command", ["submit", "run"])
-def test_checkout_goes_through_dashboard_with_its_record(dashboard: Dashboard, url: str, command: str) -> None:
+def test_checkout_goes_through_dashboard_with_its_record(
+    dashboard: Dashboard, url: str, tunnelled: list[tuple[str, ...]], command: str
+) -> None:
     Path("train.py").write_text("print(1)")
     Path(".env").write_text("KEY=s3cr3t")
     with open("data.bin", "wb") as file:
@@ -178,6 +197,7 @@ def test_checkout_goes_through_dashboard_with_its_record(dashboard: Dashboard, u
     words = ["run", "train.py", "v4-8"] if command == "run" else ["submit", "train.py", "--tpu", "v4-8"]
     done = invoke(*words, "--env", "MINE", "--address", url, MINE="its value")
     assert done.exit_code == OK, done.output
+    assert tunnelled == [(*words, "--env", "MINE")]
     assert "left out: .env (looks like a secret), data.bin (65.0 MB)" in done.output
     names = {name for data in dashboard.packages for name in zipfile.ZipFile(BytesIO(data)).namelist()}
     assert {"train.py", "iris_ray_sent_code/record"} <= names
@@ -195,11 +215,55 @@ def test_checkout_goes_through_dashboard_with_its_record(dashboard: Dashboard, u
     assert "its value" not in job["entrypoint"]
 
 
-@pytest.mark.usefixtures("followed")
 @pytest.mark.parametrize("command", [("dev", "hold", "v4-8"), ("dev", "run", "mine")])
-def test_variable_that_is_passed_on_reaches_the_head(dashboard: Dashboard, url: str, command: Sequence[str]) -> None:
+def test_variable_that_is_passed_on_reaches_the_head(
+    dashboard: Dashboard, url: str, tunnelled: list[tuple[str, ...]], command: Sequence[str]
+) -> None:
     rest = ["--", "true"] if "run" in command else []
     done = invoke(*command, "--env", "MINE", "--address", url, *rest, MINE="its value")
     assert done.exit_code == OK, done.output
     (job,) = dashboard.jobs.values()
+    assert tunnelled == [(*command, "--env", "MINE", *rest)]
     assert job["runtime_env"]["env_vars"]["MINE"] == "its value"
+    assert ("working_dir" in job["runtime_env"]) == ("run" in command)
+
+
+def test_named_directory_travels_with_options_of_the_job(
+    dashboard: Dashboard, url: str, tunnelled: list[tuple[str, ...]]
+) -> None:
+    Path("train.py").write_text("print(1)")
+    Path("tls.key").write_text("key")
+    Path("variables").write_text("TOKEN=s3cret\n")
+    sent = ["--run-id=mine", "--working-dir", ".", "--exclude", "variables", "--env-file", "variables"]
+    words = ["--tpu", "v4-8", "--json", "-e", "A", "./train.py", "--", "--address", "x y"]
+    done = invoke("--address", url, "submit", *sent, *words, A="a value", IRIS_USER="ann")
+    assert done.exit_code == OK, done.output
+    assert tunnelled == [("submit", *("train.py" if word == "./train.py" else word for word in words))]
+    assert "what looks like a secret goes along: tls.key\n" in done.output
+    job = dashboard.jobs["mine"]
+    assert job["entrypoint"].startswith("env IRIS_USER=ann python -m iris_ray.remote.calls ")
+    assert job["runtime_env"]["env_vars"] == {"A": "a value", "TOKEN": "s3cret"}
+    assert not any(b"variables" in data for data in dashboard.packages)
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_command_with_directory_has_this_terminal(
+    url: str, tunnelled: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, on_terminal: bool
+) -> None:
+    async def follow(_: object) -> int:
+        return 7
+
+    Path("train.py").write_text("print(1)")
+    monkeypatch.setattr(cli, "on_a_terminal", lambda: on_terminal)
+    monkeypatch.setattr(cli.os, "isatty", lambda _: True)
+    monkeypatch.setattr(cli, "terminal_size", lambda: Size(24, 80))
+    monkeypatch.setattr(cli, "follow_on_terminal", follow)
+    assert invoke("submit", "--address", url, "-f", "train.py").exit_code == (7 if on_terminal else OK)
+    assert tunnelled == [("submit", "-f", "train.py")]
+
+
+def test_dashboard_without_the_service_is_an_error_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.client.transport.REMOTE", "taken_out")
+    done = invoke("ls", "--address", URL)
+    assert done.exit_code == FAILED
+    assert "iris-ray: there is no service 'taken_out' here" in done.output

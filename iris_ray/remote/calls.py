@@ -1,0 +1,257 @@
+"""Calls of functions on the head of a cluster whose dashboard alone can be reached: both ends of such a call.
+
+A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in the
+output of the job, as lines that begin with a random word.
+"""
+
+import base64
+import concurrent.futures
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import pickle
+import re
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+
+import iris_ray
+from iris_ray.actors.calls.asking_again import try_again
+from iris_ray.actors.protocol.version import require_fit, versions_here
+from iris_ray.client.connection import AUTO, connect, current_user, new_job_id
+from iris_ray.errors import (
+    IrisError,
+    JobCancelledError,
+    NoClusterError,
+    RayJobError,
+    RemoteUserError,
+    ResultNotPicklableError,
+    ResultTooLargeError,
+    VersionMismatchError,
+)
+from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
+from iris_ray.settings import TEAM, USER
+
+MOST_ANSWER_BYTES = 32 << 20
+"""Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+SILENT = NoClusterError, RayJobError
+"""The errors of a dashboard that may answer later."""
+PATIENCE_S = 60.0
+"""Seconds for which a dashboard may be silent after a call was sent: a tunnel breaks, a laptop sleeps."""
+_VERSIONS, _CALL = "versions.json", "call.pickle"
+_BEGUN = "begun"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCall:
+    """A call that was sent.
+
+    Attributes:
+        jobs: the jobs of the cluster.
+        run_id: the id of the job that makes the call.
+        word: the first word of each line of an answer.
+    """
+
+    jobs: RayJobs
+    run_id: str
+    word: str
+
+    @staticmethod
+    def send(
+        jobs: RayJobs,
+        name: str,
+        function: Callable[[], Any],
+        packages: Sequence[Path] = (),
+        run_id: str | None = None,
+        says: bool = True,
+        **sent: Any,
+    ) -> "HeadCall":
+        """Send a call to the head of a cluster, with this user's name and team.
+
+        Args:
+            jobs: the jobs of the cluster.
+            name: the name of the job, without its random part.
+            function: a function of iris_ray, bound to its arguments, that returns an answer or yields several.
+            packages, says: as for `RayJobs.submit`.
+            run_id: the id of the job; a number is added if it is taken. None: a new id from the name.
+            sent: further fields of `RayJobConfig`, such as the working directory. None is sent unless one is given.
+
+        Raises:
+            NoClusterError, TokenRefusedError, RayJobError, InvalidRequestError: as for `RayJobs.submit`.
+        """
+        word = f"iris-ray-{secrets.token_hex(16)}"
+        team = TEAM.read()
+        own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
+        with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
+            package = Path(folder) / word.replace("-", "_")
+            package.mkdir()
+            (package / "__init__.py").touch()
+            (package / _VERSIONS).write_text(json.dumps(versions_here()))
+            (package / _CALL).write_bytes(cloudpickle.dumps(function))
+            command = ["env", *own, "python", "-m", __name__, package.name]
+            config = RayJobConfig(command, **{"working_dir": None, **sent})
+            run_id = run_id or new_job_id(name).rpartition("/")[2]
+            return HeadCall(jobs, jobs.submit(config, run_id, [package, *packages], says), word)
+
+    def answer(self, number: int = 0, patience_s: float = PATIENCE_S) -> Any:
+        """Wait for an answer, and return it.
+
+        Args:
+            number: which of the answers, if the function yields several.
+            patience_s: the time in seconds for which the dashboard may be silent without a break.
+
+        Raises:
+            VersionMismatchError: the head's iris_ray, Ray or Python is incompatible with this process's.
+            ResultNotPicklableError, ResultTooLargeError: the answer can't be sent.
+            JobCancelledError, RayJobError: the job was stopped, or has ended without the answer.
+            Exception: the function's own error.
+        """
+
+        def look() -> tuple[RayJobStatus, str]:
+            status = self.jobs.status(self.run_id)  # before its output, which is complete if it has ended
+            return status, self.jobs.logs(self.run_id)
+
+        pause_s = SHORTEST_PAUSE_S
+        while True:
+            status, output = try_again(look, *SILENT, within_s=patience_s, pause_s=LONGEST_PAUSE_S)
+            ours = (line.partition(" ")[2] for line in output.splitlines() if line.startswith(f"{self.word} "))
+            answers = [line for line in ours if line != _BEGUN]
+            if len(answers) > number:
+                return _unpack(answers[number])
+            if status.finished:
+                raise self._lost(status, output)
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
+
+    def follow(self, show: Callable[[str], object]) -> None:
+        """Give each line that the function prints to ``show``, until its end. An interruption ends the call.
+
+        After a broken connection, the output continues where it stopped.
+        """
+        with concurrent.futures.ThreadPoolExecutor(1, "iris-ray-output") as pool:  # a notebook's thread has a loop
+            try:
+                pool.submit(self._follow, show).result()
+            except BaseException:
+                self.stop()
+                raise
+
+    def stop(self) -> None:
+        """End the process on the head. If the dashboard does not answer, nothing happens."""
+        with contextlib.suppress(IrisError):
+            self.jobs.stop(self.run_id)
+
+    def _follow(self, show: Callable[[str], object]) -> None:
+        seen, failed, rest, has_begun = 0, 0, "", False
+        while True:
+            came = 0
+
+            def take(piece: str) -> None:
+                nonlocal came, seen, rest, has_begun
+                *lines, rest = (rest + piece[max(0, seen - came) :]).split("\n")
+                came += len(piece)
+                seen = max(seen, came)
+                for line in lines:
+                    if line.startswith(f"{self.word} "):
+                        has_begun = True
+                    elif has_begun:  # earlier lines are Ray's
+                        show(line)
+
+            try:
+                if self.jobs.follow(self.run_id, take).finished:
+                    return
+            except SILENT:
+                failed = 0 if came else failed + 1
+                if failed * LONGEST_PAUSE_S > PATIENCE_S:
+                    raise
+            time.sleep(LONGEST_PAUSE_S)
+
+    def _lost(self, status: RayJobStatus, output: str) -> Exception:
+        if status.state == "stopped":
+            return JobCancelledError(f"{self.run_id}, which ran on the head for this client, was stopped")
+        if re.search(r"No module named '?iris_ray\b", output):
+            return VersionMismatchError(
+                "the cluster's image has no iris_ray, or one that takes no calls through the dashboard: build it with"
+                f" iris_ray {iris_ray.__version__}, which is installed here"
+            )
+        last = (output.strip().splitlines() or [""])[-1][:500]
+        return RayJobError(
+            f"{self.run_id}, which ran on the head for this client, has ended: {status.state}: {status.message} {last}"
+        )
+
+
+def _unpack(packed: str) -> Any:
+    """Return an answer, or raise an error."""
+    failed, payload, text = pickle.loads(base64.b64decode(packed))
+    try:
+        answer = pickle.loads(payload)
+    except Exception as error:
+        if failed:  # its class is not known here
+            raise RemoteUserError(text) from None
+        raise ResultNotPicklableError(
+            f"the answer can't be read here ({type(error).__name__}: {error}); install here what it needs, or return"
+            " plain values"
+        ) from None
+    if failed:
+        raise answer
+    return answer
+
+
+# -- on the head -------------------------------------------------------------------------------------------------------
+
+
+def make_call(package: str) -> None:
+    """Make the call in a package, and print its answers."""
+    module = importlib.import_module(package)
+    directory = Path(str(module.__file__)).parent
+    word = package.replace("_", "-")
+    try:
+        theirs = json.loads((directory / _VERSIONS).read_text())
+        require_fit(versions_here(), theirs, "the cluster's head", "build the cluster's image anew")
+        function = pickle.loads((directory / _CALL).read_bytes())
+        connect(os.environ.get("RAY_ADDRESS") or AUTO)
+        _print(word, _BEGUN)
+        answer = function()
+        for one in answer if inspect.isgenerator(answer) else [answer]:
+            _print(word, _packed(one))
+    except Exception as error:
+        _print(word, _packed(error, failed=True))
+
+
+def _print(word: str, what: str) -> None:
+    print(f"{word} {what}", flush=True)
+
+
+def _packed(answer: object, failed: bool = False) -> str:
+    """Return an answer or an error as text; for an answer that can't be sent, the error that says so."""
+    text = "".join(traceback.format_exception(answer)) if isinstance(answer, BaseException) else ""
+    try:
+        payload = cloudpickle.dumps(answer)
+    except Exception as error:
+        if not failed:
+            why = ResultNotPicklableError(f"the answer, a {type(answer).__name__}, can't be pickled: {error}")
+            return _packed(why, failed=True)
+        payload = b""
+    if len(payload) > MOST_ANSWER_BYTES:
+        return _packed(
+            ResultTooLargeError(
+                f"the answer takes {len(payload):,} bytes, and through the dashboard's port come at most"
+                f" {MOST_ANSWER_BYTES:,}; have the job write it to a file or a bucket"
+            ),
+            failed=True,
+        )
+    return base64.b64encode(pickle.dumps((failed, payload, text))).decode()
+
+
+if __name__ == "__main__":
+    make_call(sys.argv[1])

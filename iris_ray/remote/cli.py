@@ -1,0 +1,282 @@
+"""The command line at the address of a dashboard: commands that the head runs, and jobs of Ray's job API."""
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, NoReturn, Unpack
+
+import click
+
+from iris_ray.cli.address import Head, Sent, words_for_head
+from iris_ray.cli.conventions import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    confirm,
+    on_a_terminal,
+    really_cancel,
+    say_error,
+)
+from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
+from iris_ray.dev.checkout import Checkout, record_package
+from iris_ray.dev.code_directory import CodeDirectory
+from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import unknown
+from iris_ray.remote.laptop_end import Tunnel
+from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
+from iris_ray.sessions.client import follow as follow_channel
+from iris_ray.sessions.core import CommandLine
+from iris_ray.sessions.port_forward import LOOPBACK, listen
+from iris_ray.sessions.streams import (
+    CtrlC,
+    follow_on_terminal,
+    print_bytes,
+    stdin_bytes,
+    terminal_size,
+    wait_for,
+)
+
+PORT = re.compile(rb"http://localhost:(\d+) is port ")
+"""The line of a command that forwards a port."""
+
+
+class DashboardHead(Head):
+    """A head behind a dashboard.
+
+    Args:
+        address: the URL of the dashboard.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    @cached_property
+    def _jobs(self) -> RayJobs:
+        return RayJobs(self._address)
+
+    # -- commands of iris-ray, through a tunnel ----------------------------------------------------------------------
+
+    def run(
+        self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
+    ) -> NoReturn:
+        command = _on_terminal(words) if on_terminal else CommandLine(tuple(words), takes_input=takes_input)
+        raise click.exceptions.Exit(self._code(command, None, says=False, **sent))
+
+    def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
+        path = Path(named or ".")
+        there = _program(target, path)[-1]
+        words = [there if word == target else word for word in words_for_head()]
+        with _sent_directory(path, named is not None) as (directory, packages):
+            more: dict[str, Any] = {**sent, "working_dir": directory, "packages": packages, "says": named is not None}
+            # on a terminal, the command shows the status of the job, and asks at Ctrl-C
+            is_person = on_a_terminal() and os.isatty(1)
+            command = _on_terminal(words) if is_person else CommandLine(tuple(words))
+            code = self._code(command, None, with_secrets=named is not None, **more)
+        raise click.exceptions.Exit(code)
+
+    def read(self, words: Sequence[str], to: IO[bytes]) -> int:
+        return self._code(CommandLine(tuple(words)), to)
+
+    def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
+        part = path.with_name(f".{path.name}.part")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                code = self.read(words, file)
+            if code == OK:
+                part.rename(path)
+                click.echo(f"{path}: {path.stat().st_size} bytes")
+        finally:
+            part.unlink(missing_ok=True)
+        raise click.exceptions.Exit(code)
+
+    def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
+        raise click.exceptions.Exit(wait_for(self._forward(words, local, remote)))
+
+    def _code(self, command: CommandLine, to: IO[bytes] | None, **more: Any) -> int:
+        """Run a command, and return its exit code.
+
+        Args:
+            command: its words are those after ``iris-ray``.
+            to: the file for its stdout; None: this command's stdout.
+            more: as for `Tunnel`.
+        """
+
+        def show(data: bytes, is_err: bool) -> None:
+            if to is None or is_err:
+                print_bytes(data, is_err)
+            else:
+                to.write(data)
+
+        async def run(tunnel: Tunnel) -> int:
+            if command.size is not None:
+                async with tunnel:
+                    return await follow_on_terminal(tunnel.run(command))
+            with CtrlC() as ctrl_c:
+                async with tunnel:
+                    channel = tunnel.run(command)
+                    ctrl_c.goes_to(channel)
+                    given = stdin_bytes() if command.takes_input else None
+                    return ctrl_c.judge(await follow_channel(channel, show, given))
+
+        return wait_for(run(Tunnel(self._jobs, **more)))
+
+    async def _forward(self, words: Sequence[str], local: int, remote: int) -> int:
+        at_head = 0
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            tunnel.begin_carrying(LOOPBACK, at_head, reader, writer)
+
+        server, port = await listen(accept, local, remote)
+        async with server, await asyncio.to_thread(lambda: Tunnel(self._jobs)) as tunnel:
+            rest = b""
+            async for piece in tunnel.run(CommandLine(tuple(words))).pieces():
+                *lines, rest = (rest + piece.err).split(b"\n")
+                for line in lines:
+                    if found := PORT.match(line):
+                        at_head = int(found[1])
+                        line = line.replace(found[1], str(port).encode(), 1)
+                        await server.start_serving()
+                    print_bytes(line + b"\n", True)
+            return FAILED if piece.exit_code is None else piece.exit_code
+
+    # -- jobs of Ray's job API ---------------------------------------------------------------------------------------
+
+    def submit_script(
+        self,
+        target: str,
+        arguments: Sequence[str],
+        named: str | None,
+        follow: bool,
+        as_json: bool,
+        **sent: Unpack[Sent],
+    ) -> None:
+        directory, fields = Path(named or "."), dict[str, Any](sent)
+        run_id = fields.pop("run_id")
+        command = [*_program(target, directory), *arguments]
+        config = RayJobConfig(command, directory, with_secrets=named is not None, **fields)
+        submitted = self._jobs.submit(config, run_id)
+        if as_json:
+            print_json({"run_id": submitted})
+        else:
+            click.echo(submitted)
+        if follow:
+            self._follow(submitted)
+
+    def logs(self, job: str, follow: bool) -> None:
+        def show() -> None:
+            if follow:
+                self._follow(job)
+            else:
+                print_output(self._jobs.logs(job).encode(errors="backslashreplace"))
+
+        self._if_rays(job, show)
+
+    def status(self, job: str, as_json: bool) -> None:
+        def show() -> None:
+            found = self._jobs.status(job)
+            if as_json:
+                print_json(found)
+                return
+            jobs = ", ".join(found.job_ids) or "none yet"
+            facts = {"run": found.run_id, "state": found.state, "message": one_line(found.message), "jobs": jobs}
+            print_facts(facts)
+
+        self._if_rays(job, show)
+
+    def cancel(self, job: str, yes: bool, as_json: bool) -> None:
+        def stop() -> None:
+            before = self._jobs.status(job)
+            stopped = False
+            if not before.finished:
+                confirm(f"Stop {job}, {before.state}?", yes)
+                stopped = self._jobs.stop(job)
+            if as_json:
+                print_json({"run_id": job, "stopped": stopped, "state_before": before.state})
+            else:
+                click.echo(f"{job} is being stopped" if stopped else f"{job} had already ended: {before.state}")
+
+        self._if_rays(job, stop, lambda: confirm(f"Cancel {job}?", yes))
+
+    def _if_rays(self, job: str, act: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+        """Act on a job of Ray's job API. If there is none of that id, have the head run this command as it was typed.
+
+        Args:
+            job: the id.
+            act: raises UnknownNameError if there is none.
+            before: is called before the head runs the command.
+        """
+        with contextlib.suppress(UnknownNameError):
+            if "/" not in job:  # no id of Ray's has one
+                act()
+                return
+        before()
+        self.run(words_for_head())
+
+    def _follow(self, run_id: str) -> None:
+        """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
+        try:
+            status = self._jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
+        except KeyboardInterrupt:
+            if on_a_terminal() and really_cancel("leave it running", default=False):
+                self._jobs.stop(run_id)
+                say_error(f"{run_id} is being stopped")
+            else:
+                say_error(f"{run_id} goes on; iris-ray logs -f, status and cancel take its id with the same --address")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        if status.state != "succeeded":
+            say_error(f"{run_id} has ended: {status.state}: {one_line(status.message)}")
+            raise click.exceptions.Exit(FAILED)
+
+
+def _on_terminal(words: Sequence[str]) -> CommandLine:
+    """Return a command that has a terminal like this one."""
+    return CommandLine(tuple(words), terminal_size(), True, os.environ.get("TERM", "xterm"))
+
+
+# -- directories that are sent -----------------------------------------------------------------------------------------
+
+
+def _program(target: str, directory: Path) -> list[str]:
+    """Return how the cluster runs a target: a script of the directory by Python, anything else as a program.
+
+    Raises:
+        InvalidRequestError: there is no such script.
+    """
+    if not target.endswith(".py"):
+        return [target]
+    for candidate in (directory / target, Path(target)):
+        if candidate.is_file() and candidate.resolve().is_relative_to(directory.resolve()):
+            return ["python", str(candidate.resolve().relative_to(directory.resolve()))]
+    if Path(target).is_file():
+        raise InvalidRequestError(f"{target} is not in {directory}, which is what is sent; give another --working-dir")
+    raise InvalidRequestError(f"{unknown('script', target, sorted(path.name for path in directory.glob('*.py')))}")
+
+
+@contextlib.contextmanager
+def _sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]]:
+    """Say what is sent of a directory, and yield what Ray is to send: the directory, and packages beside it.
+
+    Args:
+        path: of the directory.
+        whole: whether the user has named it, so that all of it is sent.
+
+    Raises:
+        InvalidRequestError: it is too large.
+    """
+    path = path.absolute()
+    checkout: Checkout | None = None
+    with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():
+        checkout = Checkout.of(path)
+    with record_package(None if checkout is None else checkout.record) as packages:
+        if whole:
+            yield path, packages
+            return
+        code = CodeDirectory.look(path) if checkout is None else checkout.code
+        what = path if checkout is None else checkout.record
+        click.echo(f"iris-ray: sending {what}: {code.in_words()}", err=True)
+        with code.copied() as copy:
+            yield copy, packages
