@@ -96,9 +96,9 @@ class ClusterInProcess:
         for name in (name for name in vars(Store) if not name.startswith("_")):
             monkeypatch.setattr(ClusterStore, name, staticmethod(getattr(self.store, name)))
         installed = {service.name for service in installed_services()}
-        for place, stand_in in STAND_INS.items():
+        for place, double in STAND_INS.items():
             if place.split(".")[1] in installed:
-                monkeypatch.setattr(place, stand_in)
+                monkeypatch.setattr(place, double)
         monkeypatch.setattr(NodeTable, "read", staticmethod(self.read_nodes))
         monkeypatch.setattr(ray, "nodes", lambda: self.read_nodes().nodes)
         for module in (reserved_slice, slice_pool_manager, pool_registry, sys.modules["ray.util.placement_group"]):
