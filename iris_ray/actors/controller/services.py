@@ -284,9 +284,10 @@ class ControllerParts(RunningParts[Happening]):
 async def _words_of(part: ControllerPart, names: frozenset[str]) -> dict[str, ProviderWord]:
     answer = await part.slices_lost(names)
     try:
-        return plain(dict[str, ProviderWord], answer, "the answer")
+        words: dict[str, ProviderWord] = plain(dict[str, ProviderWord], answer, "the answer")
     except InvalidMessageError as error:
         raise TypeError(f"slices_lost: {error}") from error
+    return words
 
 
 def _knows_slices(part: ServicePart[Happening] | None) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller import services
-from iris_ray.actors.controller.services import ControllerPart, ControllerParts, Published, ServiceBoard
+from iris_ray.actors.controller.services import ControllerPart, ControllerParts, PlainValue, Published, ServiceBoard
 from iris_ray.actors.protocol.services import Service
 from iris_ray.errors import InvalidMessageError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
@@ -74,7 +74,7 @@ async def test_lost_slices_are_known_whatever_other_services_do(
 
 def test_board_holds_what_each_service_publishes_until_it_fails() -> None:
     board = ServiceBoard()
-    row = {"team": "ads", "used": 8.0}
+    row: dict[str, PlainValue] = {"team": "ads", "used": 8.0}
     board.publish("one", Published(prices={"v4-16": (2.0, "USD")}, gauges=(("iris_missing_slices", ("v4-16",), 1.0),)))
     board.publish("other", Published(reasons={"v4-16": ("they come",)}, tables={"teams": {"ads": row}}))
     assert (board.price("v4-16"), board.price("v5p-8")) == ((2.0, "USD"), None)
