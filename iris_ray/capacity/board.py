@@ -1,13 +1,14 @@
 """What provisioners have asked for and hold. It is in memory only: they report it again at every look."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.services import Gauge, PlainValue
 from iris_ray.capacity.autoscaler import since_words
 from iris_ray.capacity.core import CapacityReport, SliceBatch, chip_hour
 from iris_ray.errors import ProvisionerTakenError
-from iris_ray.model.topology import get_tpu_config
 
 KEPT_S = 900.0
 """How long the last report of a silent provisioner is shown."""
@@ -84,21 +85,20 @@ class CapacityBoard:
         }
         return [one for _, one in self._reports.values()]
 
-    def chip_hour(self, device: str) -> tuple[float, str] | None:
-        """Return the price of a chip-hour of a type and its currency; None if no provisioner tells one."""
-        return chip_hour(self.reports(), get_tpu_config(device).name) if self._reports else None
+    def prices(self) -> dict[str, tuple[float, str]]:
+        """Return the price of a chip-hour and its currency, by the types of which provisioners tell one."""
+        reports = self.reports()
+        types = {batch.tpu_type for report in reports for batch in report.batches}
+        found = {tpu_type: chip_hour(reports, tpu_type) for tpu_type in sorted(types)}
+        return {tpu_type: price for tpu_type, price in found.items() if price is not None}
 
-    def words(self, device: str) -> tuple[str, ...]:
-        """Return the open requests of a type in words: slices, source, time, price, and why there are no more."""
-        if not self._reports:
-            return ()
-        tpu_type = get_tpu_config(device).name
-        return tuple(
-            words
-            for report in self.reports()
-            if tpu_type in report.tpu_types
-            for words in self._words(report, tpu_type)
-        )
+    def words(self) -> dict[str, tuple[str, ...]]:
+        """Return the open requests by type, in words: slices, source, time, price, and why there are no more."""
+        found: dict[str, tuple[str, ...]] = {}
+        for report in self.reports():
+            for tpu_type in report.tpu_types:
+                found[tpu_type] = (*found.get(tpu_type, ()), *self._words(report, tpu_type))
+        return found
 
     def _words(self, report: CapacityReport, tpu_type: str) -> Iterator[str]:
         who = f"provisioner {report.owner}"
@@ -121,3 +121,47 @@ class CapacityBoard:
     def waited_s(self, batch: SliceBatch) -> float:
         """Return for how many seconds the oldest of the slices has been asked for."""
         return max(0.0, self._clock.wall(self._clock.now()) - batch.since)
+
+    def gauges(self) -> list[Gauge]:
+        """Return the metrics of provisioners: a name, the values of the labels, and a value."""
+        sums: defaultdict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        largest: dict[tuple[str, tuple[str, ...]], float] = {}
+
+        def note(name: str, labels: tuple[str, ...], value: float) -> None:
+            largest[name, labels] = max(largest.get((name, labels), 0.0), value)
+
+        for report in self.reports():
+            for batch in report.batches:
+                kind, paid = (batch.tpu_type, batch.source), (batch.tpu_type, batch.source, batch.market)
+                sums["iris_provisioned_chips", (*paid, "held" if batch.joined else "asked")] += batch.chips
+                if not batch.joined and batch.since:
+                    note("iris_provisioning_oldest_request", kind, self.waited_s(batch))
+                if batch.joined and batch.hourly is not None:
+                    sums["iris_provisioned_cost_per_hour", (*paid, report.currency)] += batch.hourly
+            if report.undeleted:
+                sums["iris_provisioner_undeleted_slices", (report.owner,)] += len(report.undeleted)
+            for trouble in report.troubles:
+                note("iris_provisioner_failures", (report.owner, trouble.source), trouble.failures)
+        for owner, late_s in self.overdue().items():
+            note("iris_provisioner_overdue_seconds", (owner,), late_s)
+        return [(*named, value) for named, value in {**sums, **largest}.items()]
+
+
+def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, dict[str, PlainValue]]:
+    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
+    rows: dict[str, dict[str, PlainValue]] = {}
+    for report in reports:
+        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
+        for batch in report.batches:
+            key = f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"
+            rows[key] = _row(report, batch, "" if batch.joined else last.get((batch.tpu_type, batch.source), ""))
+        for tpu_type, why in report.waits:
+            none = SliceBatch(tpu_type, "", "", joined=False, slices=0, chips=0, since=0.0)
+            rows[f"{report.owner}/{tpu_type}/waits"] = _row(report, none, why)
+    return rows
+
+
+def _row(report: CapacityReport, batch: SliceBatch, note: str) -> dict[str, PlainValue]:
+    found: dict[str, PlainValue] = asdict(batch)
+    own = {"type": found.pop("tpu_type"), "since": batch.since or None, "note": note}
+    return found | own | {"provisioner": report.owner, "currency": report.currency}

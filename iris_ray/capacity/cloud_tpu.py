@@ -281,6 +281,10 @@ class ProviderWords:
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
         self._ask_of(clouds)
 
+    def close(self) -> None:
+        """End the threads that wait for no answer."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def ask_at(self, locations: tuple[str, ...]) -> None:
         """Ask the API of these zones from now on; none: ask nobody."""
         if locations == tuple(cloud.location for cloud in self._clouds):

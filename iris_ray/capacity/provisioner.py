@@ -13,6 +13,7 @@ from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, Controlle
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.slices import SliceState, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
+from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
@@ -44,17 +45,17 @@ class Jobs:
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
-        demand = controller.ask(ControllerInterface.demand)
+        demand = controller.ask(CapacityCalls.demand)
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
         """Keep other provisioners of this name from working for some seconds, if a Controller runs."""
         if find_controller() is not None:
-            ControllerConnection().ask(ControllerInterface.lease_provisioner, owner, instance, seconds)
+            ControllerConnection().ask(CapacityCalls.lease_provisioner, owner, instance, seconds)
 
     def report(self, report: CapacityReport) -> None:
         """Tell the Controller what this provisioner has asked for and holds."""
-        ControllerConnection().ask(ControllerInterface.report_capacity, report)
+        ControllerConnection().ask(CapacityCalls.report_capacity, report)
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""

@@ -11,15 +11,15 @@ from iris_ray.dashboard.rows import (
     Diff,
     Row,
     Table,
-    capacity_rows,
     job_row,
     queue_row,
     slice_row,
-    team_rows,
     user_rows,
 )
 
 HAPPENINGS_KEPT = 500
+OF_SERVICES = "teams", "capacity"
+"""Tables that services fill."""
 TABLES = "cluster", "slices", "jobs", "queue", "users", "teams", "capacity", "events"
 
 
@@ -57,8 +57,8 @@ class ClusterView:
         self._take_hosts(changes.workers, [*changes.lost, *gone])
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
         self.tables["users"].replace(user_rows(changes.limits, changes.shares))
-        self.tables["teams"].replace(team_rows(changes.teams))
-        self.tables["capacity"].replace(capacity_rows(changes.capacity))
+        for name in OF_SERVICES:
+            self.tables[name].replace({key: dict(row) for key, row in changes.tables.get(name, {}).items()})
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
 
     def take_changes(self, about: Row) -> Diff:

@@ -13,6 +13,7 @@ from typing import Any
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.overview import Position
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.dashboard.cluster_view import ClusterView
 from iris_ray.dashboard.rows import Diff
 from iris_ray.errors import IrisError
@@ -163,6 +164,7 @@ class Follower:
         else:
             about = await asyncio.to_thread(self._source.ask, ControllerInterface.about)
             self._about = {name: about[name] for name in ("epoch", "version", "started_at")}
+            self._about["services"] = [service.name for service in installed_services()]
             jobs = await asyncio.to_thread(self._source.ask_all, ControllerInterface.list_jobs)
             hosts = await asyncio.to_thread(self._source.ask_all, ControllerInterface.list_workers)
             self._view.begin(jobs, hosts)

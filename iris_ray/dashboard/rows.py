@@ -10,12 +10,9 @@ from iris_ray.actors.protocol.status import (
     HostCondition,
     JobStatus,
     LimitStatus,
-    TeamChips,
-    TeamStatus,
     WorkerStatus,
     fields_in,
 )
-from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU
@@ -165,50 +162,3 @@ def _band(limit: LimitStatus) -> Row:
         "queued": limit.queued_jobs,
         "limits": {name: value for name, value in limit.set_here.items() if value is not None},
     }
-
-
-def team_rows(teams: Iterable[TeamStatus]) -> dict[str, Row]:
-    """Return a row for each team and each type whose chips it has or uses.
-
-    The row of a team without any has no type.
-    """
-    rows: dict[str, Row] = {}
-    for number, team in enumerate(teams):
-        kinds = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
-        for kind in kinds or [""]:
-            chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
-            if team.name or chips.used:
-                rows[f"{team.name}:{kind}"] = {
-                    "order": number,
-                    "team": team.name,
-                    "type": kind or None,
-                    "quota": chips.quota,
-                    "used": chips.used,
-                    "borrowed": chips.borrowed,
-                    "lent": chips.lent,
-                    "share": team.share,
-                    "counted": team.counted,
-                    "running": team.running,
-                    "waiting": team.waiting,
-                }
-    return rows
-
-
-def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, Row]:
-    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
-    rows: dict[str, Row] = {}
-    for report in reports:
-        last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}
-        for batch in report.batches:
-            key = f"{report.owner}/{batch.tpu_type}/{batch.source}/{batch.market}/{batch.joined}"
-            rows[key] = _capacity(report, batch, "" if batch.joined else last.get((batch.tpu_type, batch.source), ""))
-        for tpu_type, why in report.waits:
-            none = SliceBatch(tpu_type, "", "", joined=False, slices=0, chips=0, since=0.0)
-            rows[f"{report.owner}/{tpu_type}/waits"] = _capacity(report, none, why)
-    return rows
-
-
-def _capacity(report: CapacityReport, batch: SliceBatch, note: str) -> Row:
-    found: dict[str, Any] = as_json(batch)
-    own = {"type": found.pop("tpu_type"), "since": batch.since or None, "note": note}
-    return found | own | {"provisioner": report.owner, "currency": report.currency}

@@ -24,6 +24,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.services import Page, installed_services
 from iris_ray.dashboard.access import COOKIE, SESSION_S, Access, add_headers
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
 from iris_ray.dashboard.follower import Channel, Follower, encode
@@ -71,11 +72,12 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
             web.get("/readyz", routes.ready),
             web.get("/api/snapshot", routes.snapshot),
             web.get("/api/changes", routes.changes),
-            web.get("/api/goodput", routes.goodput),
-            web.get("/api/history/{what:utilisation|jobs}", routes.history),
-            web.get(f"/api/history/jobs/{JOB}", routes.past_job),
+            *(
+                web.get(page.path, routes.of_service(page))
+                for service in installed_services()
+                for page in service.pages
+            ),
             web.get(f"/api/jobs/{JOB}", routes.job),
-            web.get(f"/api/jobs/{JOB}/logs", routes.logs),
             web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
             web.static("/static", STATIC),
         ]
@@ -186,20 +188,14 @@ class _Routes:
         found = await self._jobs.job(request.match_info["job"])
         return web.Response(body=encode(found), content_type="application/json")
 
-    async def goodput(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(body=encode(await self._jobs.goodput()), content_type="application/json")
+    def of_service(self, page: Page) -> Handler:
+        """Return the handler of a service's page."""
 
-    async def history(self, request: web.Request) -> web.StreamResponse:
-        found = await self._jobs.history(request.match_info["what"], request.query)
-        return web.Response(body=encode(found), content_type="application/json")
+        async def handle(request: web.Request) -> web.StreamResponse:
+            found = await self._jobs.of_service(page, dict(request.match_info), dict(request.query))
+            return web.Response(body=encode(found), content_type="application/json")
 
-    async def past_job(self, request: web.Request) -> web.StreamResponse:
-        found = await self._jobs.past_job(request.match_info["job"])
-        return web.Response(body=encode(found), content_type="application/json")
-
-    async def logs(self, request: web.Request) -> web.StreamResponse:
-        found = await self._jobs.logs(request.match_info["job"], request.query)
-        return web.Response(body=encode(found), content_type="application/json")
+        return handle
 
 
 PORT = 8267

@@ -154,7 +154,8 @@ def check_demand(about: Mapping[str, Any]) -> Iterator[Finding]:
     Args:
         about: what it says about itself.
     """
-    if (demand := about.get("demand")) is None:
+    demand = about.get("services", {}).get("capacity", {})
+    if "way" not in demand:
         return
     check, found = "missing slices", f"they are asked for by {demand['way']}"
     if demand["problem"] is None:

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.status import JobGoodput
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_facts, print_json, print_table
-from iris_ray.goodput.sums import UserDay
+from iris_ray.goodput.calls import GoodputCalls, JobGoodput, UserDay
+from iris_ray.goodput.core import summed_up
 from iris_ray.model.goodput import TimeKind, Totals, productive_share
-from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, all_together, summed_up
+from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, all_together
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
@@ -70,11 +69,11 @@ def goodput(
     now = time.time()
     with cluster():
         controller = ControllerConnection()
-        one = [controller.ask(ControllerInterface.job_goodput, job)] if job else None
-        found = one or controller.ask_all(ControllerInterface.list_goodput)
+        one = [controller.ask(GoodputCalls.job_goodput, job)] if job else None
+        found = one or controller.ask_all(GoodputCalls.list_goodput)
         begin = max(0.0, now - (since or now))
-        fleet = {} if job or user else controller.ask(ControllerInterface.fleet_times, _day(begin))
-        days = [] if job else controller.ask(ControllerInterface.user_times, begin)
+        fleet = {} if job or user else controller.ask(GoodputCalls.fleet_times, _day(begin))
+        days = [] if job else controller.ask(GoodputCalls.user_times, begin)
         forgotten = [day for day in days if user in (None, day.user)]
     shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
     if as_json:

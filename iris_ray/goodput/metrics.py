@@ -1,18 +1,20 @@
 """The Controller's metrics: their definitions, and the measurement of the queue, jobs, hosts and users."""
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from itertools import chain
 from typing import Protocol
 
 from ray.util import metrics
 
+from iris_ray.actors.calls.service_parts import ServiceHealth
+from iris_ray.actors.controller.services import Gauge
 from iris_ray.actors.controller.views import conditions_of
 from iris_ray.actors.protocol.status import HostCondition
-from iris_ray.capacity.board import CapacityBoard
 from iris_ray.model.goodput import Totals, measure, time_lost
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
@@ -108,6 +110,8 @@ JOURNAL_WAITING = Metric("iris_journal_waiting_seconds", _G, (), "for how long t
 SET_ASIDE = Metric(
     "iris_set_aside", _G, ("kind",), "jobs that the Controller could not handle, and records it can't read"
 )
+SERVICE_FAILING = Metric("iris_service_failing", _G, ("service",), "1 while a service fails, else 0")
+SERVICE_FAILURES = Metric("iris_service_failures_total", _C, ("service",), "failures of a service's part")
 MISSING_SLICES = Metric("iris_missing_slices", _G, ("tpu_type",), "further slices that waiting jobs need")
 MISSING_FOR = Metric(
     "iris_missing_slices_seconds", _G, ("tpu_type",), "for how long such slices have been missing without a break"
@@ -146,6 +150,21 @@ PROVISIONER_UNDELETED = Metric(
     "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
 )
 
+PUBLISHED = (
+    MISSING_SLICES,
+    MISSING_FOR,
+    PROVISIONED_CHIPS,
+    PROVISIONING_WAIT,
+    HOURLY_COST,
+    PROVISIONER_FAILURES,
+    PROVISIONER_OVERDUE,
+    PROVISIONER_UNDELETED,
+)
+"""Gauges that services publish."""
+PUBLISHED_BY_NAME = {metric.name: metric for metric in PUBLISHED}
+LARGEST = frozenset(one.name for one in (MISSING_FOR, PROVISIONING_WAIT, PROVISIONER_FAILURES, PROVISIONER_OVERDUE))
+"""If labels have too many values, these show the largest value of those that share a label, and all others the sum."""
+
 METRICS = (
     PENDING_JOBS,
     RUNNING_JOBS,
@@ -167,14 +186,9 @@ METRICS = (
     JOURNAL,
     JOURNAL_WAITING,
     SET_ASIDE,
-    MISSING_SLICES,
-    MISSING_FOR,
-    PROVISIONED_CHIPS,
-    PROVISIONING_WAIT,
-    HOURLY_COST,
-    PROVISIONER_FAILURES,
-    PROVISIONER_OVERDUE,
-    PROVISIONER_UNDELETED,
+    SERVICE_FAILING,
+    SERVICE_FAILURES,
+    *PUBLISHED,
 )
 
 
@@ -219,6 +233,12 @@ class RayMeter:
         self._histograms[metric].observe(seconds, dict(labels))
 
 
+@cache
+def ray_meter() -> Meter:
+    """Return the meter of this process: Ray takes each metric once."""
+    return RayMeter()
+
+
 # -- measurements ------------------------------------------------------------------------------------------------------
 
 MOST_VALUES = 100
@@ -241,7 +261,6 @@ class ControllerFacts:
         writings: how long the journal's latest writings took; seconds.
         writing_for: for how long the present writing has waited; 0 if nothing is being written; seconds.
         set_aside: how many jobs and records were set aside, by kind.
-        missing: how many more slices waiting jobs need, by type.
     """
 
     epoch: int
@@ -250,7 +269,6 @@ class ControllerFacts:
     writings: Sequence[float]
     writing_for: float
     set_aside: Mapping[str, int]
-    missing: Mapping[str, int]
 
 
 class Measurements:
@@ -267,8 +285,7 @@ class Measurements:
         self._state = state
         self._unusable = unusable
         self._meter = meter
-        names = "tpu_type", "user", "team", "source", "market", "currency", "provisioner"
-        self._names: dict[str, dict[str, None]] = {name: {} for name in names}
+        self._names: defaultdict[str, dict[str, None]] = defaultdict(dict)  # the values of each label
         self._shown: dict[Metric, set[Values]] = {}  # the label values for which each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
@@ -277,7 +294,7 @@ class Measurements:
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
         self._looked_at = now
-        self._missing_since: dict[str, float] = {}
+        self._failures: Counter[str] = Counter()  # of each service, as measured
         for job in state.jobs.values():  # their earlier ends are not measured again
             self._ends[job.spec.job_id] = _ends_of(job)
             if is_measured(job):
@@ -302,7 +319,7 @@ class Measurements:
         self._count_chips(now)
         self._count_team_chips()
 
-    def look_at_controller(self, facts: "ControllerFacts", now: float) -> None:
+    def look_at_controller(self, facts: "ControllerFacts") -> None:
         """Measure the Controller itself."""
         version = (facts.version,)
         self._set(CONTROLLER_EPOCH, {version: facts.epoch})
@@ -311,10 +328,23 @@ class Measurements:
             self._meter.observe(JOURNAL, seconds, {})
         self._set(JOURNAL_WAITING, {(): facts.writing_for})
         self._set(SET_ASIDE, {(kind,): count for kind, count in facts.set_aside.items()})
-        missing = Counter({self._named("tpu_type", tpu_type): count for tpu_type, count in facts.missing.items()})
-        self._missing_since = {tpu_type: self._missing_since.get(tpu_type, now) for tpu_type in +missing}
-        self._set(MISSING_SLICES, {(tpu_type,): count for tpu_type, count in missing.items()})
-        self._set(MISSING_FOR, {(tpu_type,): now - since for tpu_type, since in self._missing_since.items()})
+
+    def look_at_services(self, health: Iterable[ServiceHealth], gauges: Iterable[Gauge]) -> None:
+        """Measure the services' parts, and set the gauges that services publish. Unknown gauges are left out."""
+        health = list(health)
+        self._set(SERVICE_FAILING, {(one.service,): float(one.trouble is not None) for one in health})
+        for one in health:
+            self._meter.add(SERVICE_FAILURES, one.failures - self._failures[one.service], {"service": one.service})
+            self._failures[one.service] = one.failures
+        found: dict[str, dict[Values, float]] = {metric.name: {} for metric in PUBLISHED}
+        for name, labels, value in gauges:
+            if (known := found.get(name)) is not None and len(labels) == len(PUBLISHED_BY_NAME[name].labels):
+                values = tuple(map(self._named, PUBLISHED_BY_NAME[name].labels, labels))
+                known[values] = (
+                    max(known.get(values, 0.0), value) if name in LARGEST else known.get(values, 0.0) + value
+                )
+        for metric in PUBLISHED:
+            self._set(metric, found[metric.name])
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -440,41 +470,6 @@ class Measurements:
                     held[values] = held.get(values, 0.0) + used
         self._set(TEAM_QUOTA, quotas)
         self._set(TEAM_CHIPS, held)
-
-    # -- provisioners ----------------------------------------------------------------------------------------------
-
-    def look_at_capacity(self, board: CapacityBoard) -> None:
-        """Set the gauges of what provisioners have asked for and hold."""
-        chips: Counter[Values] = Counter()
-        waits: dict[Values, float] = {}
-        costs: dict[Values, float] = {}
-        failures: dict[Values, float] = {}
-        undeleted: Counter[Values] = Counter()
-        for report in board.reports():
-            for batch in report.batches:
-                kind = self._named("tpu_type", batch.tpu_type), self._named("source", batch.source)
-                market = self._named("market", batch.market)
-                chips[*kind, market, "held" if batch.joined else "asked"] += batch.chips
-                if not batch.joined and batch.since:
-                    waits[kind] = max(waits.get(kind, 0.0), board.waited_s(batch))
-                if batch.joined and batch.hourly is not None:
-                    priced = *kind, market, self._named("currency", report.currency)
-                    costs[priced] = costs.get(priced, 0.0) + batch.hourly
-            if report.undeleted:
-                undeleted[(self._named("provisioner", report.owner),)] += len(report.undeleted)
-            for trouble in report.troubles:
-                place = self._named("provisioner", report.owner), self._named("source", trouble.source)
-                failures[place] = max(failures.get(place, 0.0), trouble.failures)
-        overdue: dict[Values, float] = {(self._named("provisioner", who),): s for who, s in board.overdue().items()}
-        for metric, amounts in (
-            (PROVISIONED_CHIPS, chips),
-            (PROVISIONING_WAIT, waits),
-            (HOURLY_COST, costs),
-            (PROVISIONER_FAILURES, failures),
-            (PROVISIONER_OVERDUE, overdue),
-            (PROVISIONER_UNDELETED, undeleted),
-        ):
-            self._set(metric, amounts)
 
     # -- labels ----------------------------------------------------------------------------------------------------
 

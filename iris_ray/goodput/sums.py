@@ -2,57 +2,24 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict
+from datetime import UTC, datetime
 from enum import Enum
+from typing import Any
 
-from iris_ray.model.goodput import TimeKind, Totals
+from iris_ray.errors import InvalidRequestError
+from iris_ray.goodput.calls import UserDay
+from iris_ray.model.goodput import ForgottenJob, TimeKind, Totals
 
 ENTRIES_KEPT = 300
 """How many sums of a day, user and team are kept, the latest ones: together they stay below 100 KB."""
 DAY_S = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class ForgottenJob:
-    """A job that is forgotten.
-
-    Attributes:
-        user: its user.
-        ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
-        totals: its time by use.
-        team: its team; empty for none.
-    """
-
-    user: str
-    ended_at: float
-    totals: Totals
-    team: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class UserDay:
-    """Jobs of a user in a team that ended on one day.
-
-    Attributes:
-        day: counts the days since the epoch, in UTC.
-        user, team: the user, and the team, empty for none.
-        jobs: how many jobs.
-        seconds, chip_seconds: see `Totals`.
-    """
-
-    day: int
-    user: str
-    jobs: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    chip_seconds: Mapping[str, float] = field(default_factory=dict)
-    team: str = ""
-
-
 class UserTimes:
-    """The sums of forgotten jobs. ``version`` counts the changes."""
+    """The sums of forgotten jobs."""
 
     def __init__(self) -> None:
-        self.version = 0
         self._days: dict[tuple[int, str, str], UserDay] = {}
 
     def add(self, job: ForgottenJob) -> None:
@@ -62,7 +29,6 @@ class UserTimes:
 
     def include(self, day: UserDay) -> None:
         """Add the sums of a user, team and day from elsewhere."""
-        self.version += 1
         key = day.day, day.user, day.team
         known = self._days.get(key, UserDay(day.day, day.user, team=day.team))
         totals = Totals(dict(known.seconds), dict(known.chip_seconds))
@@ -166,3 +132,80 @@ class FleetTimes:
             str(day): {ChipState(state).value: float(amount) for state, amount in of.items()}
             for day, of in found.items()
         }
+
+
+def day_of(wall: float) -> str:
+    """Return the day in UTC of a time in seconds since the epoch."""
+    return datetime.fromtimestamp(wall, UTC).date().isoformat()
+
+
+# -- both together -----------------------------------------------------------------------------------------------------
+
+Line = dict[str, Any]
+
+
+class Sums:
+    """The sums of a cluster, in its record and in an export's lines.
+
+    Attributes:
+        users: the time of forgotten jobs by its use.
+        fleet: the time of the chips by state.
+    """
+
+    def __init__(self) -> None:
+        self.users = UserTimes()
+        self.fleet = FleetTimes()
+
+    def to_json(self) -> bytes:
+        """Return the record of all sums."""
+        return json.dumps({"users": self.users.to_json().decode(), "fleet": self.fleet.to_json().decode()}).encode()
+
+    @staticmethod
+    def read(recorded: bytes) -> "Sums":
+        """Return the sums of a record. A damaged record may raise any error."""
+        sums, found = Sums(), json.loads(recorded)
+        sums.users.restore(found["users"].encode())
+        sums.fleet.restore(found["fleet"].encode())
+        return sums
+
+    def include(self, others: "Sums") -> None:
+        """Add other sums to these."""
+        for day in others.users.since(0.0):
+            self.users.include(day)
+        for name, states in others.fleet.since("").items():
+            self.fleet.add(name, {ChipState(state): amount for state, amount in states.items()}, 1.0)
+
+    def lines(self) -> list[Line]:
+        """Return the lines of an export."""
+        of_users = [{"kind": "user_day", **asdict(one)} for one in self.users.since(0.0)]
+        of_fleet = [{"kind": "fleet_day", "day": day, "chip_seconds": of} for day, of in self.fleet.since("").items()]
+        return [*of_users, *of_fleet]
+
+    def add_line(self, line: Line) -> None:
+        """Add a line of `lines`, or that of a finished job. Lines of other kinds are left out.
+
+        Raises:
+            InvalidRequestError: the line makes no sense.
+        """
+        try:
+            self._add(line)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
+
+    def _add(self, line: Line) -> None:
+        team = str(line.get("team") or "")
+        match line["kind"]:
+            case "user_day":
+                amounts = _numbers(line["seconds"]), _numbers(line["chip_seconds"])
+                self.users.include(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *amounts, team))
+            case "fleet_day":
+                chips = {ChipState(state): amount for state, amount in _numbers(line["chip_seconds"]).items()}
+                self.fleet.add(str(line["day"]), chips, 1.0)
+            case "finished" if line["seconds"] and line["ended_at"] is not None:
+                totals = Totals(_numbers(line["seconds"]), _numbers(line["chip_seconds"]))
+                self.users.add(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(amount) for name, amount in line.items()}

@@ -191,6 +191,7 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.remote_options import read_env_file
+    from iris_ray.handover.calls import HandoverCalls
     from iris_ray.handover.file import read
 
     try:
@@ -209,7 +210,7 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
             _start()
         running = ControllerConnection()
         if not jobs_only:
-            stays = running.ask(ControllerInterface.restore, json.dumps(records).encode(), current_user())
+            stays = running.ask(HandoverCalls.restore, json.dumps(records).encode(), current_user())
             found.remarks += [f"the setting {name} stays {was.text}, as set here" for name, was in stays.items()]
         known = {job.job_id for job in running.ask_all(ControllerInterface.list_jobs)}
         _restore_packages(export.lines["package"])

@@ -1,19 +1,23 @@
-"""What one Controller hands over to another in a file: its records as lines, and lines as events.
+"""The records of a Controller as lines of a file, and the lines as events of another Controller.
 
 See `iris_ray.handover.file` for the format. Times are wall times in the file.
 """
 
+import asyncio
 import json
 import re
+import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.services import ControllerPart
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.status import JobFacts, job_in
 from iris_ray.errors import InvalidRequestError, IrisError
-from iris_ray.goodput.sums import ChipState, FleetTimes, ForgottenJob, UserDay, UserTimes
+from iris_ray.handover.calls import HandoverCalls
 from iris_ray.handover.file import Line, spec_line
 from iris_ray.model.cluster_settings import TABLE, WasSet
 from iris_ray.model.goodput import Totals
@@ -63,7 +67,7 @@ def hand_over(journal: Journal) -> HandedOver:
     found = HandedOver()
     for event in settings:
         _add_event(found, event, journal.clock)
-    found.lines += user_days(journal.user_times) + fleet_days(journal.fleet_times)
+    found.lines += _lines_of_sums(journal)
     teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
     left = {record.job.spec.job_id for record in records if record.job.over is None}
     for record in records:
@@ -74,6 +78,20 @@ def hand_over(journal: Journal) -> HandedOver:
     for aside in journal.contained.records.values():
         found.left_out.append(f"{aside.name}: {aside.why}")
     return found
+
+
+def _lines_of_sums(journal: Journal) -> list[Line]:
+    """Return the lines with the sums of the service ``goodput``, if it is installed and has any."""
+    if not _has_goodput() or (recorded := journal.service_records.read("goodput")) is None:
+        return []
+    from iris_ray.goodput.sums import Sums
+
+    name, values = "the time of earlier jobs and chips", {"service/goodput": recorded}
+    return journal.contained.read(name, values, lambda: Sums.read(recorded).lines()) or []
+
+
+def _has_goodput() -> bool:
+    return any(service.name == "goodput" for service in installed_services())
 
 
 def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
@@ -95,16 +113,6 @@ def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
             past = {"hours": {user: dict(of) for user, of in hours.items()}}
             past |= {"of_teams": {team: dict(of) for team, of in of_teams.items()}} if of_teams else {}
             found.lines.append({"kind": "usage", "at": clock.wall(at), **past})
-
-
-def user_days(times: UserTimes) -> list[Line]:
-    """Return the lines of the sums of all users."""
-    return [{"kind": "user_day", **asdict(one)} for one in times.since(0.0)]
-
-
-def fleet_days(times: FleetTimes) -> list[Line]:
-    """Return the lines with the time of the chips by day and state."""
-    return [{"kind": "fleet_day", "day": day, "chip_seconds": dict(of)} for day, of in times.since("").items()]
 
 
 def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
@@ -168,34 +176,30 @@ def finished_line(record: JobRecord, clock: Clock) -> Line:
 # -- from lines to events ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class TakenOver:
-    """What a Controller takes from a file.
+class HandoverInController(ControllerPart):
+    """See `HandoverCalls`."""
 
-    Attributes:
-        events: settings, limits, teams, taints and usage.
-        days: sums of users.
-        finished: jobs for the sums of users, by wall time.
-        fleet: chip-seconds by day and state.
-    """
+    calls = (HandoverCalls,)
 
-    events: list[Event] = field(default_factory=list)
-    days: list[UserDay] = field(default_factory=list)
-    finished: list[ForgottenJob] = field(default_factory=list)
-    fleet: list[tuple[str, dict[ChipState, float]]] = field(default_factory=list)
+    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
+        state, clock = self.controller.state, self.controller.clock
+        self.controller.permissions.require_operator(user, "import what another Controller has left")
+        if there := ", ".join(_what_is_there(state)):
+            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
+        stays = dict(state.settings.was_set)
+        events = taken_over(lines, clock, time.time(), tuple(stays))
+        if _has_goodput():
+            from iris_ray.goodput.calls import GoodputCalls
 
-    def add_to(self, user_times: UserTimes, fleet_times: FleetTimes) -> None:
-        """Add the sums to those of a Controller."""
-        for user_day in self.days:
-            user_times.include(user_day)
-        for job in self.finished:
-            user_times.add(job)
-        for day, states in self.fleet:
-            fleet_times.add(day, states, 1.0)
+            await self.controller.ask(GoodputCalls.take_over, lines, user)
+        recorded = self.controller.apply(events)
+        self.controller.settings_changed()
+        await asyncio.shield(recorded)
+        return stays
 
 
-def take_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ()) -> TakenOver:
-    """Return what lines of a file, as JSON, mean to a Controller.
+def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ()) -> list[Event]:
+    """Return what lines of a file, as JSON, mean to a Controller: settings, limits, teams, taints and usage.
 
     Args:
         lines: a JSON list of lines of the kinds of `HandedOver`, without jobs.
@@ -206,58 +210,45 @@ def take_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ()) 
     Raises:
         InvalidRequestError: a line makes no sense; the message has it.
     """
-    taken = TakenOver()
+    taken: list[Event] = []
     for line in json.loads(lines):
         try:
-            _take(taken, line, clock, now, keep)
+            taken += _events_of(line, clock, now, keep)
         except (IrisError, KeyError, TypeError, ValueError, AttributeError) as error:
             why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
             raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
     return taken
 
 
-def _take(taken: TakenOver, line: Line, clock: Clock, now: float, keep: Sequence[str]) -> None:
+def _events_of(line: Line, clock: Clock, now: float, keep: Sequence[str]) -> Iterator[Event]:
     match line["kind"]:
         case "setting":
             name = str(line["name"])
             if name in TABLE and name not in keep:
                 was_set = WasSet(TABLE[name].checked(line["text"]), str(line["user"]), float(line["at"]))
-                taken.events.append(SettingSetEvent(name, was_set))
+                yield SettingSetEvent(name, was_set)
         case "limits":
-            limits = Limits(**line["limits"])
-            taken.events.append(LimitsSetEvent(str(line["user"]), PriorityBand[line["band"]], limits))
+            yield LimitsSetEvent(str(line["user"]), PriorityBand[line["band"]], Limits(**line["limits"]))
         case "teams":
-            taken.events.append(TeamsSetEvent(tuple(Teams.from_tables(line["teams"]))))
+            yield TeamsSetEvent(tuple(Teams.from_tables(line["teams"])))
         case "taint":
-            taken.events.append(TaintedEvent(str(line["target"]), str(line["taint"]), str(line["reason"])))
+            yield TaintedEvent(str(line["target"]), str(line["taint"]), str(line["reason"]))
         case "usage":
             hours = {str(user): _amounts(of) for user, of in line["hours"].items()}
             of_teams = {str(team): _amounts(of) for team, of in line.get("of_teams", {}).items()}
             age = max(0.0, now - float(line["at"]))
-            taken.events.append(PastUsageEvent(hours, clock.now() - age, of_teams))
-        case "user_day":
-            sums = _amounts(line["seconds"]), _amounts(line["chip_seconds"])
-            team = str(line.get("team") or "")
-            taken.days.append(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *sums, team))
-        case "fleet_day":
-            taken.fleet.append((str(line["day"]), {ChipState(s): a for s, a in _amounts(line["chip_seconds"]).items()}))
-        case "finished" if line["seconds"] and line["ended_at"] is not None:
-            totals = Totals(_amounts(line["seconds"]), _amounts(line["chip_seconds"]))
-            team = str(line.get("team") or "")
-            taken.finished.append(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
+            yield PastUsageEvent(hours, clock.now() - age, of_teams)
 
 
 def _amounts(line: Any) -> dict[str, float]:
     return {str(name): float(amount) for name, amount in line.items()}
 
 
-def what_is_there(state: ControllerState, user_times: UserTimes) -> Iterator[str]:
-    """Yield the data of this Controller that an import would mix with, in words; nothing if it is empty."""
+def _what_is_there(state: ControllerState) -> Iterator[str]:
+    """Yield the data of this Controller that an import would mix with, in words."""
     if state.jobs:
         yield f"{len(state.jobs)} jobs"
     if state.limits.table:
         yield f"the limits of {len(state.limits.table)} users and bands"
     if state.teams.teams:
         yield f"{len(state.teams.teams)} teams"
-    if user_times.since(0.0):
-        yield "the time of earlier jobs"

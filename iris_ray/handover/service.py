@@ -6,5 +6,6 @@ from iris_ray.actors.protocol.services import Service
 
 SERVICE: Final = Service(
     "handover",
+    controller="iris_ray.handover.controller:HandoverInController",
     pool="iris_ray.handover.pool:HandoverInPool",
 )

@@ -9,7 +9,6 @@ from iris_ray.history.rows import EventRow, cut
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
-    Event,
     LimitsSetEvent,
     MaintenanceCalledOffEvent,
     SettingSetEvent,
@@ -46,7 +45,7 @@ class EventRows:
         self._version = state.fleet.version
         self._catch_up()
 
-    def of(self, events: Iterable[Event], at: float, now: float) -> list[EventRow]:
+    def of(self, events: Iterable[object], at: float, now: float) -> list[EventRow]:
         """Return the rows of events that the state has just applied. Events that change nothing have no row.
 
         Args:
@@ -65,7 +64,7 @@ class EventRows:
         self._catch_up()
         return [row for row in rows if row is not None]
 
-    def _row(self, event: Event, at: float, now: float) -> EventRow | None:
+    def _row(self, event: object, at: float, now: float) -> EventRow | None:
         """Return the row of an event, if it has one, and apply the event to what is remembered."""
         worker = self._hosts.get(getattr(event, "node_id", getattr(event, "target", "")))
         match event:

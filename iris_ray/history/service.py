@@ -2,11 +2,15 @@
 
 from typing import Final
 
-from iris_ray.actors.protocol.services import Command, Service
+from iris_ray.actors.protocol.services import Command, Page, Service
 
 SERVICE: Final = Service(
     "history",
     controller="iris_ray.history.controller:HistoryInController",
+    pages=(
+        Page("/api/history/{what:utilisation|jobs}", "iris_ray.history.pages:history", 20.0),
+        Page("/api/history/jobs/{job:[^/]+}", "iris_ray.history.pages:past_job"),
+    ),
     commands={
         "history": Command(
             "iris_ray.history.cli:history",

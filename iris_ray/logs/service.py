@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from iris_ray.actors.protocol.services import Command, Service
+from iris_ray.actors.protocol.services import Command, Page, Service
 
 SERVICE: Final = Service(
     "logs",
@@ -10,6 +10,7 @@ SERVICE: Final = Service(
     pool="iris_ray.logs.pool:LogsInPool",
     host="iris_ray.logs.host:LogsOnHost",
     output="iris_ray.logs.host:TaskOutput",
+    pages=(Page("/api/jobs/{job:[^/]+}/logs", "iris_ray.logs.pages:piece"),),
     commands={
         "job logs": Command("iris_ray.logs.cli:logs", "What a task has printed, even after its end.", "Every day"),
     },

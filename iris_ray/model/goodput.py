@@ -492,3 +492,20 @@ def productive_share(amounts: Mapping[str, float]) -> float | None:
     """Return the productive share of seconds or chip-seconds; None if no job measured its time."""
     training = sum(amount for kind, amount in amounts.items() if kind not in NOT_TRAINING)
     return amounts.get(TimeKind.PRODUCTIVE.value, 0.0) / training if training else None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenJob:
+    """A job that is forgotten.
+
+    Attributes:
+        user: its user.
+        ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
+        totals: its time by use.
+        team: its team; empty for none.
+    """
+
+    user: str
+    ended_at: float
+    totals: Totals
+    team: str = ""

@@ -394,3 +394,15 @@ def _number(amount: float) -> float:
 def _some(names: tuple[str, ...]) -> str:
     """Return the first few names, joined for a message."""
     return " and ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
+
+
+def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
+    """Return a fleet's number of chips of a quota's type.
+
+    Args:
+        kind: the quota's type: a TPU type, a generation, or `GPU`.
+        fleet: chips by TPU type, and GPUs as `GPU`.
+    """
+    if kind not in TPU_GENERATIONS:
+        return fleet.get(kind, 0.0)
+    return sum(chips for name, chips in fleet.items() if name != GPU and get_tpu_config(name).generation == kind)

@@ -116,28 +116,6 @@ def all_together(parts: Iterable[TimeLost]) -> TimeLost:
     )
 
 
-def summed_up(jobs: Iterable[Mapping[FailureCause, TimeLost]]) -> dict[FailureCause, TimeLost]:
-    """Return the total time lost by several jobs, by cause."""
-    found: dict[FailureCause, list[TimeLost]] = {}
-    for job in jobs:
-        for cause, lost in job.items():
-            found.setdefault(cause, []).append(lost)
-    return {cause: all_together(parts) for cause, parts in found.items()}
-
-
-def elastic_seconds(lost: Mapping[FailureCause, TimeLost]) -> dict[str, float]:
-    """Return a job's time lost by the elastic kinds of badput of Google's ``ml-goodput-measurement`` 0.2, in seconds.
-
-    MaxText records them: the wait for slices after a loss or for growth, and the time until the first step. As in the
-    library, this initialization and preparation counts here only.
-    """
-    waits = {cause: found.waited_s for cause, found in lost.items()}
-    grown_s = waits.pop(FailureCause.GROWN, 0.0)
-    reinit_s = sum(found.reinit_s for found in lost.values())
-    kinds = "elastic_slice_down", "elastic_scale_up", "elastic_reinitialization"
-    return dict(zip(kinds, (sum(waits.values()), grown_s, reinit_s), strict=True))
-
-
 def move_s(lost: Mapping[FailureCause, TimeLost]) -> float | None:
     """Return the median cost of a job's planned moves in seconds, without the wait for slices.
 

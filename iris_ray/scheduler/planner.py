@@ -37,11 +37,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlacedGang:
-    """A gang that got hosts from a plan, with the slices that other owners must release first."""
+    """A gang with hosts, the slices that other owners must release first, and the event by which a plan placed it."""
 
     job: Job
     gang: Gang
     reclaim: list[ReclaimSlice]
+    event: JobAssignedEvent | None = None
 
 
 def running(state: ControllerState) -> Running:
@@ -228,14 +229,14 @@ class Planner:
             return []
         instructions.add(wanted)
         if isinstance(assignment, GroupAssignedEvent):
-            of_each = ((self._state.jobs[one.job_id], gangs_of(one)) for one in assignment.assignments)
-            placed = [(job, job.gangs[position]) for job, positions in of_each for position in positions]
-            slices = [(job, gang, {*gang.groups} if job.requirement.chips else ()) for job, gang in placed]
+            of_each = ((self._state.jobs[one.job_id], one) for one in assignment.assignments)
+            placed = [(job, job.gangs[position], one) for job, one in of_each for position in gangs_of(one)]
+            slices = [(job, gang, {*gang.groups} if job.requirement.chips else (), one) for job, gang, one in placed]
             return [
-                PlacedGang(job, gang, [one for one in wanted.reclaim if one.slice_name in names])
-                for job, gang, names in slices
+                PlacedGang(job, gang, [slice for slice in wanted.reclaim if slice.slice_name in names], one)
+                for job, gang, names, one in slices
             ]
-        return [PlacedGang(job, job.gangs[position], wanted.reclaim) for position in gangs_of(assignment)]
+        return [PlacedGang(job, job.gangs[position], wanted.reclaim, assignment) for position in gangs_of(assignment)]
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count starving, ended and evicted jobs, once each."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.goodput.sums import ForgottenJob
 from iris_ray.model.cluster_settings import ClusterSettings
+from iris_ray.model.goodput import ForgottenJob
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId

@@ -6,8 +6,7 @@ from itertools import count, islice
 from operator import attrgetter, itemgetter
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.goodput.sums import ForgottenJob
-from iris_ray.model.goodput import Totals, measure, settle
+from iris_ray.model.goodput import ForgottenJob, Totals, measure, settle
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Allocation, Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import TRANSITIONS, AttemptId, JobState, TaskState, task_id

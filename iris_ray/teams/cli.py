@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.status import TeamChips, TeamsStatus, TeamStatus
+from iris_ray.actors.protocol.status import TeamChips
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.main import Commands, section_of
@@ -15,8 +14,9 @@ from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, one_line, print_facts, print_json, print_table
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
 from iris_ray.model.checks import unknown
-from iris_ray.model.teams import EVERYBODY, NO_TEAM, Quota, Team, Teams
-from iris_ray.teams.core import chips_of, read_teams, to_toml
+from iris_ray.model.teams import EVERYBODY, NO_TEAM, Quota, Team, Teams, chips_of
+from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
+from iris_ray.teams.core import read_teams, to_toml
 
 NO_TEAMS = "there are no teams; set some up: iris-ray team apply FILE"
 _HEADERS = ("TEAM", "TYPE", "QUOTA", "USED", "BORROWED", "LENT", "RUNNING", "WAITING", "SHARE", "USERS")
@@ -57,7 +57,7 @@ def show(team: str | None, as_toml: bool, as_json: bool) -> None:
     if as_toml and (as_json or team is not None):
         raise click.UsageError("--toml prints the file of all teams; leave out TEAM and --json.")
     with cluster():
-        found = ControllerConnection().ask(ControllerInterface.list_teams)
+        found = ControllerConnection().ask(TeamCalls.list_teams)
     shown = found.teams if team is None else _with_parts(found, team)
     if as_toml:
         click.echo(to_toml(found.tree()), nl=False)
@@ -143,7 +143,7 @@ def apply(file: Path, dry_run: bool, yes: bool) -> None:
     teams, version = _read(file)
     with cluster():
         controller = ControllerConnection()
-        found = controller.ask(ControllerInterface.list_teams)
+        found = controller.ask(TeamCalls.list_teams)
         if version not in (None, found.version, teams.version):
             raise InvalidTeamsError(
                 f"{file} is made from version {version} of the teams, and they have changed since: it is"
@@ -158,7 +158,7 @@ def apply(file: Path, dry_run: bool, yes: bool) -> None:
         if dry_run or not changes:
             return
         confirm(f"Apply {counted(len(changes), 'change')}?", yes)
-        controller.ask(ControllerInterface.set_teams, list(teams), found.version, current_user())
+        controller.ask(TeamCalls.set_teams, list(teams), found.version, current_user())
     click.echo(f"{counted(len(teams), 'team')} set, version {teams.version}")
 
 

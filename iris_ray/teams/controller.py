@@ -1,93 +1,88 @@
-"""How the quotas of teams stand: what each team uses, borrows and lends, for people and for metrics."""
+"""Teams and limits in the Controller: their status for people and for the dashboard, and the calls that set them."""
 
-import contextlib
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable
 
-from iris_ray.actors.protocol.status import TeamChips, TeamsStatus, TeamStatus
-from iris_ray.errors import UnknownTPUTypeError
-from iris_ray.model.jobs import Job
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.controller.quota_views import fleet_chips, largest_share, own, team_chips
+from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, PlainValue, Published
+from iris_ray.actors.controller.views import limit_statuses
+from iris_ray.actors.protocol.status import LimitStatus, TeamChips
+from iris_ray.errors import InvalidTeamsError
+from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.teams import NO_TEAM, Team, Teams
-from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import GPU, rounded
+from iris_ray.model.teams import NO_TEAM, Team, Teams, chips_of
 from iris_ray.state import ControllerState
-from iris_ray.state.fleet import Fleet
-from iris_ray.state.team_use import in_band
-from iris_ray.teams.core import chips_of
+from iris_ray.state.events import LimitsSetEvent, TeamsSetEvent
+from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
 
-Usage = Mapping[str, Mapping[str, float]]
-"""What each team and its parts hold, and all jobs of the cluster under `NO_TEAM`, as in `TeamUse`."""
-WITHOUT_TEAM = "jobs without a team"
 _ROOT = Team("all")
 """Stands for `NO_TEAM` where a team's settings are shown: it has none."""
-_NAMED = 3
-"""The limit for borrowers that a sentence names."""
+LOOK_S = 2.0
+"""The interval between two looks at all teams and jobs for the dashboard."""
+SHOWN = 300
+"""The dashboard shows this number of teams, the first ones."""
 
 
-def fleet_chips(fleet: Fleet) -> dict[str, float]:
-    """Return the fleet's chips by TPU type, and its GPUs as `GPU`."""
-    found = {GPU: float(fleet.totals[GPU])} if fleet.totals[GPU] else {}
-    for device, chips in fleet.chips.items():
-        with contextlib.suppress(UnknownTPUTypeError):  # a label that somebody has made up
-            if chips:
-                found[get_tpu_config(device).name] = float(chips)
-    return found
+class TeamsInController(ControllerPart):
+    """See `TeamCalls`."""
 
+    calls = (TeamCalls,)
 
-def team_chips(teams: Teams, usage: Usage, kind: str, fleet: float) -> dict[str, TeamChips]:
-    """Return how the quotas of one type stand, by team; `NO_TEAM` for the jobs without one.
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._state = controller.state
+        self._shown: dict[str, dict[str, PlainValue]] = {}
+        self._looked_at: tuple[object, ...] = ()  # the versions of what was shown
 
-    What others use of quotas is divided among the teams that use less than theirs, by what each leaves unused.
+    async def run(self) -> None:
+        while True:
+            state = self._state
+            now = state.teams.version, state.job_changes.version, state.fleet.version
+            if now != self._looked_at:
+                self._looked_at = now
+                self._show()
+            await asyncio.sleep(LOOK_S)
 
-    Args:
-        teams, usage: the tree, and what each team holds.
-        kind: a type for which there are quotas.
-        fleet: how many chips of it there are.
-    """
-    used = {name: usage.get(name, {}).get(kind, 0.0) for name in (NO_TEAM, *teams.by_name)}
-    over = {team.name: max(0.0, used[team.name] - teams.chips(team.name, kind)) for team in teams}
-    lent = dict.fromkeys(used, 0.0)
-    for name in used:  # a team comes before its parts
-        parts = teams.parts(name)
-        whole = fleet if name == NO_TEAM else teams.chips(name, kind)
-        shared = max(0.0, whole - sum(teams.chips(part, kind) for part in parts))
-        direct = used[name] - sum(map(used.__getitem__, parts))
-        taken = direct + sum(map(over.__getitem__, parts)) + lent[name] - over.get(name, 0.0) - shared
-        unused = {part: _lendable(teams, part, kind, used[part]) for part in parts}
-        part_lent = min(1.0, max(0.0, taken) / (sum(unused.values()) or 1.0))
-        lent |= {part: left * part_lent for part, left in unused.items()}
-    found = {}
-    for name in used:
-        has = own(teams, name, usage.get)
-        chips = teams.chips(name, kind), has.get(kind, 0.0), over.get(name, 0.0), round(lent[name], 3)
-        found[name] = TeamChips(*chips, _by_band(has, kind))
-    return found
+    def _show(self) -> None:
+        shown = team_rows(teams_status(self._state, self.controller.clock.now()).teams[: SHOWN + 1])
+        if shown != self._shown:
+            self.publish(Published(tables={"teams": shown}))
+            self._shown = shown
 
+    async def list_limits(self) -> list[LimitStatus]:
+        return limit_statuses(self._state)
 
-def own(teams: Teams, name: str, amounts_of: Callable[[str], Mapping[str, float] | None]) -> Mapping[str, float]:
-    """Return the amounts of a team with its parts. `NO_TEAM` stands for the jobs without a team.
+    async def set_limits(
+        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
+    ) -> list[LimitStatus]:
+        self.controller.permissions.require_operator(user, "set limits")
+        table = self._state.limits.table
+        before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
+        events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
+        await self.controller.recorded(events)
+        return limit_statuses(self._state)
 
-    Args:
-        teams, name: the team.
-        amounts_of: returns the amounts of a team by its name, and those of the whole cluster for `NO_TEAM`.
-    """
-    amounts = dict(amounts_of(name) or {})
-    for part in teams.parts(NO_TEAM) if name == NO_TEAM else ():
-        for what, amount in (amounts_of(part) or {}).items():
-            amounts[what] = rounded(amounts.get(what, 0.0) - amount)
-    return {what: amount for what, amount in amounts.items() if amount > 0}
+    async def list_teams(self) -> TeamsStatus:
+        return teams_status(self._state, self.controller.clock.now())
 
-
-def _lendable(teams: Teams, name: str, kind: str, used: float) -> float:
-    unused = max(0.0, teams.chips(name, kind) - used)
-    quota = teams.by_name[name].quotas.get(kind)
-    return unused if quota is None or quota.lend is None else min(unused, quota.lend)
-
-
-def _by_band(usage: Mapping[str, float], kind: str) -> dict[PriorityBand, float]:
-    amounts = {band: usage.get(in_band(kind, band), 0.0) for band in PriorityBand}
-    return {band: amount for band, amount in amounts.items() if amount}
+    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
+        self.controller.permissions.require_operator(user, "set teams")
+        tree, known = Teams(teams), self._state.teams.teams
+        if known.version != instead_of:
+            raise InvalidTeamsError(
+                f"the teams have changed meanwhile: their version is {known.version}, and these are made from"
+                f" {instead_of}. Look at what is set now, and make your change there: iris-ray team show --toml"
+            )
+        if tree != known:
+            recorded = self.controller.apply([TeamsSetEvent(tuple(tree))])
+            for job_id, job in self._state.jobs.items():
+                if known.nearest(job.spec.team) != tree.nearest(job.spec.team):
+                    self._state.show_anew(job_id)
+            self._show()
+            await asyncio.shield(recorded)
+        return teams_status(self._state, self.controller.clock.now())
 
 
 def teams_status(state: ControllerState, now: float) -> TeamsStatus:
@@ -130,81 +125,28 @@ def _jobs(state: ControllerState, teams: Teams) -> tuple[Counter[str], Counter[s
     return running, waiting
 
 
-def largest_share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
-    """Return the largest share of any resource, by Ray's names."""
-    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
-    return round(max(parts, default=0.0), 4)
+def team_rows(teams: Iterable[TeamStatus]) -> dict[str, dict[str, PlainValue]]:
+    """Return a row for each team and each type whose chips it has or uses.
 
-
-# -- in a sentence -----------------------------------------------------------------------------------------------------
-
-
-def about_team(state: ControllerState, job: Job) -> str | None:
-    """Return how the quota of a job's team stands, in a sentence; None if there are no teams, or it concerns none."""
-    teams, spec = state.teams.teams, job.spec
-    kind = teams.quota_type(spec.device, bool(spec.resources.get(GPU)))
-    name = teams.nearest(spec.team)
-    if kind is None:
-        return f"its team is {name}, and no team has a quota for what it uses" if name else None
-    if not name:
-        return f"it belongs to no team, so it gets {kind} chips only beyond the quotas of all teams"
-    fleet = chips_of(kind, fleet_chips(state.fleet))
-    return team_sentence(teams, state.teams.usage, name, kind, fleet, spec.priority)
-
-
-def team_sentence(teams: Teams, usage: Usage, name: str, kind: str, fleet: float, band: PriorityBand) -> str:
-    """Return how the quota of a team for a type stands, for a job of a band. Arguments as for `team_chips`."""
-    chips = team_chips(teams, usage, kind, fleet)
-    has_quota = [one for one in _upwards(name) if chips[one].quota]
-    if not has_quota or has_quota[0] != name:
-        words = f"its team {name} has no quota of {kind} chips and holds {in_chips(chips[name].used)} of them"
-        if not has_quota:
-            return words
-        above, name = f"; the team above it, {has_quota[0]}, ", has_quota[0]
-    else:
-        words, above = "", f"its team {name} "
-    one = chips[name]
-    if one.borrowed:
-        return (
-            f"{words}{above}holds {in_chips(one.used)} {kind} chips, {in_chips(one.borrowed)} more than its quota of"
-            f" {in_chips(one.quota)}: the others get those back when they need them"
-        )
-    words += f"{above}holds {in_chips(one.used)} of its {in_chips(one.quota)} {kind} chips"
-    if one.lent:
-        to = _in_words(list(_borrowers(teams, chips, name)))
-        words += f", and {in_chips(one.lent)} are lent to {to} until it needs them"
-    quota = teams.by_name[name].quotas.get(kind)
-    if quota is not None and band in quota.by_band:
-        words += f"; {band.name.lower()} jobs have a right to {in_chips(quota.by_band[band])} of them"
-    return words
-
-
-def _upwards(name: str) -> Iterator[str]:
-    """Yield a team and those above it."""
-    while name:
-        yield name
-        name = name.rpartition("/")[0]
-
-
-def _borrowers(teams: Teams, chips: Mapping[str, TeamChips], name: str) -> Iterator[str]:
-    """Yield the teams beside and above a team that use more than their quotas, and so may have its chips."""
-    for one in _upwards(name):
-        if not chips[one].lent:
-            return
-        parent = one.rpartition("/")[0]
-        yield from (part for part in teams.parts(parent) if chips[part].borrowed)
-        direct = chips[parent].used - (sum(chips[part].used for part in teams.parts(parent)) if parent else 0.0)
-        if direct > 1e-6:
-            yield parent or WITHOUT_TEAM
-
-
-def _in_words(names: list[str]) -> str:
-    shown = names[:_NAMED]
-    if len(names) > _NAMED:
-        shown.append(f"{len(names) - _NAMED} more")
-    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:]))) or "others"
-
-
-def in_chips(amount: float) -> str:
-    """Return a number of chips in words."""
-    return f"{round(amount, 1):,.10g}"
+    The row of a team without any has no type.
+    """
+    rows: dict[str, dict[str, PlainValue]] = {}
+    for number, team in enumerate(teams):
+        kinds = [kind for kind, chips in team.chips.items() if chips.quota or chips.used]
+        for kind in kinds or [""]:
+            chips = team.chips[kind] if kind else TeamChips(0, 0, 0, 0, {})
+            if team.name or chips.used:
+                rows[f"{team.name}:{kind}"] = {
+                    "order": number,
+                    "team": team.name,
+                    "type": kind or None,
+                    "quota": chips.quota,
+                    "used": chips.used,
+                    "borrowed": chips.borrowed,
+                    "lent": chips.lent,
+                    "share": team.share,
+                    "counted": team.counted,
+                    "running": team.running,
+                    "waiting": team.waiting,
+                }
+    return rows

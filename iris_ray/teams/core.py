@@ -9,20 +9,6 @@ from typing import Any
 from iris_ray.errors import InvalidTeamsError
 from iris_ray.model.checks import shown
 from iris_ray.model.teams import Teams
-from iris_ray.model.topology import TPU_GENERATIONS, get_tpu_config
-from iris_ray.model.workers import GPU
-
-
-def chips_of(kind: str, fleet: Mapping[str, float]) -> float:
-    """Return a fleet's number of chips of a quota's type.
-
-    Args:
-        kind: the quota's type: a TPU type, a generation, or `GPU`.
-        fleet: chips by TPU type, and GPUs as `GPU`.
-    """
-    if kind not in TPU_GENERATIONS:
-        return fleet.get(kind, 0.0)
-    return sum(chips for name, chips in fleet.items() if name != GPU and get_tpu_config(name).generation == kind)
 
 
 def read_teams(text: str) -> tuple[Teams, str | None]:

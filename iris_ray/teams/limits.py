@@ -5,7 +5,6 @@ from typing import Any
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.options import json_option
@@ -13,6 +12,7 @@ from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.teams.calls import TeamCalls
 
 EVERYBODY_IN_WORDS = "everybody"
 _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NOTE")
@@ -53,9 +53,9 @@ def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, *
     with cluster():
         controller = ControllerConnection()
         if whose is None or (wanted.is_empty and not reset):
-            found = controller.ask(ControllerInterface.list_limits)
+            found = controller.ask(TeamCalls.list_limits)
         else:
-            found = controller.ask(ControllerInterface.set_limits, whose, bands, wanted, reset, current_user())
+            found = controller.ask(TeamCalls.set_limits, whose, bands, wanted, reset, current_user())
     shown = [one for one in found if whose in (None, one.user) and one.band in bands]
     if as_json:
         print_json(shown)

@@ -6,6 +6,7 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "teams",
+    controller="iris_ray.teams.controller:TeamsInController",
     commands={
         "team": Command(
             "iris_ray.teams.cli:team", "Teams and their quotas: show them, or set them from a file.", "By subject"

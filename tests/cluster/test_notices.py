@@ -14,7 +14,7 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.goodput.calls import GoodputCalls
 from iris_ray.model.time_lost import FailureCause, TimeLost
 from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
@@ -325,7 +325,7 @@ def test_gang_grows_back_and_may_save_before(cluster: SimulatedCluster, trace: T
 
 
 def time_lost(job_id: str) -> Mapping[FailureCause, TimeLost]:
-    return ControllerConnection().ask(ControllerInterface.job_goodput, job_id).time_lost
+    return ControllerConnection().ask(GoodputCalls.job_goodput, job_id).time_lost
 
 
 @pytest.mark.proof

@@ -1,7 +1,7 @@
 """The page of teams shows a file that works, and the difference that it makes."""
 
-from iris_ray.actors.protocol.status import TeamsStatus
 from iris_ray.model.teams import Teams
+from iris_ray.teams.calls import TeamsStatus
 from iris_ray.teams.cli import differences
 from iris_ray.teams.core import read_teams
 from tests.docs.pages import blocks

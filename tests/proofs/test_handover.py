@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from iris_ray.actors.controller import journal as journal_module
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.goodput.sums import ChipState, UserDay
-from iris_ray.handover.controller import HandedOver, hand_over, take_over
+from iris_ray.goodput.calls import UserDay
+from iris_ray.goodput.sums import ChipState, Sums
+from iris_ray.handover.controller import HandedOver, hand_over, taken_over
 from iris_ray.handover.file import END, read, spec_in, written
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import TimeKind
@@ -38,7 +39,6 @@ CHIPS = st.dictionaries(st.sampled_from(ChipState), st.integers(0, 10**6).map(fl
 
 def recorded(state: ControllerState, journal: Journal) -> HandedOver:
     """What the next export of this Controller has."""
-    journal.record_sums()
     asyncio.run(journal.take_over(state))
     return hand_over(Journal())
 
@@ -66,17 +66,22 @@ def test_export_of_import_equals_the_export(
             world.happen(what, pick)
         world.schedule()
     before = begun(world.state, world.now)
+    sums = Sums()
     for day in days:
-        before.user_times.include(day)
-    before.fleet_times.add("2026-11-26", chips, 2.0)
+        sums.users.include(day)
+    sums.fleet.add("2026-11-26", chips, 2.0)
+    before.service_records.write("goodput", sums.to_json())
     first = recorded(world.state, before)
 
     export = read(written({"iris_ray": "0.1.0"}, [*map(as_read, first.lines), END]), "the file")
     assert not export.unknown
     after = begun(new := ControllerState(), world.now)
-    taken = take_over(json.dumps(lines_but_jobs(first)).encode(), after.clock, after.clock.wall(after.clock.now()))
-    taken.add_to(after.user_times, after.fleet_times)
-    apply_all(new, [TimePassedEvent(world.now), *taken.events])
+    lines, sums = lines_but_jobs(first), Sums()
+    for line in lines:
+        sums.add_line(line)
+    after.service_records.write("goodput", sums.to_json())
+    events = taken_over(json.dumps(lines).encode(), after.clock, after.clock.wall(after.clock.now()))
+    apply_all(new, [TimePassedEvent(world.now), *events])
     new.check()
     assert sorted_lines(recorded(new, after)) == sorted_lines(first)
     assert new.limits.table == world.state.limits.table

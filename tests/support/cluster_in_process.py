@@ -10,7 +10,6 @@ import hashlib
 import os
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,52 +28,21 @@ from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice, slice_pool_manager
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
-from iris_ray.goodput.metrics import Metric, MetricKind
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.logs.reader import LogReader
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.sessions.host import HostSession
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
+from tests.support.meters import RecordedMeter
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
 from tests.support.sessions import SessionInProcess
 
-Series = tuple[str, str]
-"""The name of a metric, and its labels as Prometheus writes them."""
-
-
-class RecordedMeter:
-    """Keeps measurements, and refuses those that do not fit their metrics.
-
-    Attributes:
-        now: what gauges were last set to.
-        total: what was added to counters.
-        seen: what histograms observed.
-    """
-
-    def __init__(self) -> None:
-        self.now: dict[Series, float] = {}
-        self.total: defaultdict[Series, float] = defaultdict(float)
-        self.seen: defaultdict[Series, list[float]] = defaultdict(list)
-
-    def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        self.now[_series(metric, MetricKind.GAUGE, labels)] = value
-
-    def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
-        assert amount >= 0
-        self.total[_series(metric, MetricKind.COUNTER, labels)] += amount
-
-    def observe(self, metric: Metric, seconds: float, labels: Mapping[str, str]) -> None:
-        self.seen[_series(metric, MetricKind.HISTOGRAM, labels)].append(round(seconds, 6))
-
-    def shown(self, name: str) -> dict[str, float]:
-        """Return the values of a gauge that are not 0, by labels."""
-        return {labels: value for (known, labels), value in self.now.items() if known == name and value}
-
-
-def _series(metric: Metric, kind: MetricKind, labels: Mapping[str, str]) -> Series:
-    assert metric.kind is kind
-    assert set(labels) == set(metric.labels)
-    return metric.name, ",".join(f"{name}={labels[name]}" for name in metric.labels)
+STAND_INS: dict[str, Any] = {
+    "iris_ray.goodput.controller.ray_meter": RecordedMeter,
+    "iris_ray.capacity.controller.find_demand": lambda: None,
+}
+"""What services use that is not in this process."""
 
 
 class ClusterInProcess:
@@ -127,6 +95,10 @@ class ClusterInProcess:
         self.ray.install(monkeypatch)
         for name in (name for name in vars(Store) if not name.startswith("_")):
             monkeypatch.setattr(ClusterStore, name, staticmethod(getattr(self.store, name)))
+        installed = {service.name for service in installed_services()}
+        for place, double in STAND_INS.items():
+            if place.split(".")[1] in installed:
+                monkeypatch.setattr(place, double)
         monkeypatch.setattr(NodeTable, "read", staticmethod(self.read_nodes))
         monkeypatch.setattr(ray, "nodes", lambda: self.read_nodes().nodes)
         for module in (reserved_slice, slice_pool_manager, pool_registry, sys.modules["ray.util.placement_group"]):
@@ -222,8 +194,6 @@ class ClusterInProcess:
         return Controller(
             self.read_nodes,
             self.restart_controller,
-            find_demand=lambda: None,
-            meter=RecordedMeter,
             directory=lambda: self.history,
         )
 

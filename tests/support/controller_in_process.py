@@ -29,15 +29,15 @@ from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
-from iris_ray.capacity.autoscaler import Demand
-from iris_ray.capacity.core import CapacityReport
 from iris_ray.cli.conventions import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import IrisError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.teams import Team
 from iris_ray.state import job_table
-from tests.support.cluster_in_process import ClusterInProcess, RecordedMeter
+from iris_ray.state.events import TeamsSetEvent
+from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
 from tests.support.waiting import wait_until
@@ -55,7 +55,7 @@ class ControllerOf(Controller):
         protocol: int,
         history: Path | None,
     ) -> None:
-        super().__init__(read_nodes, end, find_demand=lambda: None, meter=RecordedMeter, directory=lambda: history)
+        super().__init__(read_nodes, end, directory=lambda: history)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:
@@ -233,17 +233,14 @@ class ControllerInProcess(ClusterInProcess):
         first.heartbeat(step)
         first.report_status(status)
 
-    def asks_for_slices_with(self, demand: Demand) -> None:
-        self._controllers[-1]._demand = demand
-
-    def provisioner_reports(self, report: CapacityReport) -> None:
-        """A provisioner says what it has asked for and holds."""
-        self._ask("report_capacity", report)
-
     def _latest(self, job_id: str) -> list[Task]:
         """Return the latest attempt of each task, by index."""
         latest = {task.info.task_index: task for task in self.tasks_of(job_id)}
         return [latest[index] for index in sorted(latest)]
+
+    def set_teams(self, *teams: Team) -> None:
+        """Replace the tree of teams."""
+        self._in_loop(self._controllers[-1]._events.apply, [TeamsSetEvent(teams)])
 
     def part_of_controller(self, service: str) -> Any:
         """Return a service's part in the Controller."""
@@ -259,7 +256,7 @@ class ControllerInProcess(ClusterInProcess):
                 assert time.monotonic() < deadline, "no Controller came"
                 time.sleep(0.02)
 
-    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
+    def _in_loop(self, function: Callable[..., object], *args: Any) -> None:
         async def call() -> None:
             function(*args)
 

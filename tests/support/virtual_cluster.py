@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.names import CONTROLLER_NAME
+from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
@@ -41,6 +42,10 @@ class VirtualCluster(ClusterInProcess):
     def new_controller(self) -> Controller:
         self.controllers.append(super().new_controller())
         return self.controllers[-1]
+
+    def part_of_controller(self, service: str) -> Any:
+        """Return a service's part in the latest Controller."""
+        return next(running.part for running in self.controllers[-1]._services if running.service.name == service)
 
     async def begin(self) -> None:
         self.ray.create(Controller, (), {"name": CONTROLLER_NAME, "lifetime": "detached"})
@@ -142,6 +147,7 @@ class Stage:
 
         with self._monkeypatch.context() as patch:
             patch.setattr(asyncio, "to_thread", at_once)
+            patch.setattr(RunningPart, "in_thread", lambda _, *called, **more: at_once(*called, **more))
             cluster = VirtualCluster(self._directory, {"v4-16": slices})
             cluster.install(patch)
             try:

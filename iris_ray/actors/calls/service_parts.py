@@ -273,9 +273,9 @@ class RunningParts(Generic[Event]):
 
     def note(self, events: Iterable[Event]) -> None:
         """Queue events for all parts. Return at once; raise nothing."""
-        noted = list(events)
-        for part in self:
-            part.note(noted)
+        if noted := list(events):
+            for part in self:
+                part.note(noted)
 
     async def answer(self, service: str, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Answer a call of a service. Raise like `RunningPart.answer`.

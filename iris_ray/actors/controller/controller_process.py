@@ -23,35 +23,27 @@ from iris_ray.actors.controller.progress_board import ProgressBoard, newer_marks
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.services import Controller as ControllerOfServices
 from iris_ray.actors.controller.services import ServiceBoard, controller_directory, controller_parts
-from iris_ray.actors.controller.views import Overview, chips_by_state, day_of
+from iris_ray.actors.controller.views import Overview
 from iris_ray.actors.protocol.messages import PoolProcess
-from iris_ray.actors.protocol.services import installed_services
+from iris_ray.actors.protocol.services import addressed, installed_services
 from iris_ray.actors.protocol.version import versions_here
-from iris_ray.capacity.autoscaler import Demand
-from iris_ray.capacity.board import CapacityBoard
-from iris_ray.capacity.cloud_tpu import ProviderWords
-from iris_ray.capacity.demand import missing_slices, slices_in
-from iris_ray.capacity.kuberay_demand import find_demand as demand_of_this_cluster
 from iris_ray.errors import (
     ControllerUnavailableError,
     DeposedError,
-    ProviderError,
     UnknownNameError,
     UnknownRecordError,
 )
-from iris_ray.goodput.metrics import ControllerFacts, Measurements, Meter, RayMeter
 from iris_ray.model.checks import unknown
 from iris_ray.model.cluster_settings import (
-    AUTOSCALER_DEMAND,
-    CLOUD_TPU,
     EVICTION_GRACE_S,
     EVICTIONS,
     EVICTIONS_PER_JOB,
     EVICTIONS_PER_TEAM,
     EVICTIONS_PER_USER,
 )
-from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -67,10 +59,6 @@ ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
 MOST_PLACED = 200
 """One plan places at most so many gangs, so that calls are answered between two plans."""
 
-MEASURE_S = 5.0
-"""The interval between two measurements."""
-COUNT_CHIPS_S = 10.0
-"""The interval at which the chips in each state are counted."""
 END_AFTER_S = 5.0
 """A Controller that has failed answers for so long with the reason. Controllers that all fail follow no faster."""
 
@@ -86,8 +74,6 @@ class ControllerProcess:
     Args:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
-        find_demand: returns the object that asks for missing slices, if any; blocks.
-        meter: makes the meter for measurements.
         directory: returns the directory for services' files; None: they keep none.
     """
 
@@ -95,18 +81,12 @@ class ControllerProcess:
         self,
         read_nodes: Callable[[], NodeTable] = NodeTable.read,
         end: Callable[[], object] = end_process_soon,
-        find_demand: Callable[[], Demand | None] = demand_of_this_cluster,
-        meter: Callable[[], Meter] = RayMeter,
         directory: Callable[[], Path | None] = controller_directory,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
         self._read_nodes = read_nodes
         self._end = end
-        self._find_demand = find_demand
-        self._demand: Demand | None = None
-        self._meter = meter
-        self._measurements: Measurements | None = None
         self._state = ControllerState()
         self._journal = Journal()
         self._clock = self._journal.clock
@@ -121,12 +101,10 @@ class ControllerProcess:
             self._journal,
             self._background,
             self._end,
-            self._measure_wait,
             lambda events: self._services.note(events),
             self._service_tasks.cancel,
         )
         self._pools = PoolRegistry(self._journal, self._state, self._apply_of_pools, self._background)
-        self._capacity = CapacityBoard(self._clock)
         self._dispatcher = Dispatcher(
             self._state,
             self._journal,
@@ -136,11 +114,10 @@ class ControllerProcess:
             self._background,
         )
         self._nodes = NodeDiff(self._state, self._clock, self._journal.own_slices)
-        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._capacity, self._clock)
+        self._board = ServiceBoard()
+        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._board, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
-        self._provider = ProviderWords()
-        self._board = ServiceBoard()
         seen_by_services = ControllerOfServices(
             self._state,
             self._clock,
@@ -150,14 +127,17 @@ class ControllerProcess:
             self._permissions,
             self._board,
             self._journal.service_records,
+            self._journal.contained,
             directory=directory,
-            job=self._job,
             apply=self._events.apply,
             recorded=self._events.recorded,
             require_pool=self._require_pool,
             settings_changed=self._follow_settings,
             epoch=lambda: self._journal.epoch,
             measurements=self._journal.take_writings,
+            health=lambda: self._services.health(),
+            job=self._job,
+            ask=self._ask_service,
         )
         self._services = controller_parts(installed_services(), seen_by_services)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
@@ -201,10 +181,6 @@ class ControllerProcess:
         gc.collect()
         gc.freeze()  # the hosts stay, and each collection that goes through them would stop the process for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
-        self._background.start(self._count_chips(), "counting what the chips are in")
-        self._background.start(self._watch_demand(), "asking for missing slices")
-        self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
-        self._background.start(self._watch_measurements(self._measurements), "measuring")
         self._events.begin(self._dispatcher)
         for work, what in self._services.works():
             self._service_tasks.start(work, what)
@@ -214,14 +190,16 @@ class ControllerProcess:
         await self.ping()
         return await self._services.answer(service, method, args, kwargs)
 
+    async def _ask_service(self, question: Callable[..., Any], *args: Any) -> Any:
+        return await self._services.answer(*addressed(question, args, {})[1])
+
     def _follow_settings(self) -> None:
-        """Apply the cluster's settings. Permissions and the autoscaler's demand read their settings themselves."""
+        """Apply the cluster's settings. Permissions and services read their settings themselves."""
         settings = self._state.settings
         budgets = (settings.value(each) for each in (EVICTIONS_PER_JOB, EVICTIONS_PER_USER, EVICTIONS_PER_TEAM))
         rules = EvictionRules(settings.value(EVICTION_GRACE_S), LEAST_RUN_S, *budgets)
         self._scheduler.evictions = rules if settings.value(EVICTIONS) else None
         self._planner.look_again()
-        self._provider.ask_at(settings.value(CLOUD_TPU))
 
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
@@ -233,55 +211,6 @@ class ControllerProcess:
                 self._maintenance.look_at(self._state.workers, self._state.holders)
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
-
-    async def _count_chips(self) -> None:
-        at = self._clock.now()
-        while not self._events.deposed:
-            await asyncio.sleep(COUNT_CHIPS_S)
-            before, at = at, self._clock.now()
-            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state, at), at - before)
-
-    def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
-        try:
-            if self._measurements is not None:
-                self._measurements.placed(job, gang, now)
-        except Exception:  # a failed measurement stops no job
-            logger.exception("measuring failed")
-
-    async def _watch_measurements(self, measurements: Measurements) -> None:
-        while not self._events.deposed:
-            await asyncio.sleep(MEASURE_S)
-            try:
-                measurements.look(self._clock.now())
-                measurements.look_at_controller(self._facts(), self._clock.now())
-                measurements.look_at_capacity(self._capacity)
-            except Exception:
-                logger.exception("measuring failed; trying again")
-
-    def _facts(self) -> ControllerFacts:
-        contained = self._journal.contained
-        return ControllerFacts(
-            self._journal.epoch,
-            iris_ray.__version__,
-            time.time(),
-            *self._journal.take_writings(),
-            {"job": len({**contained.jobs, **self._planner.left_out}), "record": len(contained.records)},
-            {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()},
-        )
-
-    async def _watch_demand(self) -> None:
-        demand = self._demand = await asyncio.to_thread(self._find_demand)
-        while demand is not None and not self._events.deposed:
-            try:
-                is_shown = demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND))
-                if is_shown or not demand.is_gone:
-                    missing = self._missing() if is_shown else {}
-                    await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
-            except ProviderError as error:
-                logger.warning("asking for missing slices failed; trying again: %s", error)
-            except Exception:
-                logger.exception("asking for missing slices failed; trying again")
-            await asyncio.sleep(NODE_POLL_S)
 
     def _apply_of_pools(self, events: Iterable[Event]) -> None:
         """Apply what the end of a pool means for its jobs. What it had told of their steps is recorded before."""
@@ -312,23 +241,9 @@ class ControllerProcess:
         if isinstance(error, DeposedError):
             self._events.step_down(error)
 
-    def _missing(self) -> dict[str, list[int]]:
-        jobs = self._state.jobs
-        waits = [(jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs]
-        return missing_slices(waits, self._state.fleet)
-
-    def _asks_for_slices(self) -> dict[str, str | None] | None:
-        """Return how missing slices are asked for, and why not as they should be; None if nobody asks for any."""
-        demand = self._demand
-        if demand is None or not demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND)):
-            return None
-        return {"way": demand.way, "problem": demand.problem}
-
     def _waiting(self, job: Job) -> PendingReason | None:
-        """Return why a job waits by the latest plan, if it does, and what is known of slices that are asked for."""
+        """Return why a job waits by the latest plan, if it does, and what services add."""
         waiting = held_back(job) or self._planner.pending_reasons.get(job.spec.job_id)
         if waiting is None or job.spec.device is None:
             return waiting
-        of_autoscaler = self._demand.words(job.spec.device) if self._demand is not None else ()
-        told = self._board.reasons(job.spec.device)
-        return replace(waiting, asked=(*of_autoscaler, *self._capacity.words(job.spec.device), *told))
+        return replace(waiting, asked=self._board.reasons(get_tpu_config(job.spec.device).name))

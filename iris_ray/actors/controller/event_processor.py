@@ -10,7 +10,6 @@ from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.errors import ControllerUnavailableError, DeposedError
-from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
@@ -35,8 +34,7 @@ class EventProcessor:
         journal: records decisions before anyone acts on them.
         background: runs the loop.
         end: called once when this Controller ends.
-        placed: called with every gang that gets hosts, and the time.
-        applied: called with events after they were applied.
+        applied: called with events after they were applied, and with those by which a plan gives gangs their hosts.
         stepped_down: called once another Controller has taken over.
 
     Attributes:
@@ -51,7 +49,6 @@ class EventProcessor:
         journal: Journal,
         background: BackgroundTasks,
         end: Callable[[], object],
-        placed: Callable[[Job, Gang, float], object] = lambda *_: None,
         applied: Callable[[Collection[Event]], object] = lambda _: None,
         stepped_down: Callable[[], object] = lambda: None,
     ) -> None:
@@ -63,7 +60,6 @@ class EventProcessor:
         self._contained = journal.contained
         self._background = background
         self._end = end
-        self._placed = placed
         self._applied = applied
         self._stepped_down = stepped_down
         self._dispatcher: Dispatcher | None = None
@@ -141,8 +137,7 @@ class EventProcessor:
         """Plan, record and carry out once."""
         now = self._journal.clock.now()
         placements = self._planner.plan(now, self._instructions)
-        for placement in placements:
-            self._placed(placement.job, placement.gang, now)
+        self._applied([*{id(one.event): one.event for one in placements if one.event is not None}.values()])
         orders = list(self._orders(placements, dispatcher))
         self._contained.end_those_of_failed(self._state, self._instructions)
         self._in_writing, self._recorded = self._recorded, None

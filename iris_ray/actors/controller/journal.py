@@ -18,8 +18,6 @@ was replaced without knowing it, because its host was frozen, can't write to its
 ``settings/<n>``    the cluster's settings: a JSON list of [name, text, who has set it, when]
 ``clock/<n>``       the reading of its clock at the latest writing
 ``usage/<n>``       the past usage: a JSON list of when, user → resource → amount-hours, and the same by team
-``fleet/<n>``       the chips' time by state: a JSON object, day → state → chip-seconds
-``users/<n>``       the time of forgotten jobs by its use: a JSON list of [day, user, jobs, kind → seconds, …, team]
 ``service/<n>/…``   ``<name>``: the record of a service, which the service alone reads
 ``own-slices/<n>``  names of single hosts' slices whose labels are the same: a JSON object, node id → name
 ``complete/<n>``    the n-th Controller has recorded everything that it took over, so its records count from now on
@@ -40,7 +38,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
@@ -60,7 +57,6 @@ from iris_ray.actors.controller.write_ahead_log import (
     numbers_after,
     read_left_behind,
 )
-from iris_ray.goodput.sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
 from iris_ray.state.fleet import Taint
@@ -81,9 +77,7 @@ class Journal:
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
         contained: jobs that were ended because of a failure, and records that can't be read.
-        clock: the Controller's. This and the next three attributes continue those of the previous Controller.
-        fleet_times: the time of the cluster's chips by state.
-        user_times: the time of forgotten jobs by its use.
+        clock: the Controller's. This and the next two attributes continue those of the previous Controller.
         own_slices: the names of single hosts' slices.
         service_records: the records of services.
     """
@@ -93,8 +87,6 @@ class Journal:
         self._store = ClusterStore()
         self.clock = Clock()
         self.contained = Containment(self._store, self.clock)
-        self.fleet_times = FleetTimes()
-        self.user_times = UserTimes()
         self.own_slices = OwnSlices()
         self.service_records = ServiceRecords()
         self._left = LeftBehind()
@@ -104,7 +96,7 @@ class Journal:
         self._collector = self._new_collector()
 
     def _new_collector(self) -> "RecordCollector":
-        shared = SharedRecords(self.fleet_times, self.user_times, self.own_slices, self.clock)
+        shared = SharedRecords(self.own_slices)
         return RecordCollector(self.epoch, self._store, self.clock, shared, self.service_records)
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
@@ -127,18 +119,15 @@ class Journal:
         return left
 
     def look_back(self) -> tuple[list[JobRecord], list[Event]]:
-        """Read all records of the last Controller as `begin` does, with its clock and sums, but write nothing.
+        """Read all records of the last Controller as `begin` does, with its clock, but write nothing.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote the records.
         """
         left = self.left_behind()
         self._left.hand_on("clock", "the clock", self.clock.go_on_from, self.contained)
-        self._left.hand_on("fleet", "what the chips were in", self.fleet_times.restore, self.contained)
         self._left.hand_on("own-slices", "the names of single hosts' slices", self.own_slices.restore, self.contained)
         self.service_records.restore({key.split("/", 2)[2]: v for key, v in self._left.of_kind("service").items()})
-        if self._left.hand_on("users", "the time of forgotten jobs", self.user_times.restore, self.contained):
-            self.user_times.version += 1  # so that it is recorded again
         return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
@@ -196,10 +185,6 @@ class Journal:
         self._writings.clear()
         return writings, 0.0 if since is None else time.monotonic() - since
 
-    def record_sums(self) -> None:
-        """Record the sums with the next writing, and not only within a minute."""
-        self._collector.record_sums()
-
     def take_unrecordable(self) -> dict[str, Exception]:
         """Return the errors of jobs that could not be recorded since the last call, by job id."""
         return self._collector.take_unrecordable()
@@ -223,35 +208,24 @@ class Journal:
 # -- shared records ----------------------------------------------------------------------------------------------------
 
 USAGE_EVERY_S = 60.0
-"""The interval at which sums are recorded. A crash loses the sums since the last record."""
+"""The interval at which the past usage is recorded."""
 
 
 class SharedRecords:
-    """Makes the records of the whole cluster that have changed: settings, teams, and sums over users and chips.
+    """Makes the records of the whole cluster that have changed: settings, teams, limits, taints and past usage.
 
     Args:
-        fleet_times: the time of the cluster's chips by state.
-        user_times: the time of forgotten jobs by its use.
         own_slices: the names of single hosts' slices.
-        clock: the Controller's.
     """
 
-    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes, own_slices: OwnSlices, clock: Clock) -> None:
-        self._fleet_times = fleet_times
-        self._user_times = user_times
+    def __init__(self, own_slices: OwnSlices) -> None:
         self._own_slices = own_slices
-        self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
         self._teams = 0  # and that of the teams
         self._settings = 0  # and that of the cluster's settings
         self._names = 0  # and that of `own_slices`
-        self._users = 0  # the version of `user_times` that is recorded
-        self._sums_at = -math.inf  # when the sums were recorded
-
-    def record_sums(self) -> None:
-        """Make the records of sums at the next call of `changed`."""
-        self._sums_at = -math.inf
+        self._usage_at = -math.inf  # when the past usage was recorded
 
     def changed(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield the kind and the value of each record that has changed."""
@@ -261,9 +235,11 @@ class SharedRecords:
             recorded = json.dumps(plain).encode()
             self._taints = {target: dict(named) for target, named in found}
             yield "taints", recorded
-        if state.past_usage.now >= self._sums_at + USAGE_EVERY_S:
-            self._sums_at = state.past_usage.now
-            yield from self._sums(state)
+        if state.past_usage.now >= self._usage_at + USAGE_EVERY_S:
+            self._usage_at = state.past_usage.now
+            hours, of_teams = state.past_usage.snapshot(), state.teams.past.snapshot()
+            if hours or of_teams:
+                yield "usage", json.dumps([state.past_usage.now, hours, of_teams]).encode()
         if state.limits.version != self._limits:
             table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
             recorded = json.dumps(table).encode()
@@ -281,24 +257,6 @@ class SharedRecords:
         if self._own_slices.version != self._names:
             self._names = self._own_slices.version
             yield "own-slices", self._own_slices.to_json()
-
-    def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
-        """Yield the records that grow all the time: the time of chips, and the usage and time of users."""
-        if not self._fleet_times.is_empty:
-            yield "fleet", self._fleet_times.to_json()
-        add_forgotten(state, self._user_times, self._clock)
-        if self._user_times.version != self._users:
-            self._users = self._user_times.version
-            yield "users", self._user_times.to_json()
-        hours, of_teams = state.past_usage.snapshot(), state.teams.past.snapshot()
-        if hours or of_teams:
-            yield "usage", json.dumps([state.past_usage.now, hours, of_teams]).encode()
-
-
-def add_forgotten(state: ControllerState, user_times: UserTimes, clock: Clock) -> None:
-    """Add the time of jobs that were just forgotten to the sums, by the wall time of their end."""
-    for job in state.take_forgotten():
-        user_times.add(replace(job, ended_at=clock.wall(job.ended_at)))
 
 
 # -- record collector --------------------------------------------------------------------------------------------------
@@ -340,10 +298,6 @@ class RecordCollector:
     def put_pool(self, owner: str, value: bytes | None) -> None:
         """Write the record of a pool with the next records; None: delete it."""
         self._pending[f"pool/{self._epoch}/{owner}"] = value
-
-    def record_sums(self) -> None:
-        """Make the records of sums with the next records."""
-        self._shared.record_sums()
 
     async def collect(self, state: ControllerState) -> dict[str, bytes | None]:
         """Return the values that have changed since the last call, by key; None: delete the key.

@@ -73,7 +73,7 @@ class PoolCalls(ControllerProcess):
         if (why := self._state.job_groups.mismatch(spec)) is not None:
             raise InvalidJobError(why)
         there = [self._state.jobs[i] for i in spec.group.job_ids.values() if i in self._state.jobs]
-        if len(there) + 1 < len(spec.group.members) or self._asks_for_slices() or self._capacity.reports():
+        if len(there) + 1 < len(spec.group.members) or self._board.brings_slices:
             return  # some are still to come, or somebody brings more slices
         if (why := never_fits([*(job.spec for job in there), spec], self._state.workers.values())) is not None:
             reason = f"group {spec.group.name} can never start: {why}"
@@ -141,7 +141,7 @@ class PoolCalls(ControllerProcess):
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         await self.ping()
         names = self._nodes.slices_of(node_ids)
-        words = await self._provider.about(set(names.values()))
+        words = await self._services.slices_lost(frozenset(names.values()))
         return {node_id: words[name] for node_id, name in names.items() if name in words}
 
     @checked

@@ -1,25 +1,33 @@
 """What services get in the Controller; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
+import asyncio
+import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, ServicePart
+from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, ServiceHealth, ServicePart
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.actors.protocol.services import Service
+from iris_ray.errors import InvalidMessageError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
+from iris_ray.model.outcomes import ProviderWord
 from iris_ray.model.plain_values import plain
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,9 +49,13 @@ def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 PlainValue = str | int | float | bool | None
+Gauge = tuple[str, tuple[str, ...], float]
+"""The name of a metric, the values of its labels, and its value."""
 
 ADMIT_S = 10.0
 """A service may take this time to accept a job that uses it. After that the job is refused."""
+LOST_S = 3.0
+"""A service may take this time to answer `ControllerPart.slices_lost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +63,21 @@ class Published:
     """What a service has told the kernel, in plain values. The kernel shows it and never asks for it.
 
     Attributes:
-        reasons: by TPU type, what ``why`` adds for jobs that wait for slices of the type.
+        reasons: by TPU type, sentences that ``why`` adds for jobs that wait for slices of the type.
         brings_slices: whether somebody may bring slices that the cluster does not have yet, so that a job that does
             not fit today is not refused.
         about: what ``about``, and with it ``doctor``, shows.
+        tables: rows for the dashboard, by table and by the row's key.
+        prices: by TPU type, the price of a chip-hour and its currency.
+        gauges: values of metrics, for the service ``goodput``.
     """
 
     reasons: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     brings_slices: bool = False
     about: Mapping[str, PlainValue] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, Mapping[str, PlainValue]]] = field(default_factory=dict)
+    prices: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    gauges: tuple[Gauge, ...] = ()
 
 
 class ServiceBoard:
@@ -88,6 +106,18 @@ class ServiceBoard:
     def brings_slices(self) -> bool:
         """Whether a service may bring slices that the cluster does not have."""
         return any(one.brings_slices for one in self._by_service.values())
+
+    def price(self, tpu_type: str) -> tuple[float, str] | None:
+        """Return the price of a chip-hour of a type and its currency; None if no service knows it."""
+        return next((one.prices[tpu_type] for one in self._by_service.values() if tpu_type in one.prices), None)
+
+    def gauges(self) -> list[Gauge]:
+        """Return the metrics of all services."""
+        return [gauge for one in self._by_service.values() for gauge in one.gauges]
+
+    def tables(self) -> dict[str, Mapping[str, Mapping[str, PlainValue]]]:
+        """Return the dashboard's tables of all services, by the table's name."""
+        return {name: rows for one in self._by_service.values() for name, rows in one.tables.items()}
 
     def about(self) -> dict[str, dict[str, PlainValue]]:
         """Return what each service says about itself, by its name."""
@@ -134,15 +164,18 @@ class Controller:
         permissions: refuses users and pools that may not do something.
         board: holds what services have published.
         records: holds the services' records.
+        contained: jobs that the Controller could not handle, and records that it can't read.
         directory: returns the directory on the head for services' files; None: there is no place for any.
         apply: applies events; the future is done when the decisions that follow are recorded.
-        job: returns a job, or raises UnknownNameError.
         recorded: applies events, and waits until the decisions that follow are recorded.
         require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
         settings_changed: applies the cluster's settings after they were set.
         epoch: returns the number of this Controller.
         measurements: takes the durations of the journal's writings since the last call, and for how long the present
             one has waited; seconds.
+        health: returns the condition of each service's part.
+        job: returns a job, or raises UnknownNameError.
+        ask: asks another service's part, as `ControllerConnection.ask` does; raises ServiceUnavailableError.
     """
 
     state: ControllerState
@@ -153,14 +186,17 @@ class Controller:
     permissions: Permissions
     board: ServiceBoard
     records: ServiceRecords
+    contained: Containment
     directory: Callable[[], Path | None]
-    job: Callable[[str], Job]
     apply: Callable[[Iterable[Event]], Awaitable[None]]
     recorded: Callable[[Iterable[Event]], Awaitable[None]]
     require_pool: Callable[[PoolProcess, str], None]
     settings_changed: Callable[[], None]
     epoch: Callable[[], int]
     measurements: Callable[[], tuple[list[float], float]]
+    health: Callable[[], list[ServiceHealth]]
+    job: Callable[[str], Job]
+    ask: Callable[..., Awaitable[Any]]
 
 
 class ControllerPart(ServicePart[Happening]):
@@ -178,6 +214,10 @@ class ControllerPart(ServicePart[Happening]):
     async def admit(self, spec: JobSpec) -> None:
         """Refuse a job that uses this service, by an `IrisError`. It is called for jobs with a field of `admits`."""
 
+    async def slices_lost(self, names: frozenset[str]) -> Mapping[str, ProviderWord]:
+        """Return what the cloud provider says about slices whose hosts were just lost, by the slice's name."""
+        return {}
+
     def publish(self, published: Published) -> None:
         """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type."""
         self.controller.board.publish(self._running.service.name, published)
@@ -185,6 +225,22 @@ class ControllerPart(ServicePart[Happening]):
     def recorded_value(self) -> bytes | None:
         """Return this service's record, also that of an earlier Controller; None if there is none."""
         return self.controller.records.read(self._running.service.name)
+
+    def restored(self, name: str, read: Callable[[bytes], T]) -> T | None:
+        """Return what a function makes of this service's record; None without a record.
+
+        A record that can't be read is kept apart, and named by ``about``; None is returned.
+
+        Args:
+            name: the record's name, for people.
+            read: may raise any error.
+        """
+        if (value := self.recorded_value()) is None:
+            return None
+        contained = self.controller.contained
+        found = contained.read(name, {f"service/{self._running.service.name}": value}, partial(read, value))
+        contained.keep_records()
+        return found
 
     def record(self, value: bytes) -> None:
         """Replace this service's record with the journal's next writing."""
@@ -211,6 +267,31 @@ class ControllerParts(RunningParts[Happening]):
         for running in self:
             if any(getattr(spec, name) for name in running.service.admits):
                 await running.call(lambda part: part.admit(spec), ADMIT_S)
+
+    async def slices_lost(self, names: frozenset[str]) -> dict[str, ProviderWord]:
+        """Return what services know of slices whose hosts were just lost. Failing and slow services are left out."""
+        asked = [one for one in self if _knows_slices(one.part)]
+        calls = (one.call(lambda part: _words_of(part, names), LOST_S) for one in asked)
+        found: dict[str, ProviderWord] = {}
+        for running, answer in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(answer, BaseException):
+                logger.warning("the service %s says nothing of lost slices: %s", running.service.name, answer)
+            else:
+                found |= answer
+        return found
+
+
+async def _words_of(part: ControllerPart, names: frozenset[str]) -> dict[str, ProviderWord]:
+    answer = await part.slices_lost(names)
+    try:
+        words: dict[str, ProviderWord] = plain(dict[str, ProviderWord], answer, "the answer")
+    except InvalidMessageError as error:
+        raise TypeError(f"slices_lost: {error}") from error
+    return words
+
+
+def _knows_slices(part: ServicePart[Happening] | None) -> bool:
+    return isinstance(part, ControllerPart) and type(part).slices_lost is not ControllerPart.slices_lost
 
 
 def controller_parts(services: Iterable[Service], controller: Controller) -> ControllerParts:

@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
@@ -14,11 +13,9 @@ import ray
 import iris_ray
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.journal import add_forgotten
+from iris_ray.actors.controller.quota_views import about_team
 from iris_ray.actors.controller.views import (
     job_events,
-    job_goodput,
-    limit_statuses,
     task_status,
     unusable_status,
     worker_status,
@@ -28,40 +25,27 @@ from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
     JobFacts,
-    JobGoodput,
     JobStatus,
-    LimitStatus,
     Place,
     TaskStatus,
-    TeamsStatus,
     WorkerStatus,
     job_status,
 )
 from iris_ray.actors.protocol.version import package_directory
-from iris_ray.capacity.core import CapacityReport
-from iris_ray.errors import InvalidRequestError, InvalidTeamsError, UnknownNameError
-from iris_ray.goodput.sums import UserDay
-from iris_ray.handover.controller import take_over, what_is_there
+from iris_ray.errors import UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Job
-from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
-from iris_ray.model.teams import Team, Teams
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import (
     JobCancelledEvent,
     JobYieldsEvent,
-    LimitsSetEvent,
     SettingSetEvent,
     TaintedEvent,
     TaintLiftedEvent,
-    TeamsSetEvent,
 )
-from iris_ray.state.job_table import is_measured
-from iris_ray.teams.controller import about_team, teams_status
 
 
 class UserCalls(ControllerProcess):
@@ -82,35 +66,6 @@ class UserCalls(ControllerProcess):
     async def job_events(self, job_id: str) -> list[JobEvent]:
         await self.ping()
         return job_events(self._job(job_id), self._clock)
-
-    @checked
-    async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
-        await self.ping()
-        jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
-        return [self._goodput(job) for job in islice(jobs, PAGE)]
-
-    @checked
-    async def job_goodput(self, job_id: str) -> JobGoodput:
-        await self.ping()
-        job = self._job(job_id)
-        if not is_measured(job):
-            raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
-        return self._goodput(job)
-
-    def _goodput(self, job: Job) -> JobGoodput:
-        price = None if job.spec.device is None else self._capacity.chip_hour(job.spec.device)
-        return job_goodput(self._facts_of(job), self._clock.now(), price)
-
-    @checked
-    async def user_times(self, since: float) -> list[UserDay]:
-        await self.ping()
-        add_forgotten(self._state, self._journal.user_times, self._clock)
-        return self._journal.user_times.since(since)
-
-    @checked
-    async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        await self.ping()
-        return self._journal.fleet_times.since(since)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -187,44 +142,6 @@ class UserCalls(ControllerProcess):
         await self._events.recorded([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
-    async def list_limits(self) -> list[LimitStatus]:
-        await self.ping()
-        return limit_statuses(self._state)
-
-    @checked
-    async def set_limits(
-        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
-    ) -> list[LimitStatus]:
-        await self.ping()
-        self._permissions.require_operator(user, "set limits")
-        table = self._state.limits.table
-        before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
-        events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
-        await self._events.recorded(events)
-        return limit_statuses(self._state)
-
-    async def list_teams(self) -> TeamsStatus:
-        await self.ping()
-        return teams_status(self._state, self._clock.now())
-
-    @checked
-    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
-        await self.ping()
-        self._permissions.require_operator(user, "set teams")
-        tree, known = Teams(teams), self._state.teams.teams
-        if known.version != instead_of:
-            raise InvalidTeamsError(
-                f"the teams have changed meanwhile: their version is {known.version}, and these are made from"
-                f" {instead_of}. Look at what is set now, and make your change there: iris-ray team show --toml"
-            )
-        if tree != known:
-            recorded = self._events.apply([TeamsSetEvent(tuple(tree))])
-            for job_id, job in self._state.jobs.items():
-                if known.nearest(job.spec.team) != tree.nearest(job.spec.team):
-                    self._state.show_anew(job_id)
-            await asyncio.shield(recorded)
-        return teams_status(self._state, self._clock.now())
-
     async def list_settings(self) -> dict[str, WasSet]:
         await self.ping()
         return dict(self._state.settings.was_set)
@@ -246,39 +163,9 @@ class UserCalls(ControllerProcess):
             await asyncio.shield(recorded)
         return dict(was_set)
 
-    @checked
-    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
-        await self.ping()
-        self._permissions.require_operator(user, "import what another Controller has left")
-        there = ", ".join(what_is_there(self._state, self._journal.user_times))
-        if there:
-            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
-        stays = dict(self._state.settings.was_set)
-        taken = take_over(lines, self._clock, time.time(), tuple(stays))
-        taken.add_to(self._journal.user_times, self._journal.fleet_times)
-        self._journal.record_sums()
-        recorded = self._events.apply(taken.events)
-        self._follow_settings()
-        await asyncio.shield(recorded)
-        return stays
-
     async def statistics(self) -> dict[str, int]:
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
-
-    async def demand(self) -> dict[str, list[int]]:
-        await self.ping()
-        return self._missing()
-
-    @checked
-    async def report_capacity(self, report: CapacityReport) -> None:
-        await self.ping()
-        self._capacity.take(report)
-
-    @checked
-    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
-        await self.ping()
-        self._capacity.lease(owner, instance, seconds)
 
     async def about(self) -> dict[str, Any]:
         return {
@@ -290,7 +177,6 @@ class UserCalls(ControllerProcess):
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "set_aside": self._set_aside(),
-            "demand": self._asks_for_slices(),
             "clock_jumps": self._clock.jumps,
             "services": self._board.about(),
             "service_health": self._services.health(),

@@ -1,41 +1,34 @@
-"""The Controller's descriptions of jobs, tasks and hosts for people: status, events, goodput, changes."""
+"""The Controller's descriptions of jobs, tasks and hosts for people: status, events, changes."""
 
 import heapq
-import math
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
-from iris_ray.actors.controller.progress_board import ProgressBoard, with_latest
+from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.controller.quota_views import largest_share
+from iris_ray.actors.controller.services import ServiceBoard
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
     PAGE,
     HostCondition,
     JobEvent,
     JobFacts,
-    JobGoodput,
     JobStatus,
     LimitStatus,
     TaskAttempt,
     TaskStatus,
-    TeamStatus,
     WorkerStatus,
-    job_in,
     job_status,
 )
-from iris_ray.capacity.board import CapacityBoard
-from iris_ray.goodput.sums import ChipState
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.goodput import Totals, failures, measure, time_lost
 from iris_ray.model.jobs import Gang, Job, PastAttempt
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.time_lost import elastic_seconds
-from iris_ray.model.workers import TPU, TPU_TOPOLOGY, Worker, accelerators, string_attribute
+from iris_ray.model.workers import TPU_TOPOLOGY, Worker, accelerators, string_attribute
 from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
@@ -43,7 +36,6 @@ from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
-from iris_ray.teams.controller import largest_share, teams_status
 
 
 def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
@@ -172,63 +164,6 @@ def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> Limi
     )
 
 
-# -- goodput -----------------------------------------------------------------------------------------------------------
-
-
-def job_goodput(of: JobFacts, now: float, chip_hour: tuple[float, str] | None) -> JobGoodput:
-    """Return the time of a job until now, by its use.
-
-    Args:
-        of: the job.
-        now: seconds on the clock of the state.
-        chip_hour: the price of a chip-hour of its type, and the currency; None if it is not known.
-    """
-    job, times = of.job, with_latest(of.job.times, of.heard)
-    totals, known = Totals.of(measure(times, job.submitted_at, now)), failures(times, now)
-    return JobGoodput(
-        **job_in("goodput", of),
-        ended_at=of.wall_or_none(job.times.ended_at),
-        seconds=dict(totals.seconds),
-        chip_seconds=dict(totals.chip_seconds),
-        goodput=totals.goodput,
-        measured=totals.measured,
-        time_lost=(lost := time_lost(times, now)),
-        elastic_seconds=elastic_seconds(lost),
-        last_failure=known[-1] if known else None,
-        chip_hour=chip_hour,
-        team=job.spec.team,
-    )
-
-
-CHIP_STATES = {
-    HostCondition.SPARE: ChipState.SPARE,
-    HostCondition.BUSY: ChipState.BUSY,
-    HostCondition.QUARANTINED: ChipState.QUARANTINED,
-    HostCondition.DRAINING: ChipState.UNAVAILABLE,
-    HostCondition.ELSEWHERE: ChipState.UNAVAILABLE,
-    HostCondition.CLOSED: ChipState.UNAVAILABLE,
-    HostCondition.WARM: ChipState.WARM,
-    HostCondition.FREE: ChipState.FREE,
-}
-"""The state of a host's chips by its condition; of several, the first one here counts."""
-
-
-def chips_by_state(state: ControllerState, now: float) -> dict[ChipState, float]:
-    """Return the number of the cluster's chips in each state."""
-    found: dict[ChipState, float] = {}
-    for worker in state.workers.values():
-        if chips := worker.resources.get(TPU, 0.0):
-            conditions = set(conditions_of(worker, state, now))
-            now_in = next(chip_state for condition, chip_state in CHIP_STATES.items() if condition in conditions)
-            found[now_in] = found.get(now_in, 0.0) + chips
-    return found
-
-
-def day_of(wall: float) -> str:
-    """Return the day in UTC of a time in seconds since the epoch."""
-    return datetime.fromtimestamp(wall, UTC).date().isoformat()
-
-
 # -- job events: from the job's record, so a restart of the Controller loses none --------------------------------------
 
 CHARGED = {
@@ -280,16 +215,13 @@ def _past_event(past: PastAttempt, task: int | None) -> Iterator[JobEvent]:
 T = TypeVar("T")
 
 USERS_SHOWN = 300
-TEAMS_SHOWN = 300
-TEAMS_S = 2.0
-"""How long an overview of the teams is used again: it looks at all teams and jobs."""
 
 
 class Overview:
     """Answers programs that watch the whole cluster. The cost grows with the changes, not with the cluster.
 
     Args:
-        state, planner, nodes, progress, capacity: are shown; read only.
+        state, planner, nodes, progress, board: are shown; read only.
         clock: the Controller's.
     """
 
@@ -299,16 +231,15 @@ class Overview:
         planner: Planner,
         nodes: NodeDiff,
         progress: ProgressBoard,
-        capacity: CapacityBoard,
+        board: ServiceBoard,
         clock: Clock,
     ) -> None:
         self._state = state
         self._planner = planner
         self._nodes = nodes
         self._progress = progress
-        self._capacity = capacity
+        self._board = board
         self._clock = clock
-        self._teams: tuple[float, tuple[TeamStatus, ...]] = -math.inf, ()
 
     def since(self, position: Position, epoch: int) -> Changes:
         """Return the changes since a position. ``epoch`` is this Controller's."""
@@ -333,15 +264,8 @@ class Overview:
             waiting=len(waiting),
             limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
             shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
-            capacity=tuple(self._capacity.reports()),
-            teams=self._teams_at(now),
+            tables=self._board.tables(),
         )
-
-    def _teams_at(self, now: float) -> tuple[TeamStatus, ...]:
-        at, _ = self._teams
-        if not at <= now < at + TEAMS_S:
-            self._teams = now, teams_status(self._state, now).teams[: TEAMS_SHOWN + 1]
-        return self._teams[1]
 
     def _job(self, job: Job) -> JobStatus:
         heard = self._progress.of(job.spec.job_id)

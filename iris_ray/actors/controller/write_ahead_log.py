@@ -193,7 +193,7 @@ def _number(key: str) -> int:
 
 KINDS = "pool", "job", "gangs", "service"
 """Kinds of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "fleet", "users", "own-slices", "clock"
+SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "own-slices", "clock"
 """Kinds of keys that end with the epoch."""
 
 

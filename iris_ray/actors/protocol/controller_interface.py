@@ -10,23 +10,15 @@ from iris_ray.actors.protocol.marks import in_pages
 from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.actors.protocol.status import (
     JobEvent,
-    JobGoodput,
     JobStatus,
-    LimitStatus,
     Place,
     TaskStatus,
-    TeamsStatus,
     WorkerStatus,
 )
-from iris_ray.capacity.core import CapacityReport
-from iris_ray.goodput.sums import UserDay
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.limits import Limits
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.teams import Team
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -83,24 +75,6 @@ class ForPeople(Protocol):
 
     async def job_events(self, job_id: str) -> list[JobEvent]:
         """Return the events of a job, oldest first. Raise like `job_status`."""
-
-    @in_pages(by="number")
-    async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
-        """Return a page of the goodput of gangs, the oldest first: those after the job with this number."""
-
-    async def job_goodput(self, job_id: str) -> JobGoodput:
-        """Return the goodput of one job.
-
-        Raises:
-            UnknownNameError: there is no such job.
-            InvalidRequestError: it is no gang.
-        """
-
-    async def user_times(self, since: float) -> list[UserDay]:
-        """Return the time of forgotten jobs by its use, per user and day of the job's end, since a time."""
-
-    async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        """Return the chip-seconds of the cluster by day and state, since a day in UTC, such as 2026-11-23."""
 
     @in_pages(by="task_index")
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -178,41 +152,6 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
-    async def list_limits(self) -> list[LimitStatus]:
-        """Return the limits and usage of each user with limits or jobs, after the limits of `EVERYBODY`."""
-
-    async def set_limits(
-        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
-    ) -> list[LimitStatus]:
-        """Set some limits of a user, or of everybody. Return all limits as `list_limits` does.
-
-        Args:
-            whose: the user, or `EVERYBODY`.
-            bands: the bands in which to set them.
-            limits: those that are None stay unchanged.
-            reset: whether to remove the limits that were set before.
-            user: who sets them.
-
-        Raises:
-            NotPermittedError: the user is no operator.
-        """
-
-    async def list_teams(self) -> TeamsStatus:
-        """Return all teams with their quotas and their use."""
-
-    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
-        """Replace the whole tree of teams. Return it as `list_teams` does.
-
-        Args:
-            teams: all teams; none: there are no teams any more.
-            instead_of: the version of the tree that they replace, see `Teams.version`.
-            user: who sets them.
-
-        Raises:
-            InvalidTeamsError: they don't go together, or replace another tree than the present one.
-            NotPermittedError: the user is no operator.
-        """
-
     async def list_settings(self) -> dict[str, WasSet]:
         """Return the cluster's settings that an operator has set, by name. All others have their defaults."""
 
@@ -230,41 +169,8 @@ class ForPeople(Protocol):
             NotPermittedError: the user is no operator.
         """
 
-    async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
-        """Take over the settings, limits, taints and sums of another Controller's export: all or none.
-
-        Args:
-            lines: a JSON list of lines; see `iris_ray.handover.file`.
-            user: who imports it.
-
-        Returns:
-            The settings that were set here already and stay.
-
-        Raises:
-            InvalidRequestError: a line makes no sense, or this Controller is not empty.
-            NotPermittedError: the user is no operator.
-        """
-
     async def statistics(self) -> dict[str, int]:
         """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""
-
-    async def demand(self) -> dict[str, list[int]]:
-        """Return how many more slices of each type each waiting gang needs to run; see `missing_slices`."""
-
-    async def report_capacity(self, report: CapacityReport) -> None:
-        """Remember what a provisioner has asked for and holds, for `why`, the dashboard and metrics."""
-
-    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
-        """Let one provisioner of a name work for so long, before it asks for anything.
-
-        Args:
-            owner: the name of the provisioner.
-            instance: of its process, for people, and different for each.
-            seconds: until it looks again; 0 when it ends in order.
-
-        Raises:
-            ProvisionerTakenError: another process has the name.
-        """
 
     async def about(self) -> dict[str, Any]:
         """Return this Controller's epoch, version, process and node, and the jobs and records that it set aside.
@@ -314,7 +220,7 @@ class ForPools(Protocol):
         """Return whether the larger slices that an attempt's gang was told to move to are still free for it."""
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
-        """Return what the cloud provider says about the slices of these silent hosts, if the cluster asks it."""
+        """Return what services know from the cloud provider about the slices of these silent hosts."""
 
     async def note_progress(self, progress: "GangProgress", sender: "PoolProcess") -> None:
         """Remember the progress of an attempt.

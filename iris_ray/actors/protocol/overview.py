@@ -1,12 +1,11 @@
 """The changes of the whole cluster for programs that watch it and ask twice a second, and our data as JSON."""
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from iris_ray.actors.protocol.status import JobStatus, LimitStatus, TeamStatus, WorkerStatus
-from iris_ray.capacity.core import CapacityReport
+from iris_ray.actors.protocol.status import JobStatus, LimitStatus, WorkerStatus
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
@@ -76,8 +75,7 @@ class Changes:
         waiting: how many jobs wait.
         limits: the limits and the usage of each user.
         shares: of the users who hold resources now or did lately.
-        capacity: what each provisioner has asked for and holds.
-        teams: the first so many teams, after the jobs without a team; nothing if there are no teams.
+        tables: rows of the services' tables, by table and by the row's key.
     """
 
     position: Position
@@ -91,8 +89,7 @@ class Changes:
     waiting: int = 0
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
-    capacity: tuple[CapacityReport, ...] = ()
-    teams: tuple[TeamStatus, ...] = ()
+    tables: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def as_json(value: Any) -> Any:

@@ -37,6 +37,22 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """An answer of the dashboard's server, as JSON.
+
+    Attributes:
+        path: a route of aiohttp, such as ``/api/history/jobs/{job}``.
+        place: ``module:function``; the function gets a `ControllerConnection`, the route's names and the query, and
+            blocks.
+        shared_s: how long the server reuses an answer; seconds.
+    """
+
+    path: str
+    place: str
+    shared_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """What the kernel knows of a service. Places have the form ``module:name``, and are imported when needed.
 
@@ -52,7 +68,7 @@ class Service:
             left a file `TaskFiles.owned` of the service's name. It imports no Ray.
         admits: fields of `JobSpec`. If one is set, its part in the Controller may refuse the job.
         commands: by their words, such as ``job logs`` or ``history``.
-        pages: a function that adds its routes to the dashboard.
+        pages: what it answers to the dashboard's pages.
     """
 
     name: str
@@ -66,7 +82,7 @@ class Service:
     ends_owned: str | None = None
     admits: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
-    pages: str | None = None
+    pages: tuple[Page, ...] = ()
 
 
 @cache

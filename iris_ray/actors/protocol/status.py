@@ -12,8 +12,6 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.teams import Quota, Team, Teams
-from iris_ray.model.time_lost import Failure, FailureCause, TimeLost
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
 from iris_ray.state.runtime_limits import ends_at
@@ -240,43 +238,6 @@ class JobEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class JobGoodput:
-    """The time of a job until now, or until its end, by its use.
-
-    Attributes:
-        number, job_id, user, state, team: see `JobStatus`.
-        submitted_at, ended_at: seconds since the epoch; None while it has not ended.
-        attempts: how many it has had.
-        seconds: by the values of `iris_ray.model.goodput.TimeKind`.
-        chip_seconds: the same, times the chips that it held meanwhile.
-        goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
-            ``heartbeat(step)``.
-        measured: the share of the time with user code whose use is known; None if no user code ran.
-        time_lost: what its failures have cost, by cause.
-        elastic_seconds: the same in Google's elastic kinds of badput.
-        last_failure: what the latest of them has cost until now; None if there was none, or it is not known.
-        chip_hour: the price of a chip-hour of its type now and the currency; None if no provisioner has told one.
-    """
-
-    number: int
-    job_id: str
-    user: str
-    state: JobState
-    submitted_at: float
-    ended_at: float | None
-    attempts: int
-    seconds: Mapping[str, float]
-    chip_seconds: Mapping[str, float]
-    goodput: float | None
-    measured: float | None
-    time_lost: Mapping[FailureCause, TimeLost]
-    elastic_seconds: Mapping[str, float]
-    last_failure: Failure | None
-    chip_hour: tuple[float, str] | None
-    team: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class TaskAttempt:
     """One attempt of a task.
 
@@ -440,45 +401,3 @@ class TeamChips:
     borrowed: float
     lent: float
     by_band: Mapping[PriorityBand, float]
-
-
-@dataclass(frozen=True, slots=True)
-class TeamStatus:
-    """A team, and what it has.
-
-    Attributes:
-        name, quotas, weight, users: as operators have set them. The name is empty for all jobs without a team.
-        chips: by type, for each type with any quota.
-        running, waiting: unfinished jobs of this team itself, not of its parts: with hosts, and all others.
-        share: the largest share of any resource of the cluster that the team and its parts hold, from 0 to 1.
-        counted: the same including past usage.
-    """
-
-    name: str
-    quotas: Mapping[str, Quota]
-    weight: float
-    users: tuple[str, ...]
-    chips: Mapping[str, TeamChips]
-    running: int
-    waiting: int
-    share: float
-    counted: float
-
-
-@dataclass(frozen=True, slots=True)
-class TeamsStatus:
-    """All teams of a cluster.
-
-    Attributes:
-        version: see `Teams.version`.
-        teams: in the order of their names, after the jobs without a team; nothing if there are no teams.
-        fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
-    """
-
-    version: str
-    teams: tuple[TeamStatus, ...]
-    fleet: Mapping[str, float]
-
-    def tree(self) -> Teams:
-        """Return the teams as operators have set them."""
-        return Teams(Team(one.name, one.quotas, one.weight, one.users) for one in self.teams if one.name)

@@ -58,7 +58,8 @@ function markCurrent(name) {
 }
 
 function showTop() {
-  const { waiting = 0, trouble = null } = cluster();
+  const { waiting = 0, trouble = null, services = [] } = cluster();
+  for (const link of document.querySelectorAll("nav [data-service]")) link.hidden = !services.includes(link.dataset.service);
   const count = document.getElementById("waiting");
   count.hidden = waiting === 0;
   setText(count, String(waiting));

@@ -16,6 +16,7 @@ from iris_ray.actors.calls.ray_internals import pending_gang_demand
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity import autoscaler as autoscaler_demand
 from iris_ray.capacity.autoscaler import NAME_PREFIX, AutoscalerDemand
+from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.client.connection import current_user
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing import SimulatedCluster
@@ -109,7 +110,7 @@ def test_missing_slices_are_requested_from_autoscaler_until_they_come(
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v4-16": [1]})
+    wait_until(lambda: the_controller().ask(CapacityCalls.demand) == {"v4-16": [1]})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -174,7 +175,7 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: the_controller().ask(ControllerInterface.demand) == {"v6e-16": [3]})
+    wait_until(lambda: the_controller().ask(CapacityCalls.demand) == {"v6e-16": [3]})
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 3
     assert "create" not in (dry := iris_ray(*too_few, "--dry-run")), "two are of no use"

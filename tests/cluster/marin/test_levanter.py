@@ -12,7 +12,7 @@ import ray
 
 import iris_ray.levanter
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.goodput.calls import GoodputCalls
 from iris_ray.model.goodput import TimeKind
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import EXAMPLES
@@ -104,7 +104,7 @@ def test_disrupted_run_has_losses_of_undisrupted_run(
     assert losses(faults).items() <= losses(quiet).items()
     assert first[-1] >= 24
 
-    goodput = max(ControllerConnection().ask_all(ControllerInterface.list_goodput), key=lambda job: job.attempts)
+    goodput = max(ControllerConnection().ask_all(GoodputCalls.list_goodput), key=lambda job: job.attempts)
     assert goodput.attempts == 3
     for kind in (TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME, TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME):
         assert goodput.seconds[kind.value] > 0, goodput

@@ -8,6 +8,7 @@ import pytest
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.teams import Teams
+from iris_ray.teams.calls import TeamCalls
 from iris_ray.teams.core import read_teams
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import result_of, the_controller
@@ -45,7 +46,7 @@ def test_borrower_hears_of_reclaimed_slice_and_runs_later(cluster: SimulatedClus
     release()
     assert result_of(run_on_pod_ray.remote(lambda: "starts the Controller", "v4-16", keep_warm=0))
     controller = the_controller()
-    controller.ask(ControllerInterface.set_teams, list(read_teams(TEAMS)[0]), Teams().version, "operator")
+    controller.ask(TeamCalls.set_teams, list(read_teams(TEAMS)[0]), Teams().version, "operator")
     borrowers = [run_on_pod_ray.remote(work, "v4-16", team="vision", keep_warm=0) for _ in range(3)]
     wait_until(lambda: len(list(directory.glob("* 1 *"))) == 6)
     jobs = {path.name.split()[0] for path in directory.iterdir()}
@@ -56,5 +57,5 @@ def test_borrower_hears_of_reclaimed_slice_and_runs_later(cluster: SimulatedClus
     assert sorted(result_of(job, 90) for job in borrowers) == [[1, 1], [1, 1], [2, 2]]
     evictions = [controller.ask(ControllerInterface.job_status, job).evictions for job in jobs]
     assert sorted(evictions) == [0, 0, 1]
-    teams = controller.ask(ControllerInterface.list_teams)
-    controller.ask(ControllerInterface.set_teams, [], teams.version, "operator")
+    teams = controller.ask(TeamCalls.list_teams)
+    controller.ask(TeamCalls.set_teams, [], teams.version, "operator")

@@ -1,17 +1,13 @@
 """What people are told of the slices that provisioners have asked for."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from iris_ray.capacity.board import KEPT_S, MISSED_S, CapacityBoard
+from iris_ray.capacity.board import KEPT_S, MISSED_S, CapacityBoard, capacity_rows
 from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
-from iris_ray.dashboard.rows import capacity_rows
 from iris_ray.errors import ProvisionerTakenError
-from iris_ray.goodput.metrics import METRICS, Labels, Measurements, Metric
 from iris_ray.model.plain_values import plain
-from tests.support.worlds import World
 
 EPOCH = 1.7e9
 WAITING = SliceBatch("v6e-16", "us-east5-a", "spot", False, 2, 32, EPOCH, 25.6)
@@ -36,12 +32,12 @@ def board_with(*reports: CapacityReport) -> tuple[CapacityBoard, list[float]]:
 
 def test_words_say_where_since_when_and_at_what_price() -> None:
     board, _ = board_with(FULL)
-    assert board.words("v6e-16") == (
+    assert board.words().get("v6e-16", ()) == (
         "provisioner iris has asked for 2 in us-east5-a (spot, for 12 min, 25.60 USD an hour)",
         "res in us-east5-a is not asked now: reservation res is full",
     )
-    assert board.words("v6e-32") == ("provisioner iris asks for no more: 2 more wanted, but the budget is spent",)
-    assert board.words("v5p-16") == ()
+    assert board.words()["v6e-32"] == ("provisioner iris asks for no more: 2 more wanted, but the budget is spent",)
+    assert "v5p-16" not in board.words()
 
 
 def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
@@ -53,17 +49,17 @@ def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
         SliceBatch("v6e-32", "c", "spot", joined=True, slices=1, chips=32, since=0.0, hourly=3.2),
     )
     board, times = board_with(CapacityReport("p", ("v6e-16",), batches, currency="EUR"))
-    assert board.chip_hour("v6e-16") == (2.0, "EUR")
-    assert board.chip_hour("v5p-16") is None
+    assert board.prices()["v6e-16"] == (2.0, "EUR")
+    assert "v5p-16" not in board.prices()
     times[0] += KEPT_S
-    assert board.chip_hour("v6e-16") is None
+    assert board.prices() == {}
 
 
 def test_report_replaces_earlier_one_and_silent_provisioner_is_dropped() -> None:
     board, times = board_with(FULL, CapacityReport("iris", ("v6e-16",)))
-    assert board.words("v6e-16") == ("provisioner iris has asked for none",)
+    assert board.words().get("v6e-16", ()) == ("provisioner iris has asked for none",)
     times[0] += KEPT_S
-    assert (board.words("v6e-16"), board.reports()) == ((), [])
+    assert (board.words(), board.reports()) == ({}, [])
 
 
 def test_report_survives_the_check_of_messages() -> None:
@@ -104,41 +100,58 @@ def test_provisioner_is_overdue_unless_it_ended_in_order() -> None:
     assert list(board.overdue()) == ["failing"]
 
 
-class Gauges:
-    """Takes gauges as they are set."""
-
-    def __init__(self) -> None:
-        self.values: dict[tuple[str, ...], float] = {}
-
-    def set(self, metric: Metric, value: float, labels: Labels) -> None:
-        assert metric in METRICS
-        self.values[metric.name, *labels.values()] = value
-
-    def add(self, *_: Any) -> None: ...
-
-    def observe(self, *_: Any) -> None: ...
-
-
 def test_gauges_show_chips_wait_cost_and_failures_until_silence() -> None:
     board, times = board_with()
     board.lease("iris", "process 1", 60.0)
     board.take(FULL)
-    gauges = Gauges()
-    measurements = Measurements(World().state, (), gauges, 0.0)
-    measurements.look_at_capacity(board)
     shown = {
-        ("iris_provisioned_chips", "v6e-16", "us-east5-a", "spot", "asked"): 32,
-        ("iris_provisioned_chips", "v6e-16", "res in us-east5-a", "reserved", "held"): 16,
-        ("iris_provisioning_oldest_request", "v6e-16", "us-east5-a"): 720.0,
-        ("iris_provisioned_cost_per_hour", "v6e-16", "res in us-east5-a", "reserved", "USD"): 19.2,
-        ("iris_provisioner_failures", "iris", "res in us-east5-a"): 3,
-        ("iris_provisioner_undeleted_slices", "iris"): 2,
-        ("iris_provisioner_overdue_seconds", "iris"): 0,
+        (
+            "iris_provisioned_chips",
+            (
+                "v6e-16",
+                "us-east5-a",
+                "spot",
+                "asked",
+            ),
+        ): 32,
+        (
+            "iris_provisioned_chips",
+            (
+                "v6e-16",
+                "res in us-east5-a",
+                "reserved",
+                "held",
+            ),
+        ): 16,
+        (
+            "iris_provisioning_oldest_request",
+            (
+                "v6e-16",
+                "us-east5-a",
+            ),
+        ): 720.0,
+        (
+            "iris_provisioned_cost_per_hour",
+            (
+                "v6e-16",
+                "res in us-east5-a",
+                "reserved",
+                "USD",
+            ),
+        ): 19.2,
+        (
+            "iris_provisioner_failures",
+            (
+                "iris",
+                "res in us-east5-a",
+            ),
+        ): 3,
+        ("iris_provisioner_undeleted_slices", ("iris",)): 2,
+        ("iris_provisioner_overdue_seconds", ("iris",)): 0,
     }
-    assert gauges.values == shown
+    assert sorted(board.gauges()) == sorted((*named, value) for named, value in shown.items())
     times[0] += KEPT_S + 60.0
-    measurements.look_at_capacity(board)
-    assert gauges.values == dict.fromkeys(shown, 0.0) | {("iris_provisioner_overdue_seconds", "iris"): KEPT_S}
+    assert board.gauges() == [("iris_provisioner_overdue_seconds", ("iris",), KEPT_S)]
 
 
 def test_dashboard_has_a_row_for_each_lot_and_each_wait() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.controller import views
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -18,6 +17,8 @@ from iris_ray.dashboard.rows import Diff
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team, Teams
+from iris_ray.teams import controller as teams_in_controller
+from iris_ray.teams.calls import TeamCalls
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -189,7 +190,7 @@ def test_jobs_own_status_text_is_shown(world: ControllerInProcess) -> None:
 
 
 def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "TEAMS_S", 0.0)
+    monkeypatch.setattr(teams_in_controller, "LOOK_S", 0.02)
     page = Followed()
     train = world.start("train")
     assert page.until(lambda tables: train in tables["jobs"])["jobs"][train]["team"] == ""
@@ -199,7 +200,7 @@ def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, m
         Team("research/vision", {"v4-16": Quota(8)}, users=("ann",)),
         Team("sales"),
     ]
-    page.controller.ask(ControllerInterface.set_teams, teams, Teams().version, "ann")
+    page.controller.ask(TeamCalls.set_teams, teams, Teams().version, "ann")
     named = world.submit("named", slices=(3,))
     rows = page.until(lambda tables: tables["jobs"].get(named) and tables.get("teams"))["teams"]
     assert page.copy["jobs"][named]["team"] == "research/vision"
@@ -209,6 +210,6 @@ def test_teams_have_a_row_for_each_type_with_quota(world: ControllerInProcess, m
         "research/vision:v4-16": (2, 8),
         "sales:": (3, 0),
     }
-    assert rows["research/vision:v4-16"]["waiting"] == 1
-    page.controller.ask(ControllerInterface.set_teams, teams[:1], Teams(teams).version, "ann")
+    page.until(lambda tables: tables["teams"]["research/vision:v4-16"]["waiting"] == 1)
+    page.controller.ask(TeamCalls.set_teams, teams[:1], Teams(teams).version, "ann")
     page.until(lambda tables: tables["jobs"][named]["team"] == "research")

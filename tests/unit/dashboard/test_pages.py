@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.pool import attempt
+from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.history.rows import CurvePoint
@@ -364,7 +366,7 @@ def test_fleet_shows_what_provisioners_have_asked_for(chromium: Browser, world: 
     report = CapacityReport(
         "iris", ("v6e-16", "v7x-8"), (waiting, held), (trouble,), (("v7x-8", "the budget is spent"),)
     )
-    world.provisioner_reports(report)
+    ControllerConnection().ask(CapacityCalls.report_capacity, report)
 
     def story(page: "Page") -> list[str]:
         page.goto(f"{url}/#/fleet")

@@ -146,6 +146,8 @@ def test_doctor_says_how_missing_slices_are_asked_for(
     assert "missing slices" not in found_by(world)
     demand = AutoscalerDemand(has_autoscaler=True)
     demand.problem = problem
-    world.asks_for_slices_with(demand)
+    part = world.part_of_controller("capacity")
+    part._demand = demand
+    part._publish()
     finding = found_by(world)["missing slices"]
     assert (finding["level"], said in finding["found"]) == (level, True)

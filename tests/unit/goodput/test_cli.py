@@ -6,13 +6,15 @@ import io
 import pytest
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.controller import controller_process, journal
 from iris_ray.actors.pool import progress_watch
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport, SliceBatch
 from iris_ray.cli.conventions import USAGE
+from iris_ray.goodput import controller as goodput_in_controller
+from iris_ray.goodput.sums import Sums
 from iris_ray.model.teams import Team
 from iris_ray.state import job_table
+from iris_ray.teams.calls import TeamCalls
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -21,7 +23,8 @@ from tests.support.waiting import wait_until
 def _look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(progress_watch, "LOOK_S", 0.05)
-    monkeypatch.setattr(controller_process, "COUNT_CHIPS_S", 0.05)
+    monkeypatch.setattr(goodput_in_controller, "MEASURE_S", 0.05)
+    monkeypatch.setattr(goodput_in_controller, "COUNT_CHIPS_S", 0.05)
 
 
 def trained(world: ControllerInProcess, job: str) -> str:
@@ -75,8 +78,8 @@ def test_goodput_says_what_last_failure_cost(world: ControllerInProcess) -> None
 
 def test_goodput_is_summed_by_team(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(world, "before")
-    teams = ControllerConnection().ask(ControllerInterface.list_teams)
-    ControllerConnection().ask(ControllerInterface.set_teams, [Team("ads", users=("ann",))], teams.version, "ann")
+    teams = ControllerConnection().ask(TeamCalls.list_teams)
+    ControllerConnection().ask(TeamCalls.set_teams, [Team("ads", users=("ann",))], teams.version, "ann")
     trained(world, "train")
     rows = [row.split()[:2] for row in world.iris("job", "goodput", "--by", "team").stdout.splitlines()]
     assert rows[:4] == [["TEAM", "JOBS"], ["(no", "team)"], ["ads", "1"], ["all", "2"]]
@@ -121,7 +124,7 @@ def test_time_lost_outlives_controller(world: ControllerInProcess) -> None:
 def test_failures_csv_has_line_per_job_and_cause(world: ControllerInProcess) -> None:
     failed_and_on(world, "train")
     held = SliceBatch("v4-16", "us-a", "spot", joined=True, slices=2, chips=16, since=0.0, hourly=32.0)
-    world.provisioner_reports(CapacityReport("p", ("v4-16",), (held,)))
+    ControllerConnection().ask(CapacityCalls.report_capacity, CapacityReport("p", ("v4-16",), (held,)))
     (line,) = csv.DictReader(io.StringIO(world.iris("job", "goodput", "--csv", "--failures").stdout))
     assert (line["job_id"], line["cause"], line["failures"], line["currency"]) == ("train", "crashed", "1", "USD")
     assert float(line["cost"]) == pytest.approx(float(line["chip_seconds"]) / 3600 * 2.0, abs=1e-3)
@@ -154,7 +157,7 @@ def test_goodput_lists_one_users_recent_jobs(world: ControllerInProcess) -> None
 
 def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    monkeypatch.setattr(journal, "USAGE_EVERY_S", 0.0)
+    monkeypatch.setattr(goodput_in_controller, "RECORD_S", 0.0)
     world.succeed(world.start("of-bob", user="bob"))
     for number in range(3):
         trained(world, f"train-{number}")
@@ -165,7 +168,13 @@ def test_sums_of_forgotten_jobs_survive_restart(world: ControllerInProcess, monk
     assert sums["chip_seconds"]["productive"] == pytest.approx(8 * sums["seconds"]["productive"])
     lines = world.iris("job", "goodput").stdout.splitlines()[1:3]
     assert [line.split()[:2] for line in lines] == [["ann", "3"], ["bob", "1"]]
-    world.succeed(world.start("another"))  # so that it is written
+    world.succeed(world.start("another"))
+
+    def recorded() -> dict[str, int]:
+        value = world.recorded().get("service/1/goodput")
+        return {day.user: day.jobs for day in Sums.read(value).users.since(0.0)} if value else {}
+
+    wait_until(lambda: recorded().get("ann") == 3)
     world.restart_controller()
     (again,) = world.json("job", "goodput", "--user", "ann")["forgotten"]
     assert again["jobs"] == 3

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import iris_ray
-from iris_ray.actors.controller.controller_process import MEASURE_S
+from iris_ray.actors.calls.service_parts import ServiceHealth
 from iris_ray.errors import JobCancelledError
+from iris_ray.goodput.controller import MEASURE_S
 from iris_ray.goodput.metrics import METRICS, MOST_VALUES, ControllerFacts, Measurements, MetricKind
 from iris_ray.model.goodput import Marks
 from iris_ray.model.jobs import Job
@@ -18,7 +19,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team
 from iris_ray.state import job_table
 from iris_ray.state.events import AttemptMarkedEvent, JobCancelledEvent, TaintedEvent, TeamsSetEvent, TimePassedEvent
-from tests.support.cluster_in_process import RecordedMeter
+from tests.support.meters import RecordedMeter
 from tests.support.virtual_cluster import VirtualCluster, played
 from tests.support.worlds import World, add_slices, attempt_id
 
@@ -211,41 +212,55 @@ def test_metric_names_follow_prometheus() -> None:
 
 
 def facts(**changes: Any) -> ControllerFacts:
-    return replace(ControllerFacts(7, "0.1.0", 1.7e9, [], 0.0, {"job": 0, "record": 0}, {}), **changes)
+    return replace(ControllerFacts(7, "0.1.0", 1.7e9, [], 0.0, {"job": 0, "record": 0}), **changes)
 
 
 def test_controller_measures_its_number_journal_and_set_aside_jobs(world: Measured) -> None:
     meter = world.meter
     told = facts(writings=[0.01, 2.0], writing_for=31.0, set_aside={"job": 1, "record": 0})
-    world.measurements.look_at_controller(told, world.now)
+    world.measurements.look_at_controller(told)
     assert meter.shown("iris_controller_epoch") == {"version=0.1.0": 7}
     assert meter.shown("iris_controller_alive_timestamp_seconds") == {"version=0.1.0": 1.7e9}
     assert meter.seen["iris_journal_seconds", ""] == [0.01, 2.0]
     assert meter.shown("iris_journal_waiting_seconds") == {"": 31.0}
     assert meter.shown("iris_set_aside") == {"kind=job": 1}
-    world.measurements.look_at_controller(facts(), world.now)
+    world.measurements.look_at_controller(facts())
     assert meter.shown("iris_set_aside") == meter.shown("iris_journal_waiting_seconds") == {}
 
 
-def test_missing_slices_are_timed_from_their_first_look(world: Measured) -> None:
+def test_failing_services_are_named_and_their_failures_counted(world: Measured) -> None:
     meter = world.meter
-    for after_s, missing in ((0.0, {"v4-16": 2}), (600.0, {"v4-16": 1, "v4-8": 1}), (60.0, {"v4-16": 1})):
-        world.now += after_s
-        world.measurements.look_at_controller(facts(missing=missing), world.now)
-    assert meter.shown("iris_missing_slices") == {"tpu_type=v4-16": 1}
-    assert meter.shown("iris_missing_slices_seconds") == {"tpu_type=v4-16": 660.0}
-    world.measurements.look_at_controller(facts(), world.now)
-    world.measurements.look_at_controller(facts(missing={"v4-16": 1}), world.now + 5.0)
-    assert meter.shown("iris_missing_slices_seconds") == {}
+    for health in ([("logs", None, 1)], [("logs", "ValueError: broken", 3)], [("logs", None, 3)]):
+        world.measurements.look_at_services([ServiceHealth(*one) for one in health], [])
+        trouble = health[0][1]
+        assert meter.shown("iris_service_failing") == ({"service=logs": 1.0} if trouble else {})
+    assert meter.total["iris_service_failures_total", "service=logs"] == 3
+
+
+def test_gauges_of_services_are_set_until_they_are_published_no_more(world: Measured) -> None:
+    meter = world.meter
+    waits = "iris_provisioning_oldest_request"
+    published = [
+        *((waits, (f"v6e-{number}", "us-east5-a"), float(number)) for number in range(MOST_VALUES + 2)),
+        ("iris_missing_slices", ("v6e-0",), 2.0),
+        ("iris_missing_slices", ("too", "many labels"), 2.0),
+        ("unknown", (), 1.0),
+    ]
+    world.measurements.look_at_services([], published)
+    assert meter.shown("iris_missing_slices") == {"tpu_type=v6e-0": 2.0}
+    assert meter.shown(waits)["tpu_type=v6e-7,source=us-east5-a"] == 7.0
+    assert meter.shown(waits)["tpu_type=other,source=us-east5-a"] == MOST_VALUES + 1, (
+        "the largest of those that share it"
+    )
+    world.measurements.look_at_services([], [])
+    assert meter.shown("iris_missing_slices") == meter.shown(waits) == {}
 
 
 @played()
 async def test_running_controller_measures_itself_every_few_seconds(cluster: VirtualCluster) -> None:
     waits = cluster.run("waits", (4,))
     await asyncio.sleep(3 * MEASURE_S)
-    measurements = cluster.controllers[-1]._measurements
-    assert measurements is not None
-    meter = measurements._meter
+    meter = cluster.part_of_controller("goodput")._measurements._meter
     assert isinstance(meter, RecordedMeter)
     assert meter.shown("iris_controller_epoch") == {f"version={iris_ray.__version__}": 1}
     assert meter.shown("iris_controller_alive_timestamp_seconds")

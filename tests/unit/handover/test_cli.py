@@ -9,8 +9,8 @@ import pytest
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.conventions import FAILED, USAGE
+from iris_ray.goodput.calls import GoodputCalls
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -94,7 +94,7 @@ def test_settings_limits_taints_and_history_arrive(world: ControllerInProcess, s
     assert after[0] == before[0]
     assert after[1]["operators"] == before[1]["operators"]
     assert [view["state"] for view in world.json("host", "ls")] == ["FREE", "CLOSED", "FREE", "FREE"]
-    (day,) = ControllerConnection().ask(ControllerInterface.user_times, 0.0)
+    (day,) = ControllerConnection().ask(GoodputCalls.user_times, 0.0)
     assert (day.user, day.jobs) == ("ann", 1)
 
 

@@ -24,7 +24,7 @@ from iris_ray.model.goodput import (
     time_lost,
     with_step,
 )
-from iris_ray.model.time_lost import LATEST_KEPT, Failure, FailureCause, TimeLost, elastic_seconds, move_s, summed_up
+from iris_ray.model.time_lost import LATEST_KEPT, Failure, FailureCause, TimeLost, move_s
 
 K = TimeKind
 C = FailureCause
@@ -262,15 +262,6 @@ def test_many_failures_take_little_room_and_time() -> None:
     assert (len(times.attempts), len(lost.latest)) == (2, LATEST_KEPT)
 
 
-def test_time_lost_of_jobs_is_summed_by_cause() -> None:
-    one = TimeLost(1, 3.0, 12.0, 1.0, 2.0, 3.0, ((3.0, 1.0),))
-    two = TimeLost(2, 11.0, 44.0, 0.0, 5.0, 9.0, ((9.0, 0.0), (2.0, 0.0)))
-    total = summed_up([{C.LOST: one}, {C.LOST: two, C.HUNG: one}])
-    lost = TimeLost(3, 14.0, 56.0, 1.0, 7.0, 9.0, ((3.0, 1.0), (9.0, 0.0), (2.0, 0.0)))
-    assert total == {C.LOST: lost, C.HUNG: one}
-    assert total[C.LOST].median_s == 3.0
-
-
 def test_move_costs_what_planned_moves_did_without_wait() -> None:
     evicted = TimeLost(2, 80.0, worst_s=70.0, latest=((70.0, 60.0), (12.0, 0.0)))
     assert move_s({C.EVICTED: evicted, C.LOST: TimeLost(1, 99.0, latest=((99.0, 0.0),))}) == 11.0
@@ -313,18 +304,6 @@ def test_goodput_agrees_with_googles_library(every: int, tolerance: float, settl
     )
     assert sum(ours.seconds.values()) == pytest.approx(THEIRS["total"], abs=1e-3)
     assert ours.goodput == pytest.approx(THEIRS["productive"] / THEIRS["total"], abs=tolerance / THEIRS["total"])
-
-
-@pytest.mark.parametrize("cause", [C.LOST, C.GROWN])
-def test_elastic_kinds_agree_with_googles_library(cause: FailureCause) -> None:
-    """`ElasticGoodputCalculator`, told of the events that MaxText records. Growth waits under a name of its own."""
-    first, second = (attempt(number, recorded, 1) for number, recorded in enumerate(RUN["attempts"], 1))
-    first.cause, second.assigned_at = cause, 146.0
-    lost = time_lost(JobTimes([first, second], ended_at=RUN["ended"], succeeded=True), 1e9)
-    theirs = dict(RUN["elastic, by ml-goodput-measurement 0.2.3"])
-    if cause is C.GROWN:
-        theirs |= {"elastic_slice_down": 0.0, "elastic_scale_up": theirs["elastic_slice_down"]}
-    assert elastic_seconds(lost) == pytest.approx(theirs, abs=1e-3)
 
 
 def test_time_lost_is_googles_badput_of_second_attempt_on() -> None:

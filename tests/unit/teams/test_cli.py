@@ -2,13 +2,16 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.conventions import FAILED, USAGE
-from iris_ray.errors import InvalidTeamsError, NotPermittedError
+from iris_ray.errors import InvalidMessageError, InvalidTeamsError, NotPermittedError
 from iris_ray.model.teams import Quota, Team, Teams
+from iris_ray.teams.calls import TeamCalls
+from iris_ray.teams.controller import TeamsInController
 from iris_ray.teams.core import read_teams, to_toml
 from tests.support.controller_in_process import ControllerInProcess
 
@@ -150,13 +153,13 @@ def test_second_of_two_operators_notices_the_first(site: Site) -> None:
 
 def test_change_between_difference_and_apply_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second operator answers the question while the first one's tree is set."""
-    really = Controller.set_teams
+    really = TeamsInController.set_teams
 
-    async def late(self: Controller, teams: list[Team], instead_of: str, user: str) -> object:
+    async def late(self: TeamsInController, teams: list[Team], instead_of: str, user: str) -> object:
         await really(self, [Team("sales")], Teams().version, "olga")
         return await really(self, teams, instead_of, user)
 
-    monkeypatch.setattr(Controller, "set_teams", late)
+    monkeypatch.setattr(TeamsInController, "set_teams", late)
     said = site.apply(TREE, code=USAGE)
     assert "the teams have changed meanwhile" in said[-1]
     assert site.tree() == Teams([Team("sales")])
@@ -232,3 +235,18 @@ def test_two_thousand_teams_are_applied_and_shown_quickly(site: Site) -> None:
     assert time.process_time() - began < 10
     with pytest.raises(InvalidTeamsError, match="and 1975 more; say which"):
         site.world.submit("unclear")
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        (TeamCalls.set_limits, ("ann", [0], None, False, "ann")),
+        (TeamCalls.set_teams, ([None], "", "ann")),
+        (TeamCalls.set_teams, ([Team("ads")], None, "ann")),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_senseless_call_is_refused(site: Site, method: Any, args: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidMessageError):
+        ControllerConnection().ask(method, *args)
+    assert len(site.tree()) == 0

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from iris_ray.errors import InvalidTeamsError
-from iris_ray.model.teams import EVERYBODY, MOST_LEVELS, Quota, Team, Teams
-from iris_ray.teams.core import chips_of, read_teams, to_toml
+from iris_ray.model.teams import EVERYBODY, MOST_LEVELS, Quota, Team, Teams, chips_of
+from iris_ray.teams.core import read_teams, to_toml
 
 TREE = """
 [teams.research]

@@ -124,10 +124,10 @@ def test_job_with_taken_id_is_refused_unless_identical(world: ControllerInProces
 def test_job_submitted_again_keeps_the_team_that_it_got(world: ControllerInProcess) -> None:
     """Its pool has not heard the first answer, and its user has left the team since."""
     before, after = Teams([Team("ads", users=("ann",))]), Teams([Team("ads")])
-    ask(world, "set_teams", list(before), Teams().version, "ann")
+    world.set_teams(*before)
     spec = tasks_spec("of-ads", user="ann")
     ask(world, "submit", spec, a_pool(world), 1)
-    ask(world, "set_teams", list(after), before.version, "ann")
+    world.set_teams(*after)
     for again in (spec, replace(spec, team="ads")):
         ask(world, "submit", again, a_pool(world), 1)
     assert world.spec("of-ads").team == "ads"
@@ -196,18 +196,12 @@ def test_report_about_missing_task_is_refused_by_name(world: ControllerInProcess
         ("cancel", ("job", None, "ann")),
         ("cancel", ("job", "why", None)),
         ("set_yielding", ({"job": "yes"}, "ann")),
-        ("set_limits", ("ann", [0], None, False, "ann")),
-        ("set_teams", ([None], "", "ann")),
-        ("set_teams", ([Team("ads")], None, "ann")),
         ("set_settings", ({"evictions": 1}, False, "ann")),
         ("set_settings", ({"evictions": "off"}, False, None)),
         ("why", (None,)),
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),
-        ("note_last_lines", ([None], PoolProcess("pool", 1))),
         ("note_progress", (None, PoolProcess("pool", 1))),
-        ("fetch_logs", ("job", {0: 1}, 1)),
-        ("locate_logs", ("job", {0: 1})),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller import containment
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
 from iris_ray.model.lifecycle import AttemptId, TaskState
-from iris_ray.model.teams import Team, Teams
+from iris_ray.model.teams import Team
 from iris_ray.state import ControllerState, records
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.instructions import Instructions
@@ -168,14 +166,13 @@ def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
 
 
 def test_damaged_teams_are_left_out_and_their_jobs_go_on(world: ControllerInProcess) -> None:
-    teams = [Team("ads", users=("ann",))]
     for data in (b"{", b"[]", b"7", b'{"ads": 3}', b'{"ads/eu": {}}', b'{"ads": {"quota": {"v4-16": -1}}}'):
-        ControllerConnection().ask(ControllerInterface.set_teams, teams, Teams().version, "ann")
+        world.set_teams(Team("ads", users=("ann",)))
         damage(world, "teams/", data)
         restart(world)
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the teams"]
-        assert ControllerConnection().ask(ControllerInterface.list_teams).tree() == Teams()
+        assert not world._controllers[-1]._state.teams.teams
 
 
 def test_damaged_settings_are_left_out_and_unknown_ignored(world: ControllerInProcess) -> None:

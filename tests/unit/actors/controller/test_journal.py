@@ -10,14 +10,12 @@ import pytest
 from iris_ray.actors.controller import journal as module
 from iris_ray.actors.controller import journal as record_collector
 from iris_ray.actors.controller import write_ahead_log
-from iris_ray.actors.controller.journal import EPOCHS_KEPT, USAGE_EVERY_S, Journal
+from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
 from iris_ray.errors import DeposedError
-from iris_ray.goodput.sums import DAY_S
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.teams import Quota, Team
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT
-from iris_ray.state import job_table
 from iris_ray.state.events import PastUsageEvent, TeamsSetEvent, TimePassedEvent, WorkerRegisteredEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
@@ -134,19 +132,6 @@ async def test_write_in_pieces_shows_one_moment(world: World, monkeypatch: pytes
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
     assert len(held) == len(set(held)) == 2
     world.state.check()
-
-
-def test_forgotten_jobs_are_summed_by_wall_clock_day(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    """The Controller's own clock stands still while there is none: a cluster's may be days behind."""
-    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
-    journal = begun_on(SharedStore(), monkeypatch)
-    monkeypatch.setattr(journal.clock, "wall", lambda at: at + 3 * DAY_S)
-    for name in ("first", "second"):
-        world.finish(world.start(name))
-    world.now += USAGE_EVERY_S
-    world.do(TimePassedEvent(world.now))
-    asyncio.run(journal.write(world.state))
-    assert [(sums.day, sums.jobs) for sums in journal.user_times.since(0.0)] == [(3, 1)]
 
 
 def test_endpoints_and_code_of_forgotten_jobs_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

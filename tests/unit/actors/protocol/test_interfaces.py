@@ -38,7 +38,7 @@ def types(controller: Controller, pool: SlicePoolManager, host: TPUHostActor, ta
     return asked, runs, watches, works
 
 
-@pytest.mark.parametrize("name", ["list_jobs", "list_goodput", "list_tasks", "list_workers"])
+@pytest.mark.parametrize("name", ["list_jobs", "list_tasks", "list_workers"])
 def test_page_of_list_begins_after_attribute_of_items(name: str) -> None:
     method = getattr(ForPeople, name)
     (item,) = get_args(get_type_hints(method)["return"])

@@ -2,17 +2,18 @@
 
 import pytest
 
+from iris_ray.errors import InvalidRequestError
+from iris_ray.goodput.calls import UserDay
 from iris_ray.goodput.sums import (
     DAY_S,
     DAYS_KEPT,
     ENTRIES_KEPT,
     ChipState,
     FleetTimes,
-    ForgottenJob,
-    UserDay,
+    Sums,
     UserTimes,
 )
-from iris_ray.model.goodput import Totals
+from iris_ray.model.goodput import ForgottenJob, Totals
 
 # -- chips ------------------------------------------------------------------------------------------------------------
 
@@ -87,3 +88,36 @@ def test_user_times_are_kept_apart_by_team() -> None:
     assert [(one.team, one.jobs) for one in successor.since(0.0)] == [("", 1), ("ads", 2)]
     successor.restore(b'[[1, "ann", 3, {}, {}]]')
     assert successor.since(0.0) == [UserDay(1, "ann", 3)]
+
+
+# -- both together -----------------------------------------------------------------------------------------------------
+
+
+def both() -> Sums:
+    sums = Sums()
+    sums.users.add(job("ann", 3.1, 10.0))
+    sums.fleet.add("2026-11-22", {ChipState.BUSY: 8.0}, 10.0)
+    return sums
+
+
+def test_sums_are_the_same_after_record_and_after_export() -> None:
+    exported, merged = Sums(), Sums()
+    for line in both().lines():
+        exported.add_line(line)
+    merged.include(Sums.read(both().to_json()))
+    assert exported.lines() == merged.lines() == both().lines()
+
+
+def test_finished_jobs_of_an_export_are_summed() -> None:
+    sums = Sums()
+    line = {"kind": "finished", "user": "ann", "ended_at": 3.1 * DAY_S, "seconds": {"productive": 10.0}}
+    sums.add_line({**line, "chip_seconds": {}})
+    sums.add_line({**line, "seconds": {}, "chip_seconds": {}})
+    sums.add_line({"kind": "setting"})
+    assert sums.users.since(0.0) == [UserDay(3, "ann", 1, {"productive": 10.0})]
+
+
+@pytest.mark.parametrize("line", [{"kind": "user_day"}, {"kind": "fleet_day", "day": "x", "chip_seconds": {"tea": 1}}])
+def test_line_that_makes_no_sense_is_refused(line: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="makes no sense"):
+        Sums().add_line(line)

@@ -1,0 +1,126 @@
+"""Capacity in the Controller: requests for missing slices, provisioners' reports, and the provider's word on losses."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.controller.services import Controller, ControllerPart, Gauge, Happening, PlainValue, Published
+from iris_ray.capacity.autoscaler import Demand
+from iris_ray.capacity.board import CapacityBoard, capacity_rows
+from iris_ray.capacity.calls import CapacityCalls
+from iris_ray.capacity.cloud_tpu import ProviderWords
+from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.demand import missing_slices, slices_in
+from iris_ray.capacity.kuberay_demand import find_demand
+from iris_ray.errors import ProviderError
+from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU
+from iris_ray.model.outcomes import ProviderWord
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""The interval between two looks at missing slices while somebody is asked for them."""
+MEASURE_S = 5.0
+"""The interval between two looks at missing slices otherwise, for metrics."""
+
+
+class CapacityInController(ControllerPart):
+    """See `CapacityCalls`."""
+
+    calls = (CapacityCalls,)
+
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._state = controller.state
+        self._clock = controller.clock
+        self._board = CapacityBoard(controller.clock)
+        self._provider = ProviderWords()
+        self._demand: Demand | None = None
+        self._asked_types: set[str] = set()  # for which `Demand.words` may have something to say
+        self._missing: Mapping[str, int] = {}
+        self._missing_since: dict[str, float] = {}
+        self._measured_at = float("-inf")
+        self._published: Published | None = None
+
+    async def started(self) -> None:
+        self._provider.ask_at(self._state.settings.value(CLOUD_TPU))
+
+    async def run(self) -> None:
+        self._demand = await self.in_thread(find_demand)
+        while True:
+            await self._look()
+            await asyncio.sleep(LOOK_S)
+
+    def close(self) -> None:
+        super().close()
+        self._provider.close()
+
+    async def _look(self) -> None:
+        """Request the slices that are missing, and publish what there is to know."""
+        demand = self._demand
+        try:
+            if demand is not None and ((is_shown := self._is_shown(demand)) or not demand.is_gone):
+                missing = await self.demand() if is_shown else {}
+                self._asked_types = {*missing, *demand.asked}
+                await self.in_thread(demand.update, missing, slices_in(self._state.fleet))
+        except ProviderError as error:
+            logger.warning("asking for missing slices failed; trying again: %s", error)
+        except Exception:
+            logger.exception("asking for missing slices failed; trying again")
+        if (now := self._clock.now()) >= self._measured_at + MEASURE_S:
+            self._measured_at = now
+            self._missing = {tpu_type: sum(gangs) for tpu_type, gangs in (await self.demand()).items()}
+            self._missing_since = {kind: self._missing_since.get(kind, now) for kind in self._missing}
+        self._publish()
+
+    def _is_shown(self, demand: Demand) -> bool:
+        return demand.is_shown(self._state.settings.value(AUTOSCALER_DEMAND))
+
+    # -- what the kernel shows -------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        demand, reports = self._demand, self._board.reports()
+        is_asked = demand is not None and self._is_shown(demand)
+        about: dict[str, PlainValue] = {"way": demand.way, "problem": demand.problem} if demand and is_asked else {}
+        published = Published(
+            reasons=self._reasons(demand),
+            brings_slices=is_asked or bool(reports),
+            about=about,
+            tables={"capacity": capacity_rows(reports)},
+            prices=self._board.prices(),
+            gauges=(*self._gauges_of_missing(), *self._board.gauges()),
+        )
+        if published != self._published:
+            self.publish(published)
+            self._published = published
+
+    def _reasons(self, demand: Demand | None) -> dict[str, tuple[str, ...]]:
+        found = self._board.words()
+        if demand is None:
+            return found
+        asked = {tpu_type: demand.words(tpu_type) for tpu_type in self._asked_types}
+        return {tpu_type: (*asked.get(tpu_type, ()), *found.get(tpu_type, ())) for tpu_type in {**asked, **found}}
+
+    def _gauges_of_missing(self) -> list[Gauge]:
+        now = self._clock.now()
+        times = [("iris_missing_slices_seconds", (kind,), now - since) for kind, since in self._missing_since.items()]
+        return [*(("iris_missing_slices", (kind,), float(n)) for kind, n in self._missing.items()), *times]
+
+    async def slices_lost(self, names: frozenset[str]) -> Mapping[str, ProviderWord]:
+        self._provider.ask_at(self._state.settings.value(CLOUD_TPU))
+        return await self._provider.about(names)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    async def demand(self) -> dict[str, list[int]]:
+        jobs = self._state.jobs
+        waits = [(jobs[i], why) for i, why in self.controller.planner.pending_reasons.items() if i in jobs]
+        return missing_slices(waits, self._state.fleet)
+
+    async def report_capacity(self, report: CapacityReport) -> None:
+        self._board.take(report)
+        self._publish()
+
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+        self._board.lease(owner, instance, seconds)

@@ -1,0 +1,93 @@
+"""Calls about teams and limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from iris_ray.actors.protocol.services import calls_of
+from iris_ray.actors.protocol.status import LimitStatus, TeamChips
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.teams import Quota, Team, Teams
+
+
+@dataclass(frozen=True, slots=True)
+class TeamStatus:
+    """A team, and what it has.
+
+    Attributes:
+        name, quotas, weight, users: as operators have set them. The name is empty for all jobs without a team.
+        chips: by type, for each type with any quota.
+        running, waiting: unfinished jobs of this team itself, not of its parts: with hosts, and all others.
+        share: the largest share of any resource of the cluster that the team and its parts hold, from 0 to 1.
+        counted: the same including past usage.
+    """
+
+    name: str
+    quotas: Mapping[str, Quota]
+    weight: float
+    users: tuple[str, ...]
+    chips: Mapping[str, TeamChips]
+    running: int
+    waiting: int
+    share: float
+    counted: float
+
+
+@dataclass(frozen=True, slots=True)
+class TeamsStatus:
+    """All teams of a cluster.
+
+    Attributes:
+        version: see `Teams.version`.
+        teams: in the order of their names, after the jobs without a team; nothing if there are no teams.
+        fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
+    """
+
+    version: str
+    teams: tuple[TeamStatus, ...]
+    fleet: Mapping[str, float]
+
+    def tree(self) -> Teams:
+        """Return the teams as operators have set them."""
+        return Teams(Team(one.name, one.quotas, one.weight, one.users) for one in self.teams if one.name)
+
+
+@calls_of("teams")
+class TeamCalls(Protocol):
+    """Calls of people."""
+
+    async def list_limits(self) -> list[LimitStatus]:
+        """Return the limits and usage of each user with limits or jobs, after the limits of `EVERYBODY`."""
+
+    async def set_limits(
+        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
+    ) -> list[LimitStatus]:
+        """Set some limits of a user, or of everybody. Return all limits as `list_limits` does.
+
+        Args:
+            whose: the user, or `EVERYBODY`.
+            bands: the bands in which to set them.
+            limits: those that are None stay unchanged.
+            reset: whether to remove the limits that were set before.
+            user: who sets them.
+
+        Raises:
+            NotPermittedError: the user is no operator.
+        """
+
+    async def list_teams(self) -> TeamsStatus:
+        """Return all teams with their quotas and their use."""
+
+    async def set_teams(self, teams: list[Team], instead_of: str, user: str) -> TeamsStatus:
+        """Replace the whole tree of teams. Return it as `list_teams` does.
+
+        Args:
+            teams: all teams; none: there are no teams any more.
+            instead_of: the version of the tree that they replace, see `Teams.version`.
+            user: who sets them.
+
+        Raises:
+            InvalidTeamsError: they don't go together, or replace another tree than the present one.
+            NotPermittedError: the user is no operator.
+        """
