@@ -38,7 +38,7 @@ from tests.support.meters import RecordedMeter
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
 from tests.support.sessions import SessionInProcess
 
-STAND_INS = {
+STAND_INS: dict[str, Any] = {
     "iris_ray.goodput.controller.ray_meter": RecordedMeter,
     "iris_ray.capacity.controller.find_demand": lambda: None,
 }
