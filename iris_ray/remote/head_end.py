@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
 from iris_ray.errors import SessionError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 WINDOW = 1 << 20
 """The limit for the bytes of a channel that are under way in one direction; its reader grants the next ones."""
+CHUNK_BYTES = 64 << 10
+"""The limit for the bytes of a frame of data."""
 PING_S = 10.0
 """The longest interval between two frames from one end."""
 SILENCE_S = 60.0
@@ -222,13 +224,12 @@ class _Channel:
         self._credit = Credit()
         self._given: asyncio.Queue[bytes] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
+        self._is_command = "words" in opens.facts
         self._beginning = asyncio.create_task(asyncio.to_thread(_begun, opens.facts))
         self._task = asyncio.create_task(self._serve())
 
     def take(self, frame: Frame) -> None:
         """Do what a frame says."""
-        from iris_ray.sessions.core import Size
-
         command = self._begun_command
         if frame.kind in (Kind.DATA, Kind.END):
             self._given.put_nowait(frame.data)
@@ -237,7 +238,7 @@ class _Channel:
         elif frame.kind == Kind.CLOSE and self._closing is None:
             self._closing = asyncio.create_task(self.close())
         elif frame.kind == Kind.RESIZE and command is not None:
-            command.resize(Size(*frame.facts["size"]))
+            command.resize(frame.facts["size"])
         elif frame.kind == Kind.SIGNAL and command is not None:
             command.signal(frame.facts["number"])
 
@@ -254,23 +255,19 @@ class _Channel:
 
     @property
     def _begun_command(self) -> "RunningCommand | None":
-        from iris_ray.sessions.channels import RunningCommand
-
+        """The command, once it has begun; None for a connection."""
         began = self._beginning.done() and self._beginning.exception() is None
-        found = self._beginning.result() if began else None
-        return found if isinstance(found, RunningCommand) else None
+        return cast("RunningCommand", self._beginning.result()) if began and self._is_command else None
 
     async def _serve(self) -> None:
-        from iris_ray.sessions.core import Piece
-
         said: dict[str, object] = {"error": "it was closed"}
         writing: asyncio.Task[None] | None = None
         try:
             channel = await asyncio.shield(self._beginning)
             writing = asyncio.create_task(self._write_to(channel))
-            piece = Piece(0)
-            while not piece.over:
-                piece = await channel.read(piece.number)
+            piece = None
+            while piece is None or not piece.over:
+                piece = await channel.read(0 if piece is None else piece.number)
                 for kind, data in ((Kind.DATA, piece.out), (Kind.ERR, piece.err)):
                     if data:
                         await self._credit.spend(len(data))
@@ -301,13 +298,11 @@ def _begun(facts: dict[str, Any]) -> "ByteChannel":
         OSError, SessionError, subprocess.SubprocessError: it can't begin.
     """
     from iris_ray.sessions.channels import PortConnection, RunningCommand
-    from iris_ray.sessions.core import Size
 
     if "words" in facts:
         words = [sys.executable, "-m", "iris_ray", *facts["words"]]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TERM": facts["term"]}
-        size = None if facts["size"] is None else Size(*facts["size"])
-        return RunningCommand.start(words, environ, os.getcwd(), "", size, facts["input"])
+        return RunningCommand.start(words, environ, os.getcwd(), "", facts["size"], facts["input"])
     host, port = facts["host"], facts["port"]
     try:
         return PortConnection(socket.create_connection((host, port), CONNECT_S))

@@ -17,10 +17,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import aiohttp
 
 from iris_ray.actors.calls.asking_again import ask_again
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
 from iris_ray.remote.calls import HeadCall
-from iris_ray.remote.head_end import PING_S, SILENCE_S, WINDOW, Credit, Kind, file_name, package_name, serve_tunnel
+from iris_ray.remote.head_end import (
+    CHUNK_BYTES,
+    PING_S,
+    SILENCE_S,
+    WINDOW,
+    Credit,
+    Kind,
+    file_name,
+    package_name,
+    serve_tunnel,
+)
 from iris_ray.remote.ray_jobs import RayJobs
 
 if TYPE_CHECKING:
@@ -48,9 +59,11 @@ class Tunnel:
 
     Raises:
         NoClusterError, TokenRefusedError, VersionMismatchError, RayJobError: the head's end can't be started.
+        ServiceUnavailableError: the service of sessions, whose streams and messages this uses, was taken out.
     """
 
     def __init__(self, jobs: RayJobs, **more: Any) -> None:
+        module_of("sessions", "core")
         self._word = f"iris-ray-{secrets.token_hex(16)}"
         self._jobs = jobs
         self._channels: dict[int, TunnelChannel] = {}
@@ -98,7 +111,6 @@ class Tunnel:
 
     def begin_carrying(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes between a connection to this process and one from the head to an address, until either ends."""
-
         from iris_ray.sessions.port_forward import carry
 
         async def work() -> None:
@@ -241,7 +253,7 @@ class TunnelChannel:
         self._came.put_nowait(error)
         self._credit.add(WINDOW)
 
-    async def pieces(self) -> "AsyncIterator[Piece]":
+    async def pieces(self) -> AsyncIterator["Piece"]:
         """Yield pieces as they come, up to the last one.
 
         Raises:
@@ -265,8 +277,6 @@ class TunnelChannel:
 
     async def write(self, data: bytes) -> None:
         """Hand bytes over, and wait until they may be sent; no bytes mean the end."""
-        from iris_ray.sessions.core import CHUNK_BYTES
-
         for at in range(0, len(data), CHUNK_BYTES):
             part = data[at : at + CHUNK_BYTES]
             await self._credit.spend(len(part))
@@ -319,7 +329,6 @@ class TunnelInThread:
         Raises:
             SessionError: it fails, or the tunnel does; the message is what it says.
         """
-
         from iris_ray.sessions.client import follow
         from iris_ray.sessions.core import CommandLine
 

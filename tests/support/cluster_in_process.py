@@ -35,7 +35,7 @@ from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reserva
 from tests.support.meters import RecordedMeter
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
 
-STAND_INS = {
+STAND_INS: dict[str, Any] = {
     "iris_ray.goodput.controller.ray_meter": RecordedMeter,
     "iris_ray.capacity.controller.find_demand": lambda: None,
 }

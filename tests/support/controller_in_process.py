@@ -256,7 +256,7 @@ class ControllerInProcess(ClusterInProcess):
                 assert time.monotonic() < deadline, "no Controller came"
                 time.sleep(0.02)
 
-    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
+    def _in_loop(self, function: Callable[..., object], *args: Any) -> None:
         async def call() -> None:
             function(*args)
 

@@ -27,10 +27,6 @@ def newer_marks(times: JobTimes, heard: Heard | None) -> Marks | None:
     return heard.marks if not known or heard.marks.steps[-1:] > known else None
 
 
-SAVES_RECORDED_EVERY_S = 60.0
-"""The saves of a gang are recorded at most so often."""
-
-
 def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
     """Return the times with the reported marks of the latest attempt, if they are newer than the recorded ones."""
     if (marks := newer_marks(times, heard)) is None:
@@ -38,6 +34,10 @@ def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
     known = copy(times)
     known.attempts = [*times.attempts[:-1], replace(times.attempts[-1], marks=marks)]
     return known
+
+
+SAVES_RECORDED_EVERY_S = 60.0
+"""The saves of a gang are recorded at most so often."""
 
 
 def news_of_saves(gang: Gang, progress: GangProgress, now: float) -> AttemptSavesEvent | None:

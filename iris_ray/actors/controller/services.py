@@ -18,7 +18,7 @@ from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.actors.protocol.services import Service
-from iris_ray.errors import IrisError
+from iris_ray.errors import InvalidMessageError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.outcomes import ProviderWord
@@ -54,7 +54,7 @@ Gauge = tuple[str, tuple[str, ...], float]
 
 ADMIT_S = 10.0
 """A service may take this time to accept a job that uses it. After that the job is refused."""
-LOST_S = 5.0
+LOST_S = 3.0
 """A service may take this time to answer `ControllerPart.slices_lost`."""
 
 
@@ -271,16 +271,23 @@ class ControllerParts(RunningParts[Happening]):
     async def slices_lost(self, names: frozenset[str]) -> dict[str, ProviderWord]:
         """Return what services know of slices whose hosts were just lost. Failing and slow services are left out."""
         asked = [one for one in self if _knows_slices(one.part)]
-        calls = (one.call(lambda part: part.slices_lost(names), LOST_S) for one in asked)
+        calls = (one.call(lambda part: _words_of(part, names), LOST_S) for one in asked)
         found: dict[str, ProviderWord] = {}
         for running, answer in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                found |= plain(dict[str, ProviderWord], answer, "what a service knows of lost slices")
-            except IrisError as error:
-                logger.warning("the service %s says nothing of lost slices: %s", running.service.name, error)
+            if isinstance(answer, BaseException):
+                logger.warning("the service %s says nothing of lost slices: %s", running.service.name, answer)
+            else:
+                found |= answer
         return found
+
+
+async def _words_of(part: ControllerPart, names: frozenset[str]) -> dict[str, ProviderWord]:
+    answer = await part.slices_lost(names)
+    try:
+        words: dict[str, ProviderWord] = plain(dict[str, ProviderWord], answer, "the answer")
+    except InvalidMessageError as error:
+        raise TypeError(f"slices_lost: {error}") from error
+    return words
 
 
 def _knows_slices(part: ServicePart[Happening] | None) -> bool:
