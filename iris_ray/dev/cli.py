@@ -187,7 +187,7 @@ def _begun(name: str) -> Iterator["HeldRun"]:
 
 def _shown(held_run: "HeldRun") -> int:
     """Print what the hosts say until the end, pass Ctrl-C on, and return the exit code."""
-    from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
+    from iris_ray.cli.streams import KILLED, LabelledLines, print_bytes
 
     widest = max(len(host.label) for host in held_run.hosts)
     lines = {host: LabelledLines(f"{host.label.ljust(widest)}| ".encode()) for host in held_run.hosts}

@@ -79,7 +79,7 @@ class DashboardHead(Head):
         raise click.exceptions.Exit(code)
 
     def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
-        from iris_ray.sessions.streams import wait_for
+        from iris_ray.cli.streams import wait_for
 
         raise click.exceptions.Exit(wait_for(self._forward(words, local, remote)))
 
@@ -126,9 +126,9 @@ class DashboardHead(Head):
         return streams.wait_for(run())
 
     async def _forward(self, words: Sequence[str], local: int, remote: int) -> int:
+        from iris_ray.cli.streams import print_bytes
         from iris_ray.sessions.core import CommandLine
         from iris_ray.sessions.port_forward import LOOPBACK, listen
-        from iris_ray.sessions.streams import print_bytes
 
         at_head = 0
 

@@ -214,6 +214,8 @@ class ClusterInProcess:
                 return self._hosts[-1]
             with mock.patch.dict(os.environ, IRIS_RAY_HOST_DIR=str(self.node(strategy.node_id).directory)):
                 if actor_class.__name__ == "HostSession":
+                    from tests.support.sessions import SessionInProcess
+
                     return SessionInProcess(*args)
                 assert actor_class.__name__ == "LogReader", actor_class
                 return actor_class()
