@@ -1,4 +1,4 @@
-from .actors.protocol.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
+from .actors.protocol.status import HostCondition, JobStatus, TaskAttempt, TaskStatus, WorkerStatus
 from .client.client import IrisClient
 from .client.job_group import GroupHandle, JobGroup
 from .client.job_handle import JobHandle
@@ -45,6 +45,7 @@ __all__ = [
     "CoschedulingConfig",
     "DeviceKind",
     "GroupHandle",
+    "HostCondition",
     "IrisClient",
     "IrisError",
     "JobGroup",

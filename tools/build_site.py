@@ -14,24 +14,25 @@ REPOSITORY = Path(__file__).parents[1]
 PAGES = REPOSITORY / "build" / "pages"
 FOLDERS = ("docs", "examples")
 SECTIONS = {
-    "client": "Running jobs",
-    "task": "Inside a task",
-    "actors": "How jobs and tasks stand",
-    "slots": "Serving models",
-    "model": "What jobs ask for, and how they end",
-    "errors": "Errors",
+    "Running jobs": ("client", "dev", "docker", "remote"),
+    "Inside a task": ("task",),
+    "How jobs and tasks stand": ("actors", "logs"),
+    "Serving models": ("slots",),
+    "What jobs ask for, and how they end": ("model",),
+    "Errors": ("errors",),
 }
+"""The titles of the reference's sections, and the packages whose public names each has."""
 
 
 DOORS = {
     "slots/__init__.pyi": "More about slots",
     "jax.py": "JAX in a task",
-    "outer.py": "Slices that train by themselves",
-    "checkpoint/__init__.py": "Checkpoints in memory",
-    "levanter/__init__.py": "For users of Levanter",
+    "outer/__init__.pyi": "Slices that train by themselves",
+    "checkpoint/__init__.pyi": "Checkpoints in memory",
+    "levanter/__init__.pyi": "For users of Levanter",
     "fray/__init__.pyi": "For users of Marin",
     "testing/__init__.py": "Simulated clusters",
-    "study/__init__.py": "Studies in virtual time",
+    "study/__init__.pyi": "Studies in virtual time",
     "state/__init__.py": "Driving the core: the state",
     "scheduler/__init__.py": "Driving the core: the scheduler",
 }
@@ -52,15 +53,15 @@ def main() -> None:
 
 def reference(package: Path) -> str:
     """Return the page of all public names, from the modules that list where each is defined."""
-    by_section: dict[str, list[str]] = defaultdict(list)
+    by_package: dict[str, list[str]] = defaultdict(list)
     places = list(_places(package / "__init__.pyi", "iris_ray"))
     for place in places:
-        by_section[place.split(".")[1]].append(place)
+        by_package[place.split(".")[1]].append(place)
     page = ["# Reference", "", "All of these can be imported from `iris_ray`.", ""]
-    for section, title in SECTIONS.items():
-        page += [f"## {title}", "", *_entries(by_section.pop(section))]
-    if by_section:
-        raise SystemExit(f"tools/build_site.py: give a title to the section of {', '.join(by_section)}")
+    for title, packages in SECTIONS.items():
+        page += [f"## {title}", "", *_entries(place for one in packages for place in by_package.pop(one))]
+    if by_package:
+        raise SystemExit(f"tools/build_site.py: name a section that has the names of {', '.join(by_package)}")
     for file, title in DOORS.items():
         module = ".".join(["iris_ray", *Path(file).with_suffix("").parts]).removesuffix(".__init__")
         more = [place for place in _places(package / file, module) if place not in places]

@@ -3,8 +3,8 @@
 May import: `actors`, `history`, `task`, `terminal`, `processes`, the pure core; `testing` for ``IrisClient.local``.
 Start with `run_on_pod.py` and `client.py`: both make a request (`job_request.py`; the table of options is
 `model/options.py`) and hand it to a pool (`caller_pool.py`), which may outlive its caller. `modes/` runs a request on
-this machine instead. `ray_jobs.py` sends a whole script to a cluster, by Ray's job API; `dashboard_client.py` makes the
-calls of an `IrisClient` in this way. `tunnel/` has streams in both directions through the same port.
+this machine instead. `transport.py` is how an `IrisClient` reaches its cluster: this process is connected to Ray, or a
+service that it knows by name has the cluster's head act for it.
 """
 
 import lazy_loader

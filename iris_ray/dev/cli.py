@@ -19,7 +19,6 @@ from iris_ray.cli.printing import print_json
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
 from iris_ray.model.options import GangOptions, default_of
-from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
 from iris_ray.terminal import live_line
 
 HOSTS = "hosts"
@@ -188,6 +187,8 @@ def _begun(name: str) -> Iterator["HeldRun"]:
 
 def _shown(held_run: "HeldRun") -> int:
     """Print what the hosts say until the end, pass Ctrl-C on, and return the exit code."""
+    from iris_ray.sessions.streams import KILLED, LabelledLines, print_bytes
+
     widest = max(len(host.label) for host in held_run.hosts)
     lines = {host: LabelledLines(f"{host.label.ljust(widest)}| ".encode()) for host in held_run.hosts}
     pressed = 0

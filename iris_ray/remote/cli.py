@@ -11,6 +11,7 @@ from typing import IO, Any, NoReturn, Unpack
 
 import click
 
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import Head, Sent, words_for_head
 from iris_ray.cli.conventions import (
     FAILED,
@@ -22,23 +23,10 @@ from iris_ray.cli.conventions import (
     say_error,
 )
 from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
-from iris_ray.dev.checkout import Checkout, record_package
-from iris_ray.dev.code_directory import CodeDirectory
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
 from iris_ray.remote.laptop_end import Tunnel
 from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
-from iris_ray.sessions.client import follow as follow_channel
-from iris_ray.sessions.core import CommandLine
-from iris_ray.sessions.port_forward import LOOPBACK, listen
-from iris_ray.sessions.streams import (
-    CtrlC,
-    follow_on_terminal,
-    print_bytes,
-    stdin_bytes,
-    terminal_size,
-    wait_for,
-)
 
 PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
@@ -63,23 +51,20 @@ class DashboardHead(Head):
     def run(
         self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
     ) -> NoReturn:
-        command = _on_terminal(words) if on_terminal else CommandLine(tuple(words), takes_input=takes_input)
-        raise click.exceptions.Exit(self._code(command, None, says=False, **sent))
+        raise click.exceptions.Exit(self._code(words, None, takes_input, on_terminal, says=False, **sent))
 
     def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
         path = Path(named or ".")
         there = _program(target, path)[-1]
         words = [there if word == target else word for word in words_for_head()]
+        is_person = on_a_terminal() and os.isatty(1)  # who sees the status of the job, and is asked at Ctrl-C
         with _sent_directory(path, named is not None) as (directory, packages):
             more: dict[str, Any] = {**sent, "working_dir": directory, "packages": packages, "says": named is not None}
-            # on a terminal, the command shows the status of the job, and asks at Ctrl-C
-            is_person = on_a_terminal() and os.isatty(1)
-            command = _on_terminal(words) if is_person else CommandLine(tuple(words))
-            code = self._code(command, None, with_secrets=named is not None, **more)
+            code = self._code(words, None, on_terminal=is_person, with_secrets=named is not None, **more)
         raise click.exceptions.Exit(code)
 
     def read(self, words: Sequence[str], to: IO[bytes]) -> int:
-        return self._code(CommandLine(tuple(words)), to)
+        return self._code(words, to)
 
     def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
         part = path.with_name(f".{path.name}.part")
@@ -94,37 +79,57 @@ class DashboardHead(Head):
         raise click.exceptions.Exit(code)
 
     def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
+        from iris_ray.sessions.streams import wait_for
+
         raise click.exceptions.Exit(wait_for(self._forward(words, local, remote)))
 
-    def _code(self, command: CommandLine, to: IO[bytes] | None, **more: Any) -> int:
+    def _code(
+        self,
+        words: Sequence[str],
+        to: IO[bytes] | None,
+        takes_input: bool = False,
+        on_terminal: bool = False,
+        **more: Any,
+    ) -> int:
         """Run a command, and return its exit code.
 
         Args:
-            command: its words are those after ``iris-ray``.
+            words: those after ``iris-ray``.
             to: the file for its stdout; None: this command's stdout.
+            takes_input, on_terminal: as for `run`.
             more: as for `Tunnel`.
         """
+        tunnel = Tunnel(self._jobs, **more)
+        from iris_ray.sessions import streams
+        from iris_ray.sessions.client import follow
+        from iris_ray.sessions.core import CommandLine
 
         def show(data: bytes, is_err: bool) -> None:
             if to is None or is_err:
-                print_bytes(data, is_err)
+                streams.print_bytes(data, is_err)
             else:
                 to.write(data)
 
-        async def run(tunnel: Tunnel) -> int:
-            if command.size is not None:
+        async def run() -> int:
+            if on_terminal:
+                term = os.environ.get("TERM", "xterm")
                 async with tunnel:
-                    return await follow_on_terminal(tunnel.run(command))
-            with CtrlC() as ctrl_c:
+                    command = CommandLine(tuple(words), streams.terminal_size(), True, term)
+                    return await streams.follow_on_terminal(tunnel.run(command))
+            with streams.CtrlC() as ctrl_c:
                 async with tunnel:
-                    channel = tunnel.run(command)
+                    channel = tunnel.run(CommandLine(tuple(words), takes_input=takes_input))
                     ctrl_c.goes_to(channel)
-                    given = stdin_bytes() if command.takes_input else None
-                    return ctrl_c.judge(await follow_channel(channel, show, given))
+                    given = streams.stdin_bytes() if takes_input else None
+                    return ctrl_c.judge(await follow(channel, show, given))
 
-        return wait_for(run(Tunnel(self._jobs, **more)))
+        return streams.wait_for(run())
 
     async def _forward(self, words: Sequence[str], local: int, remote: int) -> int:
+        from iris_ray.sessions.core import CommandLine
+        from iris_ray.sessions.port_forward import LOOPBACK, listen
+        from iris_ray.sessions.streams import print_bytes
+
         at_head = 0
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -232,11 +237,6 @@ class DashboardHead(Head):
             raise click.exceptions.Exit(FAILED)
 
 
-def _on_terminal(words: Sequence[str]) -> CommandLine:
-    """Return a command that has a terminal like this one."""
-    return CommandLine(tuple(words), terminal_size(), True, os.environ.get("TERM", "xterm"))
-
-
 # -- directories that are sent -----------------------------------------------------------------------------------------
 
 
@@ -267,15 +267,16 @@ def _sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]
     Raises:
         InvalidRequestError: it is too large.
     """
+    checkouts, directories = module_of("dev", "checkout"), module_of("dev", "code_directory")
     path = path.absolute()
-    checkout: Checkout | None = None
+    checkout = None
     with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():
-        checkout = Checkout.of(path)
-    with record_package(None if checkout is None else checkout.record) as packages:
+        checkout = checkouts.Checkout.of(path)
+    with checkouts.record_package(None if checkout is None else checkout.record) as packages:
         if whole:
             yield path, packages
             return
-        code = CodeDirectory.look(path) if checkout is None else checkout.code
+        code = directories.CodeDirectory.look(path) if checkout is None else checkout.code
         what = path if checkout is None else checkout.record
         click.echo(f"iris-ray: sending {what}: {code.in_words()}", err=True)
         with code.copied() as copy:

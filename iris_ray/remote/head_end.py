@@ -14,16 +14,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
-from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
-from iris_ray.sessions.core import Piece, Size
+
+if TYPE_CHECKING:
+    from iris_ray.sessions.channels import ByteChannel, RunningCommand
 
 WINDOW = 1 << 20
 """The limit for the bytes of a channel that are under way in one direction; its reader grants the next ones."""
+CHUNK_BYTES = 64 << 10
+"""The limit for the bytes of a frame of data."""
 PING_S = 10.0
 """The longest interval between two frames from one end."""
 SILENCE_S = 60.0
@@ -221,6 +224,7 @@ class _Channel:
         self._credit = Credit()
         self._given: asyncio.Queue[bytes] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
+        self._is_command = "words" in opens.facts
         self._beginning = asyncio.create_task(asyncio.to_thread(_begun, opens.facts))
         self._task = asyncio.create_task(self._serve())
 
@@ -234,7 +238,7 @@ class _Channel:
         elif frame.kind == Kind.CLOSE and self._closing is None:
             self._closing = asyncio.create_task(self.close())
         elif frame.kind == Kind.RESIZE and command is not None:
-            command.resize(Size(*frame.facts["size"]))
+            command.resize(frame.facts["size"])
         elif frame.kind == Kind.SIGNAL and command is not None:
             command.signal(frame.facts["number"])
 
@@ -250,10 +254,10 @@ class _Channel:
             await self._beginning.result().drop()
 
     @property
-    def _begun_command(self) -> RunningCommand | None:
+    def _begun_command(self) -> "RunningCommand | None":
+        """The command, once it has begun; None for a connection."""
         began = self._beginning.done() and self._beginning.exception() is None
-        found = self._beginning.result() if began else None
-        return found if isinstance(found, RunningCommand) else None
+        return cast("RunningCommand", self._beginning.result()) if began and self._is_command else None
 
     async def _serve(self) -> None:
         said: dict[str, object] = {"error": "it was closed"}
@@ -261,9 +265,9 @@ class _Channel:
         try:
             channel = await asyncio.shield(self._beginning)
             writing = asyncio.create_task(self._write_to(channel))
-            piece = Piece(0)
-            while not piece.over:
-                piece = await channel.read(piece.number)
+            piece = None
+            while piece is None or not piece.over:
+                piece = await channel.read(0 if piece is None else piece.number)
                 for kind, data in ((Kind.DATA, piece.out), (Kind.ERR, piece.err)):
                     if data:
                         await self._credit.spend(len(data))
@@ -277,7 +281,7 @@ class _Channel:
             self._send(Frame.of(Kind.OVER, self._number, **said))
             self._forget(self._number, None)
 
-    async def _write_to(self, channel: ByteChannel) -> None:
+    async def _write_to(self, channel: "ByteChannel") -> None:
         """Hand over the bytes from the person, as fast as they are taken, up to their end."""
         for number in itertools.count(1):
             data = await self._given.get()
@@ -287,17 +291,18 @@ class _Channel:
             self._send(Frame.of(Kind.CREDIT, self._number, size=len(data)))
 
 
-def _begun(facts: dict[str, Any]) -> ByteChannel:
+def _begun(facts: dict[str, Any]) -> "ByteChannel":
     """Begin a command of ``iris-ray`` or a connection. This blocks for a moment.
 
     Raises:
         OSError, SessionError, subprocess.SubprocessError: it can't begin.
     """
+    from iris_ray.sessions.channels import PortConnection, RunningCommand
+
     if "words" in facts:
         words = [sys.executable, "-m", "iris_ray", *facts["words"]]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TERM": facts["term"]}
-        size = None if facts["size"] is None else Size(*facts["size"])
-        return RunningCommand.start(words, environ, os.getcwd(), "", size, facts["input"])
+        return RunningCommand.start(words, environ, os.getcwd(), "", facts["size"], facts["input"])
     host, port = facts["host"], facts["port"]
     try:
         return PortConnection(socket.create_connection((host, port), CONNECT_S))

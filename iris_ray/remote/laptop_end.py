@@ -12,19 +12,30 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import aiohttp
 
 from iris_ray.actors.calls.asking_again import ask_again
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
 from iris_ray.remote.calls import HeadCall
-from iris_ray.remote.head_end import PING_S, SILENCE_S, WINDOW, Credit, Kind, file_name, package_name, serve_tunnel
+from iris_ray.remote.head_end import (
+    CHUNK_BYTES,
+    PING_S,
+    SILENCE_S,
+    WINDOW,
+    Credit,
+    Kind,
+    file_name,
+    package_name,
+    serve_tunnel,
+)
 from iris_ray.remote.ray_jobs import RayJobs
-from iris_ray.sessions.client import follow
-from iris_ray.sessions.core import CHUNK_BYTES, CommandLine, Piece, Size
-from iris_ray.sessions.port_forward import carry
+
+if TYPE_CHECKING:
+    from iris_ray.sessions.core import CommandLine, Piece, Size
 
 FOLLOW_S = 0.05
 """The interval at which the dashboard looks for new bytes from the head's end."""
@@ -48,9 +59,11 @@ class Tunnel:
 
     Raises:
         NoClusterError, TokenRefusedError, VersionMismatchError, RayJobError: the head's end can't be started.
+        ServiceUnavailableError: the service of sessions, whose streams and messages this uses, was taken out.
     """
 
     def __init__(self, jobs: RayJobs, **more: Any) -> None:
+        module_of("sessions", "core")
         self._word = f"iris-ray-{secrets.token_hex(16)}"
         self._jobs = jobs
         self._channels: dict[int, TunnelChannel] = {}
@@ -87,7 +100,7 @@ class Tunnel:
         await asyncio.wait(ending)
         await self._http.close()
 
-    def run(self, command: CommandLine) -> "TunnelChannel":
+    def run(self, command: "CommandLine") -> "TunnelChannel":
         """Run a command of ``iris-ray`` on the head; its words are those after ``iris-ray``."""
         takes_input = command.takes_input or command.size is not None
         return self._open(words=command.words, size=command.size, input=takes_input, term=command.term)
@@ -98,6 +111,7 @@ class Tunnel:
 
     def begin_carrying(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes between a connection to this process and one from the head to an address, until either ends."""
+        from iris_ray.sessions.port_forward import carry
 
         async def work() -> None:
             with contextlib.closing(writer), contextlib.suppress(SessionError, ConnectionError):  # the reader sees it
@@ -239,12 +253,14 @@ class TunnelChannel:
         self._came.put_nowait(error)
         self._credit.add(WINDOW)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncIterator["Piece"]:
         """Yield pieces as they come, up to the last one.
 
         Raises:
             SessionError: the tunnel is lost, or the head can't begin it.
         """
+        from iris_ray.sessions.core import Piece
+
         number = 0
         while True:
             came = await self._came.get()
@@ -268,7 +284,7 @@ class TunnelChannel:
         if not data:
             self._send(Frame(Kind.END, self._number))
 
-    def resize(self, size: Size) -> None:
+    def resize(self, size: "Size") -> None:
         self._send(Frame.of(Kind.RESIZE, self._number, size=size))
 
     def signal(self, number: int) -> None:
@@ -313,6 +329,8 @@ class TunnelInThread:
         Raises:
             SessionError: it fails, or the tunnel does; the message is what it says.
         """
+        from iris_ray.sessions.client import follow
+        from iris_ray.sessions.core import CommandLine
 
         async def run() -> bytes:
             parts: dict[bool, list[bytes]] = {False: [], True: []}

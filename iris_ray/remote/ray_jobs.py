@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.client.connection import new_job_id, without_ray_address
 from iris_ray.client.remote_options import read_env_file, require_env_travels
-from iris_ray.dev.code_directory import looks_secret, secrets_in_words
 from iris_ray.errors import (
     InvalidRequestError,
     IrisError,
@@ -358,8 +358,11 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
 
     Raises:
         InvalidRequestError: the directory is larger than Ray allows.
+        ServiceUnavailableError: the service of development, which recognises secrets, was taken out.
     """
     from iris_ray.actors.calls.ray_internals import MOST_PACKAGE_BYTES, walk_package
+
+    code = module_of("dev", "code_directory")
 
     directory = Path(str(config.working_dir)).absolute()
     files = total = 0
@@ -370,7 +373,7 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
         nonlocal files, total, largest, most
         if not path.is_file():
             return
-        if looks_secret(name := str(path.relative_to(directory))):
+        if code.looks_secret(name := str(path.relative_to(directory))):
             secrets.append(name)
             if not config.with_secrets:
                 return
@@ -390,7 +393,7 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
     if says:
         print(f"iris_ray: sending {what}", file=sys.stderr)
     if secrets and says:
-        print(f"iris_ray: {secrets_in_words(secrets, config.with_secrets)}", file=sys.stderr)
+        print(f"iris_ray: {code.secrets_in_words(secrets, config.with_secrets)}", file=sys.stderr)
     left_out = () if config.with_secrets else map(_pattern_of, secrets)
     return what, [*config.excludes, *left_out]
 

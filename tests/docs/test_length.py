@@ -1,4 +1,4 @@
-"""Pages stay short enough to be read."""
+"""Pages for users stay short enough to be read."""
 
 from pathlib import Path
 
@@ -6,14 +6,17 @@ import pytest
 
 from tests.docs.pages import PAGES, REPOSITORY
 
-MOST_WORDS = {"README.md": 600, "CHANGELOG.md": 600, "CONTRIBUTING.md": 1700}
+MOST_WORDS = {"README.md": 600, "CHANGELOG.md": 600}
+AS_LONG_AS_THEIR_SUBJECT = {"ARCHITECTURE.md", "CONTRIBUTING.md"}
 PAGE_WORDS = 1500
 DECISION_LINES = 25
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_page_is_short(page: Path) -> None:
-    assert len(page.read_text().split()) <= MOST_WORDS.get(str(page.relative_to(REPOSITORY)), PAGE_WORDS)
+@pytest.mark.parametrize(
+    "page", sorted({str(page.relative_to(REPOSITORY)) for page in PAGES} - AS_LONG_AS_THEIR_SUBJECT)
+)
+def test_page_is_short(page: str) -> None:
+    assert len((REPOSITORY / page).read_text().split()) <= MOST_WORDS.get(page, PAGE_WORDS)
 
 
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs" / "decisions").glob("0*.md")), ids=lambda page: page.name)

@@ -32,6 +32,7 @@ OBJECTS = {
     "cluster": "SimulatedCluster",
     "kubernetes": "KubernetesWorld",
     "state": "ControllerState",
+    "controller": "Controller",
 }
 """Names of variables in examples, and their classes."""
 FOREIGN = {"concurrent", "emergency", "fray", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}

@@ -75,6 +75,7 @@ class GangRun:
     Args:
         slices: its attempts run on these.
         controller: gives orders, and is told how attempts end.
+        services: the parts of services in this pool.
         request: the job.
         number: the gang's index among those of its job.
         changed: called when an attempt has started its tasks, and as soon as these have ended.

@@ -305,6 +305,20 @@ def test_people_look_inside_through_dashboard(head: RayHead, workspace: Path) ->
     assert "is cancelled" in iris(head, workspace, "cancel", job, "--yes")
 
 
+def test_person_who_follows_is_asked_at_ctrl_c(head: RayHead, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workspace)
+    (workspace / "wait.py").write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
+    words = ["--address", head.dashboard, "submit", "-f", "wait.py", "--tpu", "v4-8"]
+    person = Person([sys.executable, "-m", "iris_ray", *words], dict(head.environ))
+    person.waits_for("| waits")
+    person.type("\x03")
+    person.waits_for("Cancel the job?")
+    person.type("y\n")
+    person.waits_for("is cancelled")
+    assert person.process.wait(60) == INTERRUPTED
+    person.close()
+
+
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_notebook_runs_cells_through_dashboard(head: RayHead, workspace: Path, tmp_path: Path) -> None:
     pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")

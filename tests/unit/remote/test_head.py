@@ -16,6 +16,7 @@ from iris_ray.dev.checkout import CodeRecord
 from iris_ray.remote import cli, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.cli import DashboardHead
+from iris_ray.sessions import streams
 from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard, served
@@ -36,11 +37,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What the head was asked to run; each command ends with code 0 and prints its words."""
     found: list[list[str]] = []
 
-    def run(_: DashboardHead, command: CommandLine, to: IO[bytes] | None, **sent: object) -> int:
-        assert command.words is not None
-        found.append([*command.words, *(["<stdin"] if command.takes_input else [])])
+    def run(
+        _: DashboardHead,
+        words: Sequence[str],
+        to: IO[bytes] | None,
+        takes_input: bool = False,
+        *__: bool,
+        **___: object,
+    ) -> int:
+        found.append([*words, *(["<stdin"] if takes_input else [])])
         if to is not None:
-            to.write(" ".join(command.words).encode())
+            to.write(" ".join(words).encode())
         return OK
 
     monkeypatch.setattr(DashboardHead, "_code", run)
@@ -116,7 +123,7 @@ def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monke
     assert invoke("job", "profile", "train-1", "3", "--seconds", "2", "-o", "x.svg", "--address", URL).exit_code == OK
     assert Path("x.svg").read_text() == "job profile train-1 3 --seconds 2 --format flamegraph --output -"
 
-    def fail(_: DashboardHead, command: CommandLine, to: IO[bytes]) -> int:
+    def fail(_: DashboardHead, words: Sequence[str], to: IO[bytes]) -> int:
         to.write(b"part")
         return 1
 
@@ -126,9 +133,8 @@ def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monke
 
 
 def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(_: DashboardHead, command: CommandLine, to: IO[bytes]) -> int:
-        words = "job profile train-1 --all --xprof --seconds 3 --output -"
-        assert command.words == tuple(words.split())
+    def run(_: DashboardHead, words: Sequence[str], to: IO[bytes]) -> int:
+        assert " ".join(words) == "job profile train-1 --all --xprof --seconds 3 --output -"
         with tarfile.open(fileobj=to, mode="w|") as packed:
             entry = tarfile.TarInfo("plugins/profile/now/task-0.xplane.pb")
             entry.size = 5
@@ -178,7 +184,7 @@ def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
     monkeypatch.setattr(HeadCall, "answer", lambda _: "a-node")
     monkeypatch.setattr(cli, "Tunnel", EndlessTunnel)
-    monkeypatch.setattr(cli, "follow_channel", follow)
+    monkeypatch.setattr("iris_ray.sessions.client.follow", follow)
     return commands
 
 
@@ -255,9 +261,9 @@ def test_command_with_directory_has_this_terminal(
 
     Path("train.py").write_text("print(1)")
     monkeypatch.setattr(cli, "on_a_terminal", lambda: on_terminal)
-    monkeypatch.setattr(cli.os, "isatty", lambda _: True)
-    monkeypatch.setattr(cli, "terminal_size", lambda: Size(24, 80))
-    monkeypatch.setattr(cli, "follow_on_terminal", follow)
+    monkeypatch.setattr("os.isatty", lambda _: True)
+    monkeypatch.setattr(streams, "terminal_size", lambda: Size(24, 80))
+    monkeypatch.setattr(streams, "follow_on_terminal", follow)
     assert invoke("submit", "--address", url, "-f", "train.py").exit_code == (7 if on_terminal else OK)
     assert tunnelled == [("submit", "-f", "train.py")]
 

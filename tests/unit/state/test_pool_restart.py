@@ -123,7 +123,7 @@ async def test_gang_with_lost_result_does_not_explain_jobs_end() -> None:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, 0, REASON, JobState.WORKER_FAILED)
 
     request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
-    gang = GangRun(None, Controller(), request, 1, lambda: None)  # type: ignore[arg-type]
+    gang = GangRun(None, Controller(), None, request, 1, lambda: None)  # type: ignore[arg-type]
     gang.wake()
     error = await gang.run()
     assert isinstance(error, JobCancelledError)

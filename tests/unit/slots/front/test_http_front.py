@@ -79,9 +79,13 @@ def client() -> Client:
     return Client()
 
 
+def serve(client: Any, **options: Any) -> HttpFront:
+    return HttpFront(client, **options)
+
+
 @pytest.fixture
-def front(client: Any) -> Iterator[HttpFront]:
-    with HttpFront(client) as front:
+def front(client: Client) -> Iterator[HttpFront]:
+    with serve(client) as front:
         yield front
 
 
@@ -166,16 +170,15 @@ def test_disconnecting_caller_cancels_request(front: HttpFront, client: Client, 
     assert client.cancelled == client.began
 
 
-@pytest.mark.parametrize("port", [99999, -1, "80", True])
-def test_invalid_port_is_refused_at_once(client: Any, port: Any) -> None:
-    with pytest.raises(InvalidSlotError, match="port is"):
-        HttpFront(client, port=port)
-
-
-@pytest.mark.parametrize("timeout_s", ["300", -1.0, float("nan"), True], ids=str)
-def test_invalid_timeout_is_refused_at_once(client: Any, timeout_s: Any) -> None:
-    with pytest.raises(InvalidSlotError, match="timeout_s is"):
-        HttpFront(client, timeout_s=timeout_s)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("port", value) for value in (99999, -1, "80", True)]
+    + [("timeout_s", value) for value in ("300", -1.0, float("nan"), True)],
+    ids=str,
+)
+def test_invalid_option_is_refused_at_once(client: Client, option: str, value: Any) -> None:
+    with pytest.raises(InvalidSlotError, match=f"{option} is"):
+        serve(client, **{option: value})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -202,8 +205,7 @@ def test_invalid_address_is_an_error_and_start_returns(client: Any) -> None:
 
 
 def test_closing_ends_requests_and_streams_with_words(client: Client) -> None:
-    made: Any = client
-    with HttpFront(made) as front, ThreadPoolExecutor(2) as callers:
+    with serve(client) as front, ThreadPoolExecutor(2) as callers:
         whole = callers.submit(post, front, asked("wait"))
         stream = callers.submit(post, front, asked("a wait", stream=True))
         wait_until(lambda: len(client.began) == 2)
@@ -360,8 +362,7 @@ def test_new_connection_replaces_idle_one_when_full(
     client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
-    made: Any = client
-    with HttpFront(made) as front:
+    with serve(client) as front:
         body = asked("wait")
 
         def keep_busy(most: int) -> bool:
@@ -386,8 +387,7 @@ def test_bodies_beyond_memory_limit_come_back_later(
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_BODIES", 1000)
     monkeypatch.setattr(http_server, "SMALL_BODY", 50)
-    made: Any = client
-    with HttpFront(made) as front:
+    with serve(client) as front:
         callers.enter_context(connect(front, head("Content-Length: 900") + b"{"))
         wait_until(lambda: post(front, asked("a" * 100))[0] == 503)
         assert post(front, asked("a" * 100))[1]["Retry-After"] == "1"
@@ -400,8 +400,7 @@ def test_caller_who_does_not_read_is_cancelled(
     client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_front, "SLOW_READER_S", 0.2)
-    made: Any = client
-    with HttpFront(made) as front:
+    with serve(client) as front:
         body = asked("endless", stream=True)
         callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
         wait_until(lambda: client.cancelled)
@@ -462,8 +461,7 @@ def test_large_answer_has_its_time_and_no_more(
 ) -> None:
     monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
     monkeypatch.setattr(http_server, "LEAST_RATE", LARGE / 3)
-    made: Any = client
-    with HttpFront(made) as front:
+    with serve(client) as front:
         body = asked("large")
         request = head(f"Content-Length: {len(body)}") + body
         slow, never = (callers.enter_context(connect(front, request)) for _ in range(2))
@@ -504,9 +502,8 @@ def test_caller_without_its_key_is_refused(client: Any, headers: dict[str, str])
 
 
 def test_key_opens_its_own_models_only(client: Client) -> None:
-    made: Any = client
     client.models = ["m", "n"]
-    with HttpFront(made, keys=[ApiKey("bob", "b" * 20, models=["n"])], aliases={"gpt": "n", "old": "m"}) as front:
+    with serve(client, keys=[ApiKey("bob", "b" * 20, models=["n"])], aliases={"gpt": "n", "old": "m"}) as front:
         status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
         assert status == 403
         assert "may not use the model 'm'" in json.loads(said)["error"]["message"]
@@ -516,9 +513,8 @@ def test_key_opens_its_own_models_only(client: Client) -> None:
 
 
 def test_key_has_its_limits_alone(client: Client) -> None:
-    made: Any = client
     keys = [ApiKey("bob", "b" * 20, at_a_time=1), ApiKey("eve", "e" * 20, per_minute=2), ALICE]
-    with HttpFront(made, keys=keys) as front, ThreadPoolExecutor(1) as pool:
+    with serve(client, keys=keys) as front, ThreadPoolExecutor(1) as pool:
         waits = pool.submit(status_for, front, "POST", "/v1/completions", bearer("b" * 20), asked("wait"))
         wait_until(lambda: client.began)
         status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
@@ -559,9 +555,8 @@ def test_every_refusal_is_json_with_words(
 
 
 def test_alias_asks_the_model_under_its_own_name(client: Client) -> None:
-    made: Any = client
     client.models = ["real"]
-    with HttpFront(made, aliases={"gpt": "real"}) as front:
+    with serve(client, aliases={"gpt": "real"}) as front:
         _, _, said = post(front, json.dumps({"model": "gpt", "prompt": "a"}).encode())
         assert json.loads(said)["model"] == "gpt"
         assert client.asked == ["real"]
@@ -579,16 +574,14 @@ def test_answer_of_a_program_is_passed_on_as_it_is(stream: bool, kind: str, stat
             yield ProgramAnswer(status, kind, b"ab")
             yield ProgramAnswer(status, kind, b"cd")
 
-    made: Any = Program()
-    with HttpFront(made) as front:
+    with serve(Program()) as front:
         found, headers, said = post(front, asked("a", stream=stream))
         assert (found, headers["Content-Type"].split(";")[0], said) == (status, kind, "abcd")
 
 
 def test_metrics_count_requests_of_served_models(client: Client) -> None:
     client.models = ["m"]
-    made: Any = client
-    with HttpFront(made, keys=[ALICE]) as front:
+    with serve(client, keys=[ALICE]) as front:
         for body in (asked("a"), asked("a b", stream=True), asked("reset"), b"{}", asked("reset", model="m" * 300)):
             status_for(front, "POST", "/v1/completions", bearer(ALICE.secret), body)
         _, said = status_for(front, "GET", "/metrics", bearer(ALICE.secret))
@@ -603,8 +596,7 @@ def test_metrics_count_requests_of_served_models(client: Client) -> None:
 
 def test_key_for_some_models_reads_no_metrics_of_others(client: Client) -> None:
     client.models = ["m", "secret"]
-    made: Any = client
-    with HttpFront(made, keys=[ALICE, ApiKey("bob", "b" * 20, models=["m"])]) as front:
+    with serve(client, keys=[ALICE, ApiKey("bob", "b" * 20, models=["m"])]) as front:
         status, said = status_for(front, "GET", "/metrics", bearer("b" * 20))
         assert (status, "secret" in said, "alice" in said) == (403, False, False)
         assert "secret" in status_for(front, "GET", "/metrics", bearer(ALICE.secret))[1]
