@@ -19,7 +19,8 @@ from iris_ray import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from iris_ray.model.options import OPTIONS, Option, PriorityBand, Seconds
+from iris_ray.model.checks import Seconds
+from iris_ray.model.options import OPTIONS, Option, PriorityBand
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""The Controller's parts, its start, and its loops that watch the cluster."""
+"""The Controller's parts, its start, the loop that watches the cluster's nodes, and calls of services."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ def end_process_soon() -> None:
 
 
 class ControllerProcess:
-    """The parts of the Controller, its start and its watching loops. Subclasses answer questions.
+    """The parts of the Controller, its start, and the loop that watches Ray's node table. Subclasses answer questions.
 
     Args:
         read_nodes: reads Ray's node table; blocks.

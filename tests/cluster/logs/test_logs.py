@@ -38,7 +38,12 @@ def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_byte
 def has_last_lines(key: TaskAttemptId) -> bool:
     """Whether the Controller has the last lines of that attempt in its memory; nothing else shows it."""
     controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-    return ray.get(controller.__ray_call__.remote(lambda self: self._logs._memory.last_lines(key) is not None))
+    return ray.get(controller.__ray_call__.remote(lambda self: logs_of(self)._memory.last_lines(key) is not None))
+
+
+def logs_of(controller: Any) -> Any:
+    """Return the logs in the Controller, in its own process."""
+    return next(running.part._logs for running in controller._services if running.service.name == "logs")
 
 
 def latest_job(name: str) -> str:

@@ -16,10 +16,10 @@ from iris_ray.client.run_on_pod import (
     run_on_pod_resumable,
 )
 from iris_ray.errors import InvalidRequestError, UnknownNameError
-from iris_ray.model.checks import shown
+from iris_ray.model.checks import Seconds, shown
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
-from iris_ray.model.options import OPTIONS, JobOptions, PodGangOptions, PodOptions, PriorityBand, Seconds, options_of
+from iris_ray.model.options import OPTIONS, JobOptions, PodGangOptions, PodOptions, PriorityBand, options_of
 from tests.support.requests import hello, pod_request, task_request
 
 

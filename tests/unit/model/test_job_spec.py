@@ -162,10 +162,13 @@ def test_incomparable_attribute_value_is_refused_with_alternatives(value: Any) -
 
 
 COMPARISONS = (OP.EQ, OP.NE, OP.GT, OP.GE, OP.LT, OP.LE)
+INCOMPARABLE: tuple[Any, ...] = (math.nan, [1], b"x", {})
+WITH_INCOMPARABLE: tuple[list[Any], ...] = ([math.nan], ["a", None], [["a"]])
+NO_VALUES: tuple[Any, ...] = ([], (), set(), iter(()))
 IMPOSSIBLE: list[tuple[str, list[tuple[Any, ...]]]] = [
-    ("give a str, a number or a bool", [("k", op, value) for op in COMPARISONS for value in (math.nan, [1], b"x", {})]),
-    ("give a str, a number or a bool", [("k", OP.IN, values) for values in ([math.nan], ["a", None], [["a"]])]),
-    (r"'k'.*IN needs at least one value", [("k", OP.IN, values) for values in ([], (), set(), iter(()))]),
+    ("give a str, a number or a bool", [("k", op, value) for op in COMPARISONS for value in INCOMPARABLE]),
+    ("give a str, a number or a bool", [("k", OP.IN, values) for values in WITH_INCOMPARABLE]),
+    (r"'k'.*IN needs at least one value", [("k", OP.IN, values) for values in NO_VALUES]),
     # A bare string would be taken for its letters.
     (r"'k'.*\['a', 'b'\]", [("k", OP.IN, values) for values in ("ab", b"ab", 7, True, AttributeValue("ab"))]),
     ("name of an attribute", [(key, OP.EXISTS) for key in ("", None, 7, b"k", ("k",))]),

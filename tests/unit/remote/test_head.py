@@ -3,7 +3,7 @@
 import os
 import tarfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,7 @@ from iris_ray.remote.cli import DashboardHead
 from iris_ray.sessions import streams
 from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
-from tests.support.dashboard import Dashboard, served
+from tests.support.dashboard import Dashboard
 from tests.unit.dev.test_code_directory import git
 
 URL = "http://10.0.0.2:8265"
@@ -52,17 +52,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(DashboardHead, "_code", run)
     return found
-
-
-@pytest.fixture
-def dashboard() -> Dashboard:
-    return Dashboard()
-
-
-@pytest.fixture
-def url(dashboard: Dashboard) -> Iterator[str]:
-    with served(dashboard) as url:
-        yield url
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,9 @@ from tests.support.dashboard import Dashboard, served
 TRAIN = ["python", "train.py"]
 
 
-@pytest.fixture
-def dashboard() -> Dashboard:
-    return Dashboard()
-
-
-@pytest.fixture
-def url(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def _ray_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")  # Ray's own client would prefer it
-    with served(dashboard) as url:
-        yield url
 
 
 @pytest.fixture

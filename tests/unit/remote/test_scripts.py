@@ -1,25 +1,13 @@
 """``iris-ray submit --ray-job``, and status, logs and cancel with the address of a dashboard."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from iris_ray.cli.conventions import OK, USAGE
 from tests.support.command_line import invoke
-from tests.support.dashboard import Dashboard, served
-
-
-@pytest.fixture
-def dashboard() -> Dashboard:
-    return Dashboard()
-
-
-@pytest.fixture
-def url(dashboard: Dashboard) -> Iterator[str]:
-    with served(dashboard) as url:
-        yield url
+from tests.support.dashboard import Dashboard
 
 
 @pytest.fixture(autouse=True)

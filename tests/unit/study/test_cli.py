@@ -88,7 +88,7 @@ def test_trace_is_found_beside_description(fleet: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (FLEET.replace("count = 4", "count = 0"), "[[slices]] number 1: count is 0; give a whole number of 1 or more"),
+        (FLEET.replace("count = 4", "count = 0"), "[[slices]] number 1: count is 0; give an int of 1 or more"),
         ("days = ", "is not valid TOML"),
     ],
 )
