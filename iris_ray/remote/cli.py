@@ -100,7 +100,7 @@ class DashboardHead(Head):
             more: as for `Tunnel`.
         """
         tunnel = Tunnel(self._jobs, **more)
-        from iris_ray.sessions import streams
+        from iris_ray.cli import streams
         from iris_ray.sessions.client import follow
         from iris_ray.sessions.core import CommandLine
 

@@ -11,12 +11,12 @@ from typing import IO, Any
 import click
 import pytest
 
+from iris_ray.cli import streams
 from iris_ray.cli.conventions import FAILED, OK, USAGE
 from iris_ray.dev.checkout import CodeRecord
 from iris_ray.remote import cli, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.cli import DashboardHead
-from iris_ray.sessions import streams
 from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard

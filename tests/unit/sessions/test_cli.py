@@ -22,12 +22,13 @@ import psutil
 import pytest
 
 from iris_ray import IrisClient
+from iris_ray.cli import streams
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, TooManySessionsError
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.sessions import cli as beside
 from iris_ray.sessions import host as host_session
-from iris_ray.sessions import port_forward, streams
+from iris_ray.sessions import port_forward
 from iris_ray.sessions.cli import NOT_FOUND
 from iris_ray.sessions.host import HostSession
 from tests.support.controller_in_process import ControllerInProcess
