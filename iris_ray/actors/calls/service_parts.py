@@ -28,10 +28,14 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 """Pauses before a failed part is made anew."""
 SOUND_AFTER_S = 60.0
 """A part that has run for this time has recovered: its next pause is `FIRST_PAUSE_S` again."""
+LONG_START_S = 60.0
+"""A part that starts for longer is named as failing, and its callers no longer wait."""
 LONG_STEP_S = 0.1
 """A step of a service's coroutine that blocks the event loop for longer is counted."""
 MOST_WAITING = 20_000
 """The limit for events that wait for a part. Beyond it the oldest are dropped, and counted."""
+MOST_CHARACTERS = 300
+"""The limit for the message of an error in a `ServiceHealth`."""
 THREADS = 2
 """A part's blocking calls share this number of threads, so a disk that hangs stops no other service."""
 
@@ -99,6 +103,9 @@ class RunningPart(Generic[Event]):
         self._make = make
         self._waiting: deque[Event] = deque()
         self._news = asyncio.Event()
+        self._made: ServicePart[Event] | None = None  # also before it has started
+        self._starts_since: float | None = None
+        self._leftover: set[asyncio.Future[None]] = set()  # work of dropped parts that does not end when cancelled
         self._wants_events = True
         self._failures = self._lost = 0
         self._longest_step_s = 0.0
@@ -110,8 +117,11 @@ class RunningPart(Generic[Event]):
 
     @property
     def health(self) -> ServiceHealth:
+        trouble, since = self._trouble, self._starts_since
+        if trouble is None and since is not None and (seconds := time.monotonic() - since) >= LONG_START_S:
+            trouble = f"it has been starting for {seconds:.0f} s"
         return ServiceHealth(
-            self.service.name, self._trouble, self._failures, self._lost, self._longest_step_s, self._last_error
+            self.service.name, trouble, self._failures, self._lost, self._longest_step_s, self._last_error
         )
 
     def note(self, events: Iterable[Event]) -> None:
@@ -141,6 +151,10 @@ class RunningPart(Generic[Event]):
             if time.monotonic() - began > SOUND_AFTER_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
+            while self._leftover:  # two parts of one service must not work side by side, and must not pile up
+                for work in self._leftover:
+                    work.cancel()
+                _, self._leftover = await asyncio.wait(self._leftover, timeout=pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -155,12 +169,17 @@ class RunningPart(Generic[Event]):
 
         Raises:
             InvalidMessageError: the service has no such call, or an argument is not what the method takes.
-            ServiceUnavailableError: the part is failing, or starts.
+            ServiceUnavailableError: the part is failing, starts for long, or has cancelled its own work.
             Exception: the method's own error.
         """
         part: ServicePart[Event] = await self._ready_part()
         call = _call_of(part.__class__, self.service.name, method)
-        return await _Timed(call(part, *args, **kwargs), self._note_step)
+        try:
+            return await self._timed(lambda: call(part, *args, **kwargs))
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise ServiceUnavailableError(f"the service {self.service.name} has cancelled the call") from error
 
     async def call(self, hook: Callable[[Any], Awaitable[T]], deadline_s: float | None) -> T:
         """Return what a hook of the part returns.
@@ -173,37 +192,58 @@ class RunningPart(Generic[Event]):
             IrisError: the hook's own.
             ServiceUnavailableError: the part fails, or takes longer.
         """
+        name, began = self.service.name, time.monotonic()
         try:
             async with asyncio.timeout(deadline_s):
                 part = await self._ready_part()
-                return await _Timed(hook(part), self._note_step)
-        except IrisError:
-            raise
-        except Exception as error:
-            why = f"no answer within {deadline_s} s" if isinstance(error, TimeoutError) else _in_a_line(error)
-            self._break_down(error if str(error) else TimeoutError(why))
-            raise ServiceUnavailableError(f"the service {self.service.name} has failed: {why}") from error
+        except TimeoutError as error:
+            raise ServiceUnavailableError(f"the service {name} has not started within {deadline_s} s") from error
+        # A task of its own: the caller waits no longer than its deadline, even if the hook ignores its cancellation.
+        work = asyncio.ensure_future(self._timed(lambda: hook(part)))
+        try:
+            await asyncio.wait([work], timeout=deadline_s and max(0.0, deadline_s - (time.monotonic() - began)))
+        finally:
+            work.cancel()
+        problem: BaseException | None
+        if not work.done():
+            problem = TimeoutError(f"no answer within {deadline_s} s")
+        elif work.cancelled():
+            problem = asyncio.CancelledError("the service has cancelled its own work")
+        else:
+            problem = work.exception()
+        if problem is None:
+            return work.result()
+        if isinstance(problem, IrisError):
+            raise problem
+        self._break_down(part, problem)
+        raise ServiceUnavailableError(f"the service {name} has failed: {_in_a_line(problem)}") from problem
 
     async def _ready_part(self) -> Any:
         """Return the part. A part that starts for the first time is waited for; a failing one is not.
 
         Raises:
-            ServiceUnavailableError: it is failing.
+            ServiceUnavailableError: it is failing, or has been starting for `LONG_START_S`.
         """
         if self.part is None and self._failures == 0:
-            await self._is_ready.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LONG_START_S):
+                    await self._is_ready.wait()
         if self.part is None:
-            raise ServiceUnavailableError(f"the service {self.service.name} is failing: {self._trouble}")
+            why = self.health.trouble or "it has not started"
+            raise ServiceUnavailableError(f"the service {self.service.name} is failing: {why}")
         return self.part
 
-    def _break_down(self, error: BaseException) -> None:
-        """Drop the part because of an error in a hook, and have it made anew."""
-        if self._broken is not None and not self._broken.done():
+    def _break_down(self, part: ServicePart[Event], error: BaseException) -> None:
+        """Drop a part because of an error in a hook, and have it made anew. Leave the part alone that follows it."""
+        if self.part is part and self._broken is not None and not self._broken.done():
             self._broken.set_exception(error)
+            self._broken.exception()  # asyncio need not log it when the actor ends first
 
     async def _run_once(self, broken: "asyncio.Future[None]") -> None:
-        part = self._make(imported(self._place), self)
-        await _Timed(part.started(), self._note_step)
+        self._starts_since = time.monotonic()
+        part = self._made = self._make(imported(self._place), self)
+        await self._timed(part.started)
+        self._starts_since = None
         self._wants_events = type(part).happened is not ServicePart.happened
         self.part, self._trouble = part, None
         self._is_ready.set()
@@ -217,11 +257,11 @@ class RunningPart(Generic[Event]):
         finally:
             for work in works:
                 work.cancel()
-            with contextlib.suppress(BaseException):
-                await asyncio.wait(works, timeout=1.0)
+            self._leftover.update(works)
+            _, self._leftover = await asyncio.wait(self._leftover, timeout=1.0)
 
     async def _loop(self, part: ServicePart[Event]) -> None:
-        await _Timed(part.run(), self._note_step)
+        await self._timed(part.run)
         await asyncio.Event().wait()
 
     async def _deliver(self, part: ServicePart[Event]) -> None:
@@ -231,14 +271,19 @@ class RunningPart(Generic[Event]):
             events = list(self._waiting)
             self._waiting.clear()
             if events and self._wants_events:
-                await _Timed(part.happened(events), self._note_step)
+                try:
+                    await self._timed(lambda events=events: part.happened(events))  # type: ignore[misc]
+                except BaseException:
+                    self._lost += len(events)
+                    raise
+                await asyncio.sleep(0)  # else a part that causes events at each event would never let others run
 
     def _drop(self) -> None:
-        part, self.part = self.part, None
+        part, self._made, self.part, self._starts_since = self._made, None, None, None
         if part is not None:
             try:
                 part.close()
-            except Exception:
+            except BaseException:  # SystemExit would end the actor's event loop
                 logger.exception("closing the service %s failed", self.service.name)
 
     def _note_failure(self, error: BaseException) -> None:
@@ -246,6 +291,10 @@ class RunningPart(Generic[Event]):
         self._trouble = self._last_error = _in_a_line(error)
         self._is_ready.set()
         logger.error("the service %s has failed; the kernel goes on without it", self.service.name, exc_info=error)
+
+    async def _timed(self, hook: Callable[[], Awaitable[T]]) -> T:
+        """Call a hook. Turn what would end the event loop into an error, and note for how long each step held it."""
+        return await _Timed(_awaited(hook), self._note_step)
 
     def _note_step(self, seconds: float) -> None:
         self._longest_step_s = max(self._longest_step_s, seconds)
@@ -295,7 +344,18 @@ class RunningParts(Generic[Event]):
 
 
 def _in_a_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+    try:
+        words = str(error).strip()
+    except Exception:
+        words = "its message can't be read"
+    return f"{type(error).__name__}: {(words.splitlines() or ['no message'])[0][:MOST_CHARACTERS]}"
+
+
+async def _awaited(hook: Callable[[], Awaitable[T]]) -> T:
+    work = hook()
+    if not inspect.isawaitable(work):
+        raise TypeError(f"a hook returned {type(work).__name__}, not a coroutine")
+    return await work
 
 
 @functools.cache
@@ -323,8 +383,6 @@ class _Timed(Generic[T]):
         self._report = report
 
     def __await__(self) -> Generator[Any, Any, T]:
-        if not inspect.isawaitable(self._work):
-            raise TypeError(f"a hook returned {type(self._work).__name__}, not a coroutine")
         steps = self._work.__await__()
         send: Callable[[], Any] = functools.partial(next, steps)
         while True:

@@ -210,6 +210,7 @@ class ControllerPart(ServicePart[Happening]):
     def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
         self.controller = controller
         self._running = running
+        self._is_closed = False
 
     async def admit(self, spec: JobSpec) -> None:
         """Refuse a job that uses this service, by an `IrisError`. It is called for jobs with a field of `admits`."""
@@ -219,7 +220,12 @@ class ControllerPart(ServicePart[Happening]):
         return {}
 
     def publish(self, published: Published) -> None:
-        """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type."""
+        """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type.
+
+        What a part publishes after it was dropped is ignored: nobody would withdraw it.
+        """
+        if self._is_closed:
+            return
         self.controller.board.publish(self._running.service.name, published)
 
     def recorded_value(self) -> bytes | None:
@@ -251,6 +257,7 @@ class ControllerPart(ServicePart[Happening]):
         return await self._running.in_thread(function, *args, **kwargs)
 
     def close(self) -> None:
+        self._is_closed = True
         self.controller.board.withdraw(self._running.service.name)
 
 

@@ -106,6 +106,9 @@ class PlainOutput:
 
     def take(self, data: bytes, is_stopped: bool) -> None:
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if len(self._unfinished) > CHUNK_BYTES:  # such as a progress bar, which writes no newline
+            lines.append(self._unfinished)
+            self._unfinished = b""
         if lines and not is_stopped:
             terminal.show(self._label, [line.decode(errors="replace") for line in lines])
 
@@ -147,6 +150,7 @@ class OutputPump:
         self._closing = self._is_stopped = False
         self._output: OutputSink | None = None
         self._is_plain = False
+        self._untaken = b""  # output that was read, and that the sink has not taken
         self._thread = threading.Thread(target=self._run, name=f"output of {pid}", daemon=True)
         self._thread.start()
 
@@ -165,16 +169,25 @@ class OutputPump:
         try:
             try:
                 self._pump()
-            except Exception:
+            except BaseException:  # without a reader the task would be killed by SIGPIPE
                 logger.exception("the output of process %d can no longer be kept; it is only shown", self._pid)
+                self._close_output()
                 self._output, self._is_plain = None, True
+                if self._untaken and (output := self._started_output()) is not None:
+                    output.take(self._untaken, self._is_stopped)
                 self._pump()
         finally:
             remove_file(self._files.output)
             for fd in (self._pipe, self._wake):
                 os.close(fd)
+            self._close_output()
+
+    def _close_output(self) -> None:
+        try:
             if self._output is not None:
                 self._output.close()
+        except BaseException:
+            logger.exception("what keeps the output of process %d can't be closed", self._pid)
 
     def _pump(self) -> None:
         poll = select.poll()
@@ -209,8 +222,10 @@ class OutputPump:
                 data = os.read(self._pipe, CHUNK_BYTES)
             except BlockingIOError:
                 return
+            self._untaken = data
             if (output := self._started_output()) is not None:
                 output.take(data, self._is_stopped)
+            self._untaken = b""
             count -= len(data)
 
     def _started_output(self) -> OutputSink | None:

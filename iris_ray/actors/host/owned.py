@@ -1,6 +1,8 @@
 """Ends what a task has started outside its process tree, such as a container, by the services that know how."""
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+import threading
+from concurrent.futures import Future
 
 from iris_ray.actors.protocol.services import imported, installed_services
 from iris_ray.actors.protocol.task_files import OWNED, TaskFiles
@@ -14,26 +16,41 @@ def end_owned(files: TaskFiles) -> list[str]:
 
     Returns:
         What still exists, in words, with the reason. The host is not free then. This includes what belongs to a service
-        that is not installed.
+        that is not installed, and what can't be known because the files can't be read.
     """
-    left: list[str] = []
     prefix = f"{files.pid}.{OWNED}"
+    folder = files.started.parent
     try:
-        names = [path.name.removeprefix(prefix) for path in files.started.parent.glob(f"{prefix}*")]
-    except OSError:
-        return left
+        names = [name.removeprefix(prefix) for name in os.listdir(folder) if name.startswith(prefix)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        return [f"what services may have started for pid {files.pid} ({folder} can't be read: {error})"]
     ends = {service.name: service.ends_owned for service in installed_services() if service.ends_owned}
+    left: list[str] = []
     for name in names:
+        what = f"what the service {name} has started for pid {files.pid}"
         if name not in ends:
-            left.append(f"what the service {name} has started for pid {files.pid} (the service is not installed)")
+            left.append(f"{what} (the service is not installed)")
             continue
-        thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        ended: Future[list[str]] = Future()
+        # A daemon: a thread that hangs must not keep this process from its exit.
+        thread = threading.Thread(target=_end, args=(ends[name], files, ended), name=name, daemon=True)
         try:
-            left += thread.submit(imported(ends[name]), files).result(END_S)
-        except TimeoutError:
-            left.append(f"what the service {name} has started for pid {files.pid} (no answer within {END_S:g} s)")
+            thread.start()
+            left += ended.result(END_S)
         except Exception as error:
-            left.append(f"what the service {name} has started for pid {files.pid} ({type(error).__name__}: {error})")
-        finally:
-            thread.shutdown(wait=False)
+            late = isinstance(error, TimeoutError) and not ended.done()
+            why = f"no answer within {END_S:g} s" if late else f"{type(error).__name__}: {error}"
+            left.append(f"{what} ({why})")
     return left
+
+
+def _end(place: str, files: TaskFiles, ended: "Future[list[str]]") -> None:
+    try:
+        left = imported(place)(files)
+        if not isinstance(left, list) or not all(isinstance(one, str) for one in left):
+            raise TypeError(f"{place} returned {type(left).__name__}, not a list of words")
+        ended.set_result(left)
+    except BaseException as error:  # SystemExit would end the event loop that waits
+        ended.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))

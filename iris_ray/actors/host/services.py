@@ -13,7 +13,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
-from iris_ray.errors import ServiceUnavailableError
+from iris_ray.errors import IrisError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class HostParts(RunningParts[Any]):
             try:
                 if address := await running.call(lambda part: part.files_address(), FILES_S):
                     return str(address)
-            except ServiceUnavailableError:
+            except IrisError:
                 continue
         return ""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +14,7 @@ from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import Progress, RunRequest
 from iris_ray.actors.protocol.services import Service, installed_services
-from iris_ray.errors import ServiceUnavailableError
+from iris_ray.errors import IrisError
 from iris_ray.model.outcomes import TaskKey
 
 logger = logging.getLogger(__name__)
@@ -165,13 +165,16 @@ class PoolParts(RunningParts[PoolEvent]):
             try:
                 answer = await running.call(lambda part: part.unfit(context, suspected, ready), None)
                 found |= {name: why for name, why in answer.items() if isinstance(why, Unfit)}
-            except (ServiceUnavailableError, AttributeError) as error:
+            except (IrisError, AttributeError) as error:
                 logger.warning("suspected hosts were not tested: %s", error)
         return found
 
 
-def _prepared(request: RunRequest, part: PoolPart) -> Awaitable[RunRequest]:
-    return part.prepared(request)
+async def _prepared(request: RunRequest, part: PoolPart) -> RunRequest:
+    prepared = await part.prepared(request)
+    if not isinstance(prepared, RunRequest):
+        raise TypeError(f"prepared returned {type(prepared).__name__}, not a RunRequest")
+    return prepared
 
 
 def pool_parts(pool: Pool, services: Iterable[Service] | None = None) -> PoolParts:

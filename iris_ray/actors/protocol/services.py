@@ -91,8 +91,10 @@ def installed_services() -> tuple[Service, ...]:
     found = []
     for package in SERVICES:
         try:
-            service: Service = import_module(f"{package}.service").SERVICE
-        except Exception:
+            service = import_module(f"{package}.service").SERVICE
+            if not isinstance(service, Service):
+                raise TypeError(f"SERVICE is {type(service).__name__}, not a Service")
+        except BaseException:
             logger.exception("the service %s can't be imported, and is left out", package)
             continue
         found.append(service)

@@ -136,14 +136,14 @@ async def test_part_that_fails_is_named_and_made_anew(hook: str, how: Any) -> No
         await until(lambda: part.part is not None)
         setattr(Echo, hook, staticmethod(how))
         if hook != "hear":
-            part._break_down(ValueError("begin anew"))
+            part._break_down(Echo.made[-1], ValueError("begin anew"))
         part.note(["event"])
         await until(lambda: part.health.failures > 1 or (hook == "hear" and part.health.failures))
         assert part.health.last_error is not None
         setattr(Echo, hook, None)
         await until(lambda: part.part is not None and part.health.trouble is None)
         assert await part.answer("echo", (1,), {}) == 1
-        assert all(echo.is_closed for echo in Echo.made[:-1] if hook != "start")
+        assert all(echo.is_closed for echo in Echo.made[:-1])
 
 
 async def test_hook_that_hangs_holds_up_neither_calls_nor_the_caller() -> None:
@@ -194,3 +194,159 @@ async def test_step_that_blocks_the_loop_is_measured() -> None:
     async with running() as part:
         part.note(["event"])
         await until(lambda: part.health.longest_step_s > 0.14)
+
+
+def exiting_at_once() -> None:
+    raise SystemExit(3)
+
+
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+async def stubborn() -> None:
+    """Ignore each cancellation for a while, as a loop with a bare ``except`` does."""
+    until_s = time.monotonic() + 3.0
+    while time.monotonic() < until_s:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.2)
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+async def unreadable() -> None:
+    raise Unreadable
+
+
+@pytest.mark.parametrize("hook", ["start", "hear", "loop"])
+async def test_part_is_named_whatever_its_hook_raises(hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for how, words in ((exiting_at_once, "SystemExit"), (unreadable, "Unreadable"), (cancelled, "CancelledError")):
+        monkeypatch.setattr(Echo, hook, staticmethod(how))
+        method = {"start": "started", "hear": "happened", "loop": "run"}[hook]
+        with monkeypatch.context() as patched:
+            if how is exiting_at_once:  # a method that is not a coroutine
+                patched.setattr(Echo, method, lambda *_: exiting_at_once())
+            async with running() as part:
+                part.note(["event"])
+                await until(lambda part=part: part.health.failures)
+                assert words in str(part.health.last_error)
+
+
+async def test_part_whose_close_exits_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Echo, "close", lambda _: exiting_at_once())
+    async with running() as part:
+        await until(lambda: part.part is not None)
+        part._break_down(Echo.made[-1], ValueError("begin anew"))
+        await until(lambda: len(Echo.made) == 2 and part.part is Echo.made[1])
+
+
+async def test_message_of_an_error_is_cut() -> None:
+    async def shouting() -> None:
+        raise ValueError("x" * 1_000_000)
+
+    Echo.start = staticmethod(shouting)
+    async with running() as part:
+        await until(lambda: part.health.failures)
+        assert len(str(part.health.trouble)) < 1000
+
+
+async def test_part_that_starts_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_parts, "LONG_START_S", 0.05)
+    Echo.start = staticmethod(hanging)
+    async with running() as part:
+        with pytest.raises(ServiceUnavailableError, match="has been starting"):
+            await asyncio.wait_for(part.answer("echo", (1,), {}), 5)
+        assert part.health.trouble is not None
+
+
+async def test_call_that_meets_a_slow_start_does_not_break_the_part() -> None:
+    Echo.start = staticmethod(lambda: asyncio.sleep(0.2))
+    async with running() as part:
+        with pytest.raises(ServiceUnavailableError, match="has not started"):
+            await part.call(lambda echo: echo.echo(1), 0.05)
+        await until(lambda: part.part is not None)
+        await asyncio.sleep(0.05)
+        assert (part.health.failures, len(Echo.made)) == (0, 1)
+
+
+async def test_late_failure_of_a_dropped_part_leaves_the_new_one_alone() -> None:
+    async with running() as part:
+        await until(lambda: part.part is not None)
+        failing = asyncio.Event()
+
+        async def fails_late() -> None:
+            await failing.wait()
+            raise ValueError("of the first part")
+
+        call = asyncio.ensure_future(part.call(lambda _: fails_late(), 5.0))
+        await asyncio.sleep(0.01)
+        part._break_down(Echo.made[-1], ValueError("begin anew"))
+        await until(lambda: len(Echo.made) == 2 and part.part is Echo.made[1])
+        failing.set()
+        with pytest.raises(ServiceUnavailableError, match="of the first part"):
+            await call
+        await asyncio.sleep(0.05)
+        assert part.health.failures == 1
+
+
+async def test_hook_that_ignores_its_cancellation_does_not_hold_the_caller() -> None:
+    async with running() as part:
+        began = time.monotonic()
+        with pytest.raises(ServiceUnavailableError, match="no answer within"):
+            await part.call(lambda _: stubborn(), 0.05)
+        assert time.monotonic() - began < 1.0
+
+
+async def test_hook_that_is_cancelled_inside_does_not_cancel_the_caller() -> None:
+    async with running() as part:
+        with pytest.raises(ServiceUnavailableError):
+            await part.call(lambda _: cancelled(), 5.0)
+        await until(lambda: part.health.failures and part.part is not None)
+
+
+async def test_hook_that_exits_at_once_fails_alone() -> None:
+    async with running() as part:
+        with pytest.raises(ServiceUnavailableError):
+            await part.call(lambda _: exiting_at_once(), 5.0)  # type: ignore[arg-type, return-value]
+
+
+async def test_part_that_causes_events_at_each_event_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 0
+    async with running() as part:
+
+        async def echoes(_: Any, events: list[str]) -> None:
+            nonlocal rounds
+            rounds += 1
+            if rounds > 1000:
+                raise AssertionError("the event loop was held for 1000 rounds")
+            part.note(events)
+
+        monkeypatch.setattr(Echo, "happened", echoes)
+        part.note(["event"])
+        await until(lambda: rounds)
+        await asyncio.sleep(0)
+        assert rounds < 1000
+        monkeypatch.undo()
+
+
+async def test_events_in_the_hands_of_a_failing_part_count_as_lost() -> None:
+    Echo.hear = staticmethod(raising)
+    async with running() as part:
+        part.note(["one", "two"])
+        await until(lambda: part.health.failures)
+        assert part.health.lost_events == 2
+
+
+async def test_parts_that_ignore_their_end_do_not_pile_up() -> None:
+    Echo.loop = staticmethod(stubborn)
+    Echo.hear = staticmethod(raising)
+    async with running() as part:
+        for _ in range(30):
+            part.note(["event"])
+            await asyncio.sleep(0.05)
+        assert len(Echo.made) == 1
+        Echo.loop = Echo.hear = None
+        await until(lambda: len(Echo.made) == 2 and part.part is not None)
