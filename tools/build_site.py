@@ -70,11 +70,17 @@ def reference(package: Path) -> str:
 
 
 def _places(file: Path, module: str) -> Iterator[str]:
-    """Yield where the names are defined that a module imports."""
-    for node in ast.parse(file.read_text()).body:
+    """Yield where the names are defined that a module imports and has in its ``__all__``."""
+    text = ast.parse(file.read_text())
+    (public,) = (
+        ast.literal_eval(node.value)
+        for node in text.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    for node in ast.walk(text):  # what is imported late stands under `if TYPE_CHECKING`
         if isinstance(node, ast.ImportFrom) and node.module:
             prefix = f"{module}." if node.level else ""
-            yield from (f"{prefix}{node.module}.{alias.name}" for alias in node.names)
+            yield from (f"{prefix}{node.module}.{alias.name}" for alias in node.names if alias.name in public)
 
 
 def _entries(places: Iterable[str]) -> Iterator[str]:
