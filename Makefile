@@ -99,7 +99,7 @@ bench-dashboard: $(READY)  ## what the dashboard costs on 5,008 hosts with 20 op
 KERNEL = build/kernel
 # What the kernel must do without any service: its own tests, a first script, and a gang that loses a slice.
 KERNELS_TESTS = tests/unit/model tests/unit/state tests/unit/scheduler tests/unit/actors tests/unit/client tests/unit/task
-A_LOST_SLICE = tests/cluster/test_run_on_pod.py::test_gang_survives_the_loss_of_a_slice
+A_LOST_SLICE = tests/cluster/test_losses.py::test_lost_host_costs_slice_and_one_preemption
 
 kernel: $(READY)  ## the kernel without any service, and everything else without each single one; about five minutes
 	$(BIN)/python -m tools.without_services kernel $(KERNEL)

@@ -41,6 +41,7 @@ class ClusterView:
         self._last_happening = 0
         self._order: list[str] = []
         self._waiting = 0
+        self._failing: list[str] = []
 
     def begin(self, jobs: Iterable[JobStatus], hosts: Iterable[WorkerStatus]) -> None:
         """Show these jobs and hosts and no others, without events: the Controller has listed all of them anew."""
@@ -60,6 +61,7 @@ class ClusterView:
         for name in OF_SERVICES:
             self.tables[name].replace({key: dict(row) for key, row in changes.tables.get(name, {}).items()})
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
+        self._failing = list(changes.failing)
 
     def take_changes(self, about: Row) -> Diff:
         """Return the rows that have changed since the last call. ``about`` is more to show in the cluster's row."""
@@ -68,7 +70,8 @@ class ClusterView:
             self.tables[name].take_changes(name, diff)
         if diff.put or diff.drop or not self.tables["cluster"].rows:
             self._counts = self._count()
-        self.tables["cluster"].put("now", {**about, **self._counts, "order": self._order, "waiting": self._waiting})
+        now = {**about, **self._counts, "order": self._order, "waiting": self._waiting, "failing": self._failing}
+        self.tables["cluster"].put("now", now)
         self.tables["cluster"].take_changes("cluster", diff)
         return diff
 

@@ -1,11 +1,12 @@
 """A service that fails stops nobody: the kernel's timeline is the same to the second, whatever any service does.
 
-Each hook of each service's parts in the Controller and in pools raises, hangs for a minute, returns garbage, or ends
-the process, one after the other, while gangs run, wait, lose a slice and start again. In virtual time the moments are
-exact, so the timelines are compared whole. Parts on hosts are played in tests/unit/actors/host/test_service_parts.py.
+Each hook of each service's parts in the Controller and in pools raises, hangs for a minute, returns garbage and exits,
+in turn, while gangs run, wait, lose a slice and start again. In virtual time the moments are exact, so the timelines
+are compared whole. Parts on hosts run by the same code; tests/unit/actors/calls/test_service_parts.py tries it.
 """
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster, played
 
 HOOKS = {
-    "controller": ("__init__", "started", "happened", "run", "close", "admit"),
+    "controller": ("__init__", "started", "happened", "run", "close", "admit", "slices_lost"),
     "pool": ("__init__", "started", "happened", "run", "close", "prepared", "unfit"),
 }
 NOT_COROUTINES = {"__init__", "close"}
@@ -32,11 +33,7 @@ class Broken(Exception):
     """What a failing service raises."""
 
 
-def raises(*_: Any, **__: Any) -> Any:
-    raise Broken("on purpose")
-
-
-async def raises_later(*_: Any, **__: Any) -> Any:
+async def raises(*_: Any, **__: Any) -> Any:
     await asyncio.sleep(0.0)
     raise Broken("on purpose")
 
@@ -45,11 +42,15 @@ async def hangs(*_: Any, **__: Any) -> None:
     await asyncio.sleep(HANG_S)
 
 
-def returns_garbage(*_: Any, **__: Any) -> Any:
+def raises_at_once(*_: Any, **__: Any) -> Any:
+    raise Broken("on purpose")
+
+
+def returns_no_coroutine(*_: Any, **__: Any) -> Any:
     return {"garbage": object()}
 
 
-async def returns_garbage_later(*_: Any, **__: Any) -> Any:
+async def returns_garbage(*_: Any, **__: Any) -> Any:
     return [object()]
 
 
@@ -57,14 +58,18 @@ async def exits(*_: Any, **__: Any) -> None:
     raise SystemExit(7)
 
 
-WAYS: dict[str, Callable[..., Any]] = {
-    "raises": raises,
-    "raises later": raises_later,
-    "hangs": hangs,
-    "returns garbage": returns_garbage,
-    "returns garbage later": returns_garbage_later,
-    "exits": exits,
-}
+WAYS = (raises, hangs, returns_no_coroutine, returns_garbage, raises_at_once, exits)
+
+
+def failing_in_turn(hook: str, first: int) -> Callable[..., Any]:
+    """Return a hook that fails at each call in another way, beginning with one of them."""
+    possible = (raises_at_once, returns_no_coroutine) if hook in NOT_COROUTINES else WAYS
+    ways = itertools.cycle((*possible[first:], *possible[:first]))
+
+    def fails(*args: Any, **more: Any) -> Any:
+        return next(ways)(*args, **more)
+
+    return fails
 
 
 @dataclass(slots=True)
@@ -121,10 +126,10 @@ def parts() -> Iterator[tuple[str, str, type]]:
 
 
 CASES = [
-    pytest.param(kind, hook, way, id=f"{name}, {side}: {hook} {way}")
+    pytest.param(kind, hook, first, id=f"{name}, {side}: {hook}, from {first}")
     for name, side, kind in parts()
     for hook in HOOKS[side]
-    for way in (("raises", "returns garbage") if hook in NOT_COROUTINES else WAYS)
+    for first in range(1 if hook in NOT_COROUTINES else 2)
 ]
 
 
@@ -149,13 +154,13 @@ def play(stage: Stage) -> list[tuple[float, str]]:
     return found[0].entries
 
 
-@pytest.mark.parametrize(("kind", "hook", "way"), CASES)
+@pytest.mark.parametrize(("kind", "hook", "first"), CASES)
 def test_kernels_timeline_is_the_same_when_a_hook_fails(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type, hook: str, way: str
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type, hook: str, first: int
 ) -> None:
     if not undisturbed:
         undisturbed["timeline"] = play(stage)
-    monkeypatch.setattr(kind, hook, WAYS[way])
+    monkeypatch.setattr(kind, hook, failing_in_turn(hook, first))
     assert play(stage) == undisturbed["timeline"]
 
 

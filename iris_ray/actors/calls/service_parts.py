@@ -339,6 +339,10 @@ class RunningParts(Generic[Event]):
             )
         return await part.answer(method, args, kwargs)
 
+    def failing(self) -> list[ServiceHealth]:
+        """Return the condition of the parts that are failing now."""
+        return [one for one in self.health() if one.trouble is not None]
+
     def health(self) -> list[ServiceHealth]:
         return [part.health for part in self]
 

@@ -95,7 +95,8 @@ class UserCalls(ControllerProcess):
     @checked
     async def changes(self, since: Position) -> Changes:
         await self.ping()
-        return self._overview.since(since, self._journal.epoch)
+        found = self._overview.since(since, self._journal.epoch)
+        return replace(found, failing=tuple(f"{one.service}: {one.trouble}" for one in self._services.failing()))
 
     @checked
     async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:

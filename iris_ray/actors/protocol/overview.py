@@ -76,6 +76,7 @@ class Changes:
         limits: the limits and the usage of each user.
         shares: of the users who hold resources now or did lately.
         tables: rows of the services' tables, by table and by the row's key.
+        failing: the services that are failing now, each with its last error.
     """
 
     position: Position
@@ -90,6 +91,7 @@ class Changes:
     limits: tuple[LimitStatus, ...] = ()
     shares: tuple[UserShare, ...] = ()
     tables: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    failing: tuple[str, ...] = ()
 
 
 def as_json(value: Any) -> Any:

@@ -58,14 +58,15 @@ function markCurrent(name) {
 }
 
 function showTop() {
-  const { waiting = 0, trouble = null, services = [] } = cluster();
+  const { waiting = 0, trouble = null, services = [], failing = [] } = cluster();
   for (const link of document.querySelectorAll("nav [data-service]")) link.hidden = !services.includes(link.dataset.service);
   const count = document.getElementById("waiting");
   count.hidden = waiting === 0;
   setText(count, String(waiting));
   const alert = document.getElementById("trouble");
-  alert.hidden = !trouble;
-  setText(alert, trouble ? `The Controller does not answer, so what you see may be out of date: ${trouble}` : "");
+  alert.hidden = !trouble && failing.length === 0;
+  setText(alert, trouble ? `The Controller does not answer, so what you see may be out of date: ${trouble}`
+    : failing.length ? `Jobs are not affected, but these services are failing: ${failing.join("; ")}` : "");
 }
 
 function showLive(isLive) {

@@ -48,7 +48,9 @@ def test_config_has_levanters_fields_and_hides_values() -> None:
 
 def test_config_travels_as_file_and_runs_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    monkeypatch.setattr(docker, "run", lambda *args, **options: ran.append((args, options)))
+    monkeypatch.setattr(
+        "iris_ray.docker.client.run_docker_on_pod", lambda *args, **options: ran.append((args, options))
+    )
 
     def submit(config: RayJobConfig, address: str, run_id: str | None) -> str:
         assert not config.env
@@ -57,7 +59,7 @@ def test_config_travels_as_file_and_runs_unchanged(tmp_path: Path, monkeypatch: 
         docker.main(Path(config.working_dir) / config.command[3])
         return f"{run_id} at {address}"
 
-    monkeypatch.setattr(docker, "submit", submit)
+    monkeypatch.setattr("iris_ray.remote.ray_jobs.submit_tpu_job_on_ray", submit)
     assert submit_tpu_job_on_ray(CONFIG, "http://there") == "run_docker_levanter at http://there"
     assert submit_tpu_job_on_ray(CONFIG, "http://there", "mine") == "mine at http://there"
     spaced = replace(CONFIG, name="my run")
@@ -69,12 +71,14 @@ def test_config_travels_as_file_and_runs_unchanged(tmp_path: Path, monkeypatch: 
 
 def test_retries_by_levanters_name_are_failure_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[dict[str, Any]] = []
-    monkeypatch.setattr(docker, "run", lambda *_, **options: ran.append(options))
+    monkeypatch.setattr("iris_ray.docker.client.run_docker_on_pod", lambda *_, **options: ran.append(options))
     for given in ({"retries": 3}, {"max_retries_failure": 4}, {}):
         run_docker_on_pod("busybox", ["true"], tpu_type="v4-16", **dict[str, Any](given))
     assert [options["max_retries_failure"] for options in ran] == [3, 4, 10]
 
 
 def test_other_configs_are_sent_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "submit", lambda config, address, run_id: f"{config.name} at {address}")
+    monkeypatch.setattr(
+        "iris_ray.remote.ray_jobs.submit_tpu_job_on_ray", lambda config, address, run_id: f"{config.name} at {address}"
+    )
     assert submit_tpu_job_on_ray(RayJobConfig(["python", "train.py"], None), "http://there") == "train at http://there"
