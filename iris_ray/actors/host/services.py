@@ -1,5 +1,6 @@
 """What services get in a TPUHostActor; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
-from iris_ray.errors import IrisError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,13 +73,9 @@ class HostParts(RunningParts[Any]):
 
     async def files_address(self) -> str:
         """Return where files of jobs are served; "" if no service serves any, or none says so within `FILES_S`."""
-        for running in self:
-            try:
-                if address := await running.call(lambda part: part.files_address(), FILES_S):
-                    return str(address)
-            except IrisError:
-                continue
-        return ""
+        calls = (running.call(lambda part: part.files_address(), FILES_S) for running in self)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return next((address for address in answers if isinstance(address, str) and address), "")
 
 
 def host_parts(services: Iterable[Service], host: Host) -> HostParts:

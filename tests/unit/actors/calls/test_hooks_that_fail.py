@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
@@ -31,6 +32,23 @@ class Unfit(PoolPart):
 class Files(HostPart):
     async def files_address(self) -> str:
         raise UnknownNameError("a directory that I don't know")
+
+
+class Starts(HostPart):
+    """Starts for long, as on a slow disk."""
+
+    async def started(self) -> None:
+        await asyncio.sleep(60.0)
+
+
+class Serves(HostPart):
+    async def files_address(self) -> str:
+        return "10.0.0.1:80"
+
+
+class Garbage(HostPart):
+    async def files_address(self) -> Any:
+        return [object()]
 
 
 class Shows(ControllerPart):
@@ -70,6 +88,19 @@ async def test_host_without_an_address_of_files_goes_on() -> None:
     parts = host_parts([Service("files", host=f"{__name__}:Files")], Fake())
     async with work_of(parts):
         assert await parts.files_address() == ""
+
+
+async def test_address_of_files_is_due_in_time_although_other_services_are_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("iris_ray.actors.host.services.FILES_S", 0.3)
+    kinds = [Starts, Starts, Starts, Garbage, Files, Serves]
+    named = [Service(f"{kind.__name__} {n}", host=f"{__name__}:{kind.__name__}") for n, kind in enumerate(kinds)]
+    parts = host_parts(named, Fake())
+    async with work_of(parts):
+        began = time.monotonic()
+        assert await parts.files_address() == "10.0.0.1:80"
+        assert time.monotonic() - began < 0.8
 
 
 async def test_part_that_fails_in_its_start_shows_nothing_afterwards() -> None:
