@@ -14,7 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -114,6 +114,7 @@ class RunningPart(Generic[Event]):
         self._broken: asyncio.Future[None] | None = None
         self._is_ready = asyncio.Event()  # set once the part has started or failed for the first time
         self._threads: ThreadPoolExecutor | None = None
+        self._free_threads = asyncio.Semaphore(THREADS)
 
     @property
     def health(self) -> ServiceHealth:
@@ -158,11 +159,27 @@ class RunningPart(Generic[Event]):
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that blocks in a thread of this service."""
+        """Call a function that blocks in a thread of this service.
+
+        A call waits for a thread here, not in the executor, which would keep each cancelled call for as long as the
+        threads hang.
+        """
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=self.service.name)
-        call = functools.partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        await self._free_threads.acquire()
+        loop = asyncio.get_running_loop()
+
+        def release(_: Future[T]) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._free_threads.release)
+
+        try:
+            call = self._threads.submit(functools.partial(function, *args, **kwargs))
+        except BaseException:  # such as no thread left
+            self._free_threads.release()
+            raise
+        call.add_done_callback(release)
+        return await asyncio.wrap_future(call)
 
     async def answer(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Answer a call. Its arguments are rebuilt from plain values, as the method's annotations say.

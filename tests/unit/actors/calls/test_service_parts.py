@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import gc
+import threading
 import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Protocol
 
@@ -350,3 +353,23 @@ async def test_parts_that_ignore_their_end_do_not_pile_up() -> None:
         assert len(Echo.made) == 1
         Echo.loop = Echo.hear = None
         await until(lambda: len(Echo.made) == 2 and part.part is not None)
+
+
+async def test_cancelled_calls_do_not_pile_up_behind_threads_that_hang() -> None:
+    gate = threading.Event()
+    async with running() as part:
+        stuck = [asyncio.ensure_future(part.in_thread(gate.wait)) for _ in range(service_parts.THREADS)]
+        await asyncio.sleep(0.05)
+        held = weakref.WeakSet[Echo]()
+        for _ in range(50):
+            echo = Echo()
+            Echo.made.clear()
+            held.add(echo)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(part.in_thread(echo.close), 0.001)
+        del echo
+        gc.collect()
+        assert not held
+        gate.set()
+        await asyncio.gather(*stuck)
+        assert await part.in_thread(int) == 0
