@@ -16,6 +16,7 @@ from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
 from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.messages import HostPlace, Progress, Saves, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
@@ -190,7 +191,7 @@ class Process:
         """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
         self.left = True
         self._cluster.launches.append(launch)
-        self._host.log_of(launch.info).begin()
+        self._host.begin_log(launch.info)
         self.task = self._cluster.begun(Task(launch.info, self._host, self))
         try:
             result = await self._cluster.work_of(launch.info.job_id)(self.task)
@@ -261,6 +262,11 @@ class NodeProcesses:
     def left(self) -> list[Process]:
         """Return the processes of which something may still run."""
         return [process for process in self.processes.values() if process.left]
+
+    def begin_log(self, info: JobInfo) -> None:
+        """Begin the file of a task's output, if a service keeps it."""
+        if any(service.name == "logs" for service in installed_services()):
+            self.log_of(info).begin()
 
     def log_of(self, info: JobInfo) -> "LogWriter":
         from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory

@@ -145,7 +145,8 @@ def test_no_module_starts_raw_asyncio_tasks() -> None:
         for path in sorted(room.rglob("*.py"))
         if (lines := list(raw_tasks(path.read_text())))
     }
-    assert keep.keys() == HANDED_ON.keys(), f"start these by BackgroundTasks: {keep}"
+    handed_on = {path for path in HANDED_ON if (PACKAGE / path).exists()}  # a service may be taken out
+    assert keep.keys() == handed_on, f"start these by BackgroundTasks: {keep}"
 
 
 def test_raw_asyncio_tasks_are_found() -> None:

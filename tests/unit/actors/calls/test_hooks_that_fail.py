@@ -124,13 +124,16 @@ def other_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     garbage = ModuleType("garbage.service")
     garbage.SERVICE = 5  # type: ignore[attr-defined]
+    sound = ModuleType("sound.service")
+    sound.SERVICE = Service("sound")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sound.service", sound)
     monkeypatch.setitem(sys.modules, "exits.service", Exits("exits.service"))
     monkeypatch.setitem(sys.modules, "garbage.service", garbage)
-    monkeypatch.setattr(services, "SERVICES", ("exits", "garbage", "iris_ray.logs"))
+    monkeypatch.setattr(services, "SERVICES", ("exits", "garbage", "sound"))
     installed_services.cache_clear()
     yield
     installed_services.cache_clear()
 
 
 def test_service_without_a_usable_description_is_left_out(other_services: None) -> None:
-    assert [service.name for service in installed_services()] == ["logs"]
+    assert [service.name for service in installed_services()] == ["sound"]

@@ -155,16 +155,6 @@ def test_damaged_taints_are_left_out(world: ControllerInProcess) -> None:
         world.iris("host", "drain", "v4-16-1", "spot")
 
 
-def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
-    world.iris("cluster", "limits", "ann", "--chips", "8")
-    for data in (b"{", b'[["ann", "BATCH"]]', b'[["ann", "NONE", {}]]', b'[["ann", "BATCH", {"chips": -1}]]'):
-        damage(world, "limits/", data)
-        restart(world)
-        assert world.jobs() == ["good"]
-        assert list(aside(world)) == ["the limits"]
-        world.iris("cluster", "limits", "ann", "--chips", "8")
-
-
 def test_damaged_teams_are_left_out_and_their_jobs_go_on(world: ControllerInProcess) -> None:
     for data in (b"{", b"[]", b"7", b'{"ads": 3}', b'{"ads/eu": {}}', b'{"ads": {"quota": {"v4-16": -1}}}'):
         world.set_teams(Team("ads", users=("ann",)))

@@ -269,7 +269,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
-        assert await actor.adopt("slice-a", None, *identity_of(task), TOKEN)
+        assert not isinstance(await actor.adopt("slice-a", None, *identity_of(task), TOKEN), Unfit)
         TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
         task.kill()
