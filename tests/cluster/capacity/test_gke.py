@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_shared_cluster")
 
-GKE = Path(__file__).parents[2] / "examples" / "clusters" / "gke.yaml"
+GKE = Path(__file__).parents[3] / "examples" / "clusters" / "gke.yaml"
 V6E = "tpu-v6e-slice"
 
 

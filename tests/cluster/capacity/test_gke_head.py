@@ -9,7 +9,7 @@ import pytest
 from iris_ray.testing import SimulatedCluster
 from tests.support.waiting import wait_until
 
-GKE = Path(__file__).parents[2] / "examples" / "clusters" / "gke.yaml"
+GKE = Path(__file__).parents[3] / "examples" / "clusters" / "gke.yaml"
 SUBMIT = """
 import sys, time
 from pathlib import Path
