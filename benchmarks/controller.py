@@ -84,7 +84,7 @@ class Subject:
         self.actor = (
             ray.remote(Controller)
             .options(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
-            .remote(FakeNodes(scale.fleet), history=lambda: history)
+            .remote(FakeNodes(scale.fleet), directory=lambda: history)
         )
         kind = ray.remote(FakePool).options(num_cpus=0, max_concurrency=10_000)
         self.pools = [kind.remote(self.actor, f"user-{number}") for number in range(POOLS)]
