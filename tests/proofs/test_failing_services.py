@@ -154,6 +154,7 @@ def play(stage: Stage) -> list[tuple[float, str]]:
     return found[0].entries
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("kind", "hook", "first"), CASES)
 def test_kernels_timeline_is_the_same_when_a_hook_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[str, Any], kind: type, hook: str, first: int
