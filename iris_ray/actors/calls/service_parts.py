@@ -75,7 +75,7 @@ class ServicePart(Generic[Event]):
     calls: tuple[type, ...] = ()
 
     async def started(self) -> None:
-        """The actor is ready. A part that was made anew is started again, and reads what it has missed."""
+        """Prepare the part, once the actor is ready. After a failure, a new part reads what the old one missed."""
 
     async def happened(self, events: list[Event]) -> None:
         """These events have happened, in this order. A slow part gets many at once."""
@@ -323,7 +323,7 @@ class RunningParts(Generic[Event]):
     """All services' parts in this actor.
 
     Args:
-        services: those that have a part here, with the places of their classes.
+        services: each service with a part in this actor, and the import path of that part's class.
         make: makes a part of its class.
     """
 

@@ -129,7 +129,7 @@ class LocalDirectories:
     def remove(
         self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
     ) -> None:
-        """Remove directories as far as possible, except those that a living task has taken.
+        """Remove the directories that can be removed. A directory that a living task uses stays.
 
         Args:
             job_id: remove only this job's.

@@ -138,7 +138,7 @@ class OutputPump:
         self._files = TaskFiles.of_process(directory, pid)
         self._files.output.unlink(missing_ok=True)  # of an earlier process with this pid
         os.mkfifo(self._files.output, 0o600)
-        # Open for writing, too: so the open does not wait for a writer, and there is no end of file between writers.
+        # It is also open for writing: the open then needs no writer, and no end of file comes between two writers.
         self._pipe = os.open(self._files.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # a user's pipes are at the kernel's limit; this one stays smaller
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
