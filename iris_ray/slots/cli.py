@@ -158,8 +158,9 @@ def serve(file: Path, dry_run: bool) -> None:
         return
     serving.require_free_port(said)
     heard: SimpleQueue[int] = SimpleQueue()
+    signal.signal(signal.SIGHUP, lambda number, _: heard.put(number))  # else it would end a start that takes long
     with cluster(show_logs=True), SlotClient(said.hosts, name=said.name, policy=said.policy) as client:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: heard.put(number))
         served = serving.ServedFile(client, said)
         client._when_lost(lambda: heard.put(_LOST))

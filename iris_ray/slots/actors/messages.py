@@ -20,11 +20,12 @@ from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
 UNKNOWN = 2**60
 """Stands for the bytes of a device that have not been read yet: every model may fit."""
-
+MOST_HOSTS = 10_000
+"""The limit for hosts, and for devices of a host. A mistyped number must not fill the memory."""
 
 _CHECKS: Mapping[str, Check] = {
-    "count": Whole(1, exactly=True),
-    "devices": Whole(1, exactly=True),
+    "count": Whole(1, MOST_HOSTS, exactly=True),
+    "devices": Whole(1, MOST_HOSTS, exactly=True),
     "memory": Whole(1, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
 }

@@ -19,7 +19,7 @@ from iris_ray.slots.core.instructions import (
     StartRequest,
 )
 from iris_ray.slots.core.models import ModelSpec, Request
-from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.policy import REPORT_S, ServingPolicy
 from iris_ray.slots.core.slot import Slot
 
 Turn = tuple[bool, int, str]
@@ -171,6 +171,7 @@ class Active:
         begun_at: when the slot got it.
         used_at: when the session was last used.
         heard_at: when the session's client was last heard of.
+        silent: how many looks in a row have found nothing new of that client.
         granted: whether the client has the session, so that it is not begun again.
         given_up: whether the client has cancelled the request or closed the session.
         stopped: why it was told to stop, or "".
@@ -184,6 +185,7 @@ class Active:
     begun_at: float
     used_at: float
     heard_at: float
+    silent: int = 0
     granted: bool = False
     given_up: bool = False
     stopped: str = ""
@@ -335,13 +337,18 @@ class Sessions:
         """Note that a client has these sessions, and when it used each."""
         for session_id, used_at in used.items():
             if found := self.active.by_id.get(session_id):
-                found.granted = True
+                found.granted, found.silent = True, 0
                 found.heard_at, found.used_at = now, max(found.used_at, min(used_at, now))
 
     def stop_unused(self, now: float) -> Iterator[Instruction]:
-        """Stop the sessions that are unused for too long, or whose client is silent."""
+        """Look at all sessions: stop those that were unused for too long, or whose client is silent.
+
+        Both follow from what clients have reported and from the number of looks, one in `REPORT_S`. If this process was
+        frozen, the reports from that time are still on their way.
+        """
         for each in [each for of_model in self.active.sessions.values() for each in of_model.values()]:
-            if not each.stopped and (reason := self._unused(each, now)):
+            each.silent += 1
+            if not each.stopped and (reason := self._unused(each)):
                 yield self.active.stop(each, reason, now)
 
     def stop_on(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
@@ -362,10 +369,10 @@ class Sessions:
             oldest = min(long, key=lambda each: (each.begun_at, each.turn))
             yield self.active.stop(oldest, f"others have waited for {name} for {self.policy.ageing_s:g} s", now)
 
-    def _unused(self, session: Active, now: float) -> str:
+    def _unused(self, session: Active) -> str:
         idle_s = session.request.idle_s
         assert idle_s is not None, "a session has a limit"
-        if now - session.used_at >= idle_s:
+        if session.heard_at - session.used_at >= idle_s:
             return f"it was not used for {idle_s:g} s"
-        is_silent = now - session.heard_at >= self.policy.silence_s
+        is_silent = (session.silent - 1) * REPORT_S >= self.policy.silence_s
         return f"its client was silent for {self.policy.silence_s:g} s" if is_silent else ""

@@ -69,11 +69,11 @@ class ServedModel:
     def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float, lasted_s: float) -> None:
         """Note a failed load: the next one waits for a pause that doubles, and goes to another runner if it can.
 
-        From the second one in a row on, the model also evicts no other one until 1, 3, then 7 times as long as the load
-        lasted have passed. A model whose loads hang thus leaves most of the time to others.
+        The model also evicts no other one until 1, 3, then 7 times as long as the load lasted have passed. A model whose
+        loads hang thus leaves most of the time to others.
         """
-        self.evicts_from = now + lasted_s * (2 ** min(self.failures, MOST_DOUBLINGS) - 1)
         self.failures += 1
+        self.evicts_from = now + lasted_s * (2 ** min(self.failures, MOST_DOUBLINGS) - 1)
         self.last_failure = reason
         self.turn_at = now
         self.not_before = max(self.not_before, now + policy.pause_after(self.failures))

@@ -86,7 +86,7 @@ def test_file_says_hosts_models_keys_and_policy(path: Path) -> None:
     assert (llama.model.load_s, said.aliases) == (900, {"gpt-4o": "llama"})
     assert llama.how == {"memory": {1: 70 * 10**9, 2: 40_500_000_000}, "replicas": 1, "concurrency": 256}
     assert (serving.class_at(str(shout.model)), shout.how["arguments"]) == (Shout, {"mark": "!"})
-    assert (said.keys[0].secret, said.keys[0].models, said.keys[0].at_a_time) == ("a" * 20, ["llama"], 8)
+    assert (said.keys[0].secret, said.keys[0].models, said.keys[0].at_a_time) == ("a" * 20, ("llama",), 8)
     assert said.policy.ageing_s == 5.0
 
 

@@ -141,6 +141,16 @@ def test_stopped_coroutine_ends_even_if_stopped_before_start() -> None:
         made.answer(30.0, call)
 
 
+def test_late_stop_spares_the_next_call_of_the_same_id() -> None:
+    made = loaded(Plain)
+    calls = RunningCalls(made.loop)
+    for _ in range(2):
+        with calls.running(SlotRequest("r")) as call:
+            assert list(made.pieces(1, call)) == [2]
+            assert not call._stopped
+        calls.stop("r")
+
+
 @pytest.mark.parametrize("model", [Pieces, AsyncPieces])
 def test_stopped_stream_ends(model: type) -> None:
     made = loaded(model)

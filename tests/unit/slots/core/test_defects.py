@@ -32,7 +32,7 @@ def put_in(patch: pytest.MonkeyPatch, where: type, name: str, model: str) -> Non
     def defective(self: Any, about: Any, *arguments: Any, **named: Any) -> Any:
         found = self.slots[about] if isinstance(self, SlotFleet) and isinstance(about, str) else about
         if isinstance(found, SlotRequirement):
-            found = found.spec
+            found = found.spec.name
         if (found if isinstance(found, str) else found.model) == model:
             return fails() if isgeneratorfunction(method) else next(fails())
         return method(self, about, *arguments, **named)

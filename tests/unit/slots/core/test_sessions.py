@@ -46,6 +46,21 @@ def test_session_ends_when_idle_or_client_silent(ago: float | None, reason: str)
     assert bool(w.reconciler.active.by_id) is (not reason)
 
 
+def test_frozen_manager_ends_no_session() -> None:
+    """The clients have called their slots meanwhile, and what they have said since is still on its way."""
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.name, idle_s=40.0)
+    w.settle()
+    w.run(20)
+    w.renew("s")
+    for _ in range(3):
+        w.tick(300.0)
+    assert w.ended == {}
+    w.renew("s")
+    run(w, 50, "s")
+    assert w.ended == {}
+
+
 def test_lost_slot_ends_its_sessions_for_good() -> None:
     w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.name)
