@@ -160,8 +160,8 @@ def serve(file: Path, dry_run: bool) -> None:
     heard: SimpleQueue[int] = SimpleQueue()
     signal.signal(signal.SIGHUP, lambda number, _: heard.put(number))  # else it would end a start that takes long
     with cluster(show_logs=True), SlotClient(said.hosts, name=said.name, policy=said.policy) as client:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: heard.put(number))
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda number, _: heard.put(number))
         served = serving.ServedFile(client, said)
         client._when_lost(lambda: heard.put(_LOST))
         gc.collect()

@@ -132,8 +132,7 @@ class ServedFile:
 
     def recover(self) -> None:
         """Serve the models again after the SlotManager was lost, by a new one."""
-        self._client._attach()
-        self._client._change(list(self._said.orders.values()))
+        self._client._attach(list(self._said.orders.values()))
 
     def change(self, said: ModelsFile) -> list[str]:
         """Serve the new contents of the file. Running requests go on. Return the changes in words.

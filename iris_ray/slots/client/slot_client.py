@@ -64,18 +64,19 @@ class SlotClient:
         self._of_manager = policy or ServingPolicy(), tuple(hosts), name
         self._attach()
 
-    def _attach(self) -> None:
-        """Make the SlotManager, or find the one of this name."""
+    def _attach(self, orders: Sequence[ModelOrder] = ()) -> None:
+        """Make the SlotManager, or find the one of this name. Use it once it serves some models."""
         policy, hosts, name = self._of_manager
-        self._manager, is_new, self._is_ours = make_or_find(policy, name)
-        self._keeper = ClientKeeper(self._manager)
+        manager, is_new, is_ours = make_or_find(policy, name)
         if is_new:
             try:
-                jobs = submit_runners(self._manager, hosts, name)
+                jobs = submit_runners(manager, hosts, name)
             except BaseException:
-                ray.kill(self._manager.handle)  # so the next try makes it anew
+                ray.kill(manager.handle)  # so the next try makes it anew
                 raise
-            ray.get(self._manager.call(SlotManager.start, hosts, jobs))
+            ray.get(manager.call(SlotManager.start, hosts, jobs))
+        _get(manager.call(SlotManager.change, orders, ()))
+        self._manager, self._is_ours, self._keeper = manager, is_ours, ClientKeeper(manager)
 
     @classmethod
     def connect(cls, name: str) -> Self:

@@ -69,8 +69,8 @@ class ServedModel:
     def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float, lasted_s: float) -> None:
         """Note a failed load: the next one waits for a pause that doubles, and goes to another runner if it can.
 
-        The model also evicts no other one until 1, 3, then 7 times as long as the load lasted have passed. A model whose
-        loads hang thus leaves most of the time to others.
+        The model also evicts no other one until 1, 3, then 7 times as long as the load lasted have passed. So a model
+        whose loads hang leaves most of the time to others.
         """
         self.failures += 1
         self.evicts_from = now + lasted_s * (2 ** min(self.failures, MOST_DOUBLINGS) - 1)
