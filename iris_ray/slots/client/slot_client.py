@@ -1,10 +1,12 @@
 """The public API of slots: register models, and have them answer requests."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 import ray
@@ -13,14 +15,16 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.model.checks import shown
-from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
+from iris_ray.slots.actors.messages import Ask, ModelOrder, SlotHosts, SlotStatus, packed
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.streams import Arrived
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
 from iris_ray.slots.client.lease import ClientKeeper
 from iris_ray.slots.client.model_order import model_order
 from iris_ray.slots.client.named_manager import find, make_or_find
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.session import Session
+from iris_ray.slots.client.streams import StreamFetcher
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
@@ -64,6 +68,7 @@ class SlotClient:
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
         self._manager, is_new, self._is_ours = make_or_find(policy or ServingPolicy(), name)
         self._keeper = ClientKeeper(self._manager)
+        self._streams = StreamFetcher(self._manager, self._keeper)
         if is_new:
             try:
                 jobs = submit_runners(self._manager, hosts, name)
@@ -86,6 +91,7 @@ class SlotClient:
         made._kind = DeviceKind.GPU
         made._manager, made._is_ours = find(name), False
         made._keeper = ClientKeeper(made._manager)
+        made._streams = StreamFetcher(made._manager, made._keeper)
         return made
 
     def register(
@@ -177,22 +183,29 @@ class SlotClient:
         To stop early cancels the request. The model waits for a caller who takes the pieces slowly.
         """
         ask = self._ask(model, payload, request_id, how)
-        with self._keeper.request(ask.request_id):
-            for number, reference in enumerate(self._pieces(ask), 1):
-                yield ray.get(reference).open()
-                self._say_taken(ask, number)
+        arrived: SimpleQueue[Arrived] = SimpleQueue()
+        with self._streams.stream(ask, arrived.put) as stream:
+            while not stream.is_over:
+                for piece in stream.read(arrived.get()):
+                    yield piece.open()
+                    self._streams.note_read(ask, stream)
 
     async def astream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
     ) -> AsyncGenerator[Any, None]:
         """As `stream`, for an event loop. To stop early at once, call ``aclose()``."""
         ask = self._ask(model, payload, request_id, how)
-        with self._keeper.request(ask.request_id):
-            number = 0
-            async for reference in self._pieces(ask):
-                yield (await reference).open()
-                number += 1
-                self._say_taken(ask, number)
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Arrived]()
+
+        def arrive(found: Arrived) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads
+                loop.call_soon_threadsafe(arrived.put_nowait, found)
+
+        with self._streams.stream(ask, arrive) as stream:
+            while not stream.is_over:
+                for piece in stream.read(await arrived.get()):
+                    yield piece.open()
+                    self._streams.note_read(ask, stream)
 
     def session(
         self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
@@ -252,13 +265,6 @@ class SlotClient:
     def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
         ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)
         return replace(ask, **how)
-
-    def _pieces(self, ask: Ask) -> Any:
-        return self._manager.stream(SlotManager.stream, ask)
-
-    def _say_taken(self, ask: Ask, number: int) -> None:
-        if number % TAKEN_AT_ONCE == 0:
-            self._manager.call(SlotManager.taken, ask.request_id, TAKEN_AT_ONCE)
 
 
 def _get(reference: Reference[T]) -> T:
