@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from iris_ray.actors.calls.asking import Actor
@@ -43,6 +44,7 @@ class StreamFetcher:
         Raises:
             InvalidSlotError: a stream of the same id runs.
         """
+        ask = replace(ask, client_id=self._keeper.client_id)  # the client may have found another manager meanwhile
         with self._keeper.request(ask.request_id):
             with self._lock:
                 if ask.request_id in self._readers:
