@@ -232,7 +232,7 @@ class ModelRow:
         replicas: slots that are kept.
         load_s: how long the last load took.
         failures: loads that failed in a row, since a slot was last ready.
-        waits_for: why there is no further slot now, or "".
+        waits_for: why the model gets no further slot now, or "".
     """
 
     model: str

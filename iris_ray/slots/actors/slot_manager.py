@@ -184,7 +184,7 @@ class SlotManager:
         return await self._runners.hold(here)
 
     async def give_up_runner(self, runner_id: str, why: str) -> None:
-        """Expect a runner no more. Who waits for its kind of devices, and no other can come, is refused."""
+        """Stop expecting a runner. If no other one of its kind can come, requests for that kind are refused."""
         if runner := self._expected.pop(runner_id, None):
             logger.error("runner %s can hold no slots: %s", runner_id, why)
             self._problems[runner.kind] = f"{runner_id} can hold no slots: {why}"
@@ -349,7 +349,7 @@ class SlotManager:
         waiting.end()
 
     async def _end_session(self, order: todo.EndRequest) -> None:
-        """Have a slot take no more calls of a session, and wait for those that it has."""
+        """Have a slot refuse further calls of a session, and wait for the running ones."""
         try:
             if made := self._processes.by_slot.get(order.slot_id):
                 await made.actor.call(SlotActor.end_session, order.request_id, order.reason)

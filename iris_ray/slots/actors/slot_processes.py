@@ -43,7 +43,7 @@ BESIDE_SEATS = 8
 
 @functools.cache
 def _slot_actor(seats: int) -> Any:
-    """Return the actor class of slots with so many seats: in Ray, threads belong to the class."""
+    """Return the actor class of slots with this number of seats: in Ray, the number of threads belongs to the class."""
     return ray.remote(concurrency_groups={CALLS: seats})(SlotActor)
 
 

@@ -255,7 +255,7 @@ class ServedProgram:
     def _watch(self) -> None:
         code = self._process.wait()
         if not self._ending:
-            print(self._words(f"ended with {code}; its slot ends, too"), file=sys.stderr, flush=True)
+            print(self._words(f"ended with {code}; so does its slot"), file=sys.stderr, flush=True)
             os._exit(1)
 
     def _words(self, what: str) -> str:
