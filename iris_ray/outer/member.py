@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,13 @@ class Member:
         self._readers: dict[ArrayConnection, int] = {}  # the round whose result each waits for
         self._closed = False
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Guard a change, and wake everybody who waits for one."""
+        with self.changed:
+            yield
+            self.changed.notify_all()
+
     # -- who is there ----------------------------------------------------------------------------------------------
 
     def runs(self, who: Who) -> bool:
@@ -180,35 +187,31 @@ class Member:
 
     def accept(self, result: Result) -> None:
         """Take a round's result, and give it to those who wait for it. The state is to follow with `set_state`."""
-        with self.changed:
+        with self._changing():
             self.last, self.roster, self.round = result, result.roster, result.number + 1
             self.joined = self.me in result.roster
             self.contributions = {who: one for who, one in self.contributions.items() if one.number >= self.round}
             self.admitted = [who for who in self.admitted if who not in result.roster]
             self.late &= set(self.roster)
-            self.changed.notify_all()
 
     def set_state(self, state: Leaves) -> None:
         """Note the state before this round."""
-        with self.changed:
+        with self._changing():
             self.state, self.state_round = state, self.round
             self.origin = self.last.made_by if self.last is not None else None
-            self.changed.notify_all()
 
     def take_over(self, header: Header, state: Leaves) -> None:
         """Go on with the state of another slice."""
-        with self.changed:
+        with self._changing():
             self.last, self.round, self.roster = None, int(header["round"]), tuple(map(_who, header["roster"]))
             self.joined = self.me in self.roster
             self.state, self.state_round = state, self.round
             self.origin = _who(header["origin"]) if header["origin"] else None
-            self.changed.notify_all()
 
     def found(self) -> None:
         """Begin with this slice alone."""
-        with self.changed:
+        with self._changing():
             self.roster, self.joined, self.following = (self.me,), True, False
-            self.changed.notify_all()
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
@@ -230,11 +233,10 @@ class Member:
     def close(self) -> None:
         """Wait until those who are owed the last result have it, and answer no more."""
         deadline = time.monotonic() + LAST_ANSWERS_S
-        with self.changed:
+        with self._changing():
             while any(number < self.round for number in self._readers.values()) and time.monotonic() < deadline:
                 self.changed.wait(WAKE_S)
             self._closed = True
-            self.changed.notify_all()
 
     def _answer(self, connection: ArrayConnection, token: str) -> None:
         with contextlib.suppress(ConnectionLost, OSError):
@@ -274,12 +276,11 @@ class Member:
         """Take a contribution, and answer with the result of its round. A slice that is too late is a newcomer."""
         of, who = header["round"], _who(header["who"])
         self._wait(lambda: self.state_round >= of)
-        with self.changed:
-            is_one_of_us = of == self.round and header["origin"] == _listed(self.origin)
+        with self._changing():
+            is_one_of_us = of == self.round and header["origin"] == (None if self.origin is None else [*self.origin])
             if is_one_of_us:
                 self.contributions[who] = Contribution(of, leaves, connection)
                 self._readers[connection] = of
-                self.changed.notify_all()
         if is_one_of_us:
             self._wait(lambda: self.round > of)
             with self.changed:
@@ -303,9 +304,8 @@ class Member:
         self._wait(lambda: self.joined or self.is_over)
         while True:
             follows = self._send_state(connection)
-            with self.changed:
+            with self._changing():
                 self._readers[connection] = follows
-                self.changed.notify_all()
             self._wait(lambda: self.round > follows)  # noqa: B023 — it is called before the next turn
 
     def _send_state(self, connection: ArrayConnection) -> int:
@@ -319,9 +319,8 @@ class Member:
         return number
 
     def _has_read(self, connection: ArrayConnection) -> None:
-        with self.changed:
+        with self._changing():
             self._readers.pop(connection, None)
-            self.changed.notify_all()
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until a condition is true, or the time is over.
@@ -357,7 +356,3 @@ def _mean(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def _who(listed: Any) -> Who:
     slice_id, attempt = listed
     return int(slice_id), int(attempt)
-
-
-def _listed(who: Who | None) -> list[int] | None:
-    return None if who is None else list(who)
