@@ -95,8 +95,9 @@ class _Door:
         """Wait for a connection whose other end knows the token, and return it."""
         while True:
             poll = select.poll()
-            for one in (self._listener, *self._strangers):
-                poll.register(one, select.POLLIN)
+            poll.register(self._listener, select.POLLIN)
+            for stranger in self._strangers:
+                poll.register(stranger, select.POLLIN)
             poll.poll(LOOK_S * 1000 if self._strangers else None)
             self._accept()
             for connection, (proving, deadline) in list(self._strangers.items()):
@@ -113,8 +114,9 @@ class _Door:
 
     def close(self) -> None:
         """Close this process's copies of all sockets; those of the process that listens stay open."""
-        for one in (self._listener, *self._strangers):
-            one.close()
+        self._listener.close()
+        for stranger in self._strangers:
+            stranger.close()
 
     def _accept(self) -> None:
         try:

@@ -358,7 +358,8 @@ async def test_command_whose_output_waits_for_hours_goes_on(task: psutil.Process
         number = await session.start(CommandLine(("seq", "100000")))
         piece = await session.read(number, 0)
         loop = asyncio.get_running_loop()
-        loop.time = lambda as_before=loop.time: as_before() + 36_000.0  # type: ignore[method-assign]
+        now = loop.time
+        loop.time = lambda: now() + 36_000.0  # type: ignore[method-assign]
         await asyncio.sleep(0.2)  # the person reads the first page in a pager
         lines = piece.out.count(b"\n")
         while not piece.over:
