@@ -62,8 +62,8 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
     if file.exists():
         raise InvalidRequestError(f"{file} exists already; give another name, or remove it")
     with cluster():
-        found = hand_over(Journal())
-        jobs = [line for line in found.lines if line["kind"] == "job"]
+        lines, left_out = hand_over(Journal())
+        jobs = [line for line in lines if line["kind"] == "job"]
         packages = _add_what_pools_know(jobs)
     if not variables:
         for line in jobs:
@@ -72,15 +72,15 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
         "iris_ray": iris_ray.__version__,
         "python": platform.python_version(),
         "at": time.time(),
-        "left_out": found.left_out,
+        "left_out": left_out,
     }
     with private_file(file) as opened:
-        opened.writelines(written(header, [*found.lines, *packages, END]))
-    left_out = [*found.left_out, *(f"{line['job_id']}: {line['why_not']}" for line in jobs if "why_not" in line)]
+        opened.writelines(written(header, [*lines, *packages, END]))
+    left_out = [*left_out, *(f"{line['job_id']}: {line['why_not']}" for line in jobs if "why_not" in line)]
     if as_json:
-        print_json({"file": str(file), "lines": Counter(one["kind"] for one in found.lines), "left_out": left_out})
+        print_json({"file": str(file), "lines": Counter(one["kind"] for one in lines), "left_out": left_out})
         return
-    click.echo(f"{click.format_filename(file)}: {_counts([*found.lines, *packages])}")
+    click.echo(f"{click.format_filename(file)}: {_counts([*lines, *packages])}")
     _say_left_out(left_out, "can't be carried over")
 
 
