@@ -70,9 +70,11 @@ class Frame(NamedTuple):
             ConnectionLost: it carries something else.
         """
         try:
-            found: dict[str, Any] = json.loads(self.data)
-        except ValueError as error:
+            found = json.loads(self.data)
+        except (ValueError, RecursionError) as error:
             raise ConnectionLost(f"a frame makes no sense: {error}") from error
+        if not isinstance(found, dict):
+            raise ConnectionLost("a frame makes no sense: it has no facts")
         return found
 
     def packed(self) -> bytes:
