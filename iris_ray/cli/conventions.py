@@ -11,6 +11,7 @@ import click
 
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
 from iris_ray.settings import DEBUG
+from iris_ray.terminal import printable
 
 OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
@@ -26,9 +27,8 @@ def exit_code(error: IrisError) -> int:
 
 
 def say_error(message: str) -> None:
-    """Print a message to stderr. It may quote strangers' text, so characters that control a terminal are escaped."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
-    click.echo(f"iris-ray: {shown}", err=True)
+    """Print a message to stderr. It may quote strangers."""
+    click.echo("iris-ray: " + printable(message, "\n\t"), err=True)
 
 
 @contextmanager
