@@ -14,7 +14,7 @@ from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.options import TARGET_HELP, json_option, reason_option
 from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.model.checks import unknown
+from iris_ray.model.checks import shown, unknown
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.workers import GPU, SUB_SLICE, TPU
 
@@ -96,13 +96,13 @@ def _sub_slices(host: WorkerStatus) -> str:
 
 DRAINED = "drained"
 """The taint of a host that is drained without naming a taint."""
-_TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def _check_taint(_: click.Context, __: click.Parameter, name: str) -> str:
     if not _TAINT.fullmatch(name):
         raise InvalidRequestError(
-            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
+            f"{shown(name)} is not the name of a taint; give up to 63 letters, digits and _.-, such as big-jobs"
         )
     return name
 
@@ -140,7 +140,7 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"target": target, "taint": taint, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
         return
-    what, named = ("", "") if taint == DRAINED else (f" but those that tolerate {taint}", f" {taint}")
+    what, named = ("", "") if taint == DRAINED else (f" except jobs that tolerate {taint}", f" {taint}")
     click.echo(f"{_in_words(target, affected)} takes no new jobs{what}; to undo: iris-ray host undrain {target}{named}")
     if jobs:
         click.echo(f"still there until they end: {', '.join(jobs)}")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-# Small pieces of what the command line says: a duration, a count, the state of a job.
 
 
 def duration(seconds: float) -> str:
@@ -64,7 +63,7 @@ def print_output(data: bytes | str, err: bool = False) -> None:
 
 _UNLIMITED = 1_000_000
 _LEAST_WIDTH = 20
-"""The last column, which holds sentences, gets so many characters at least."""
+"""The least width of the last column, which holds sentences."""
 _INDENT = 2
 
 
@@ -79,7 +78,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], none: 
     if rows:
         click.echo(format_table(headers, rows, _terminal_width()))
     else:
-        click.echo(none, err=True)
+        click.echo(one_line(none), err=True)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
@@ -182,7 +181,6 @@ def _terminal_width() -> int | None:
 
 
 # -- json output -------------------------------------------------------------------------------------------------------
-# JSON for machines.
 
 
 def print_json(value: Any) -> None:
@@ -196,7 +194,7 @@ def _in_json(character: str) -> str:
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
-# What ``iris-ray doctor`` and ``iris-ray cluster selftest`` find.
+# Of ``iris-ray doctor`` and ``iris-ray cluster selftest``.
 
 
 class Level(Enum):
