@@ -81,7 +81,7 @@ def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
         (("--grep", "a", "-f"), "without --follow"),
         (("-C", "3"), "for --grep"),
         (("--since", "1h"), "for --grep"),
-        (("--grep", "a", "--since", "soon"), "is no time"),
+        (("--grep", "a", "--since", "soon"), "is not a time"),
         (("9", "--grep", "a"), "there is no task"),
     ],
 )
