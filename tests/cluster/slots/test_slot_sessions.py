@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,20 +164,6 @@ def test_sessions_end_when_idle_or_displaced_or_slotless(client: SlotClient) -> 
         assert list(pieces) == list(range(1, 100)), "what runs is not cut off"
         with pytest.raises((SessionEndedError, RequestLostError)):  # the slot may be gone before it can say why
             session.call(1)
-
-
-@pytest.mark.long
-def test_endless_call_is_cut_off_for_waiting_request(cluster: SimulatedCluster) -> None:
-    impatient = replace(EAGER, ageing_s=2.0, drain_s=3.0)
-    with SlotClient([SlotHosts(memory=1000 * MB)], name="impatient", policy=impatient) as client:
-        client.register(Echo, memory=LARGE)
-        with client.session("Echo") as session, ThreadPoolExecutor(1) as thread:
-            pid = session.call(0)[1]
-            endless = thread.submit(session.call, 10_000.0)
-            answer, other_pid = client.submit("Echo", 1).result(120)
-            assert (answer, other_pid == pid) == (1, False)
-            with pytest.raises(RequestLostError):
-                endless.result(60)
 
 
 @pytest.mark.long
