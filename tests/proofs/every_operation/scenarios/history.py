@@ -46,17 +46,13 @@ def _steps() -> list[list[Record]]:
     """Return what is written, one writing after the other."""
     ended = _ended()
     users = (UserSample("v4-16", "batch", "ann", "", 8.0),)
-    return [
-        [
-            replace(ended, job={**ended.job, "job_id": f"job-{step}-{number}", "ended_at": NOON - age_d * DAY_S})
-            for number in range(3)
-        ]
-        + [
-            EventRow(NOON - age_d * DAY_S + step, "host lost", f"a/{step}", None, "gone"),
-            Sample(NOON - age_d * DAY_S, {"v4-16": 16.0}, users),
-        ]
-        for step, age_d in enumerate((30.0, 2.0, 0.0, 0.0))
-    ]
+    steps: list[list[Record]] = []
+    for step, age_d in enumerate((30.0, 2.0, 0.0, 0.0)):
+        at = NOON - age_d * DAY_S
+        jobs = [replace(ended, job={**ended.job, "job_id": f"job-{step}-{n}", "ended_at": at}) for n in range(3)]
+        event = EventRow(at + step, "host lost", f"a/{step}", None, "gone")
+        steps.append([*jobs, event, Sample(at, {"v4-16": 16.0}, users)])
+    return steps
 
 
 def _prepare(place: Path) -> None:
