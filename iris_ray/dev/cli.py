@@ -187,7 +187,7 @@ def _begun(name: str) -> Iterator["HeldRun"]:
 
 def _shown(held_run: "HeldRun") -> int:
     """Print what the hosts say until the end, pass Ctrl-C on, and return the exit code."""
-    from iris_ray.cli.streams import KILLED, LabelledLines, print_bytes
+    from iris_ray.cli.streams import KILLED, LabelledLines, pass_on
 
     widest = max(len(host.label) for host in held_run.hosts)
     lines = {host: LabelledLines(f"{host.label.ljust(widest)}| ".encode()) for host in held_run.hosts}
@@ -209,7 +209,7 @@ def _shown(held_run: "HeldRun") -> int:
             elif len(lines) > 1:
                 lines[piece.host].print(piece.data, piece.is_err)
             else:
-                print_bytes(piece.data, piece.is_err)
+                pass_on(piece.data, piece.is_err)
     finally:
         signal.signal(signal.SIGINT, before)
         for one in lines.values():

@@ -18,7 +18,7 @@ from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, require_place
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.cli.printing import counted, print_json, print_output, print_table
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
@@ -64,7 +64,7 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     for group in found:
         click.echo(f"== {_named(group.tasks)}" + (f": {group.error}" if group.error else ""), err=bool(group.error))
         if group.stacks is not None:
-            click.echo(group.stacks.rstrip() + "\n")
+            print_output(group.stacks.rstrip() + "\n\n")
     if found and all(group.error for group in found):
         raise click.exceptions.Exit(FAILED)
 

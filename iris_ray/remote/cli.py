@@ -31,6 +31,8 @@ from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
 
 PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
+_OWN = "exec", "dev"
+"""Commands that print the output of a program that this person has started."""
 
 
 class DashboardHead:
@@ -126,7 +128,7 @@ class DashboardHead:
 
         def show(data: bytes, is_err: bool) -> None:
             if to is None or is_err:
-                streams.print_bytes(data, is_err)
+                (streams.pass_on if words[0] in _OWN else streams.print_bytes)(data, is_err)
             else:
                 to.write(data)
 
