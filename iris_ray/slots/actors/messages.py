@@ -266,11 +266,6 @@ class SlotStatus:
 # -- pieces ------------------------------------------------------------------------------------------------------------
 # Values of users travel between a client and a slot. Only these two unpickle them; a SlotManager passes bytes on.
 
-MOST_PIECES = 64
-"""How many pieces of a stream may wait for their caller, in the SlotManager and in the slot. Then the model waits."""
-TAKEN_AT_ONCE = 16
-"""The number of pieces after which a caller reports that it has taken them."""
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:

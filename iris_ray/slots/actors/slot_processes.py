@@ -19,6 +19,7 @@ from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere, RunnerHere
 from iris_ray.slots.actors.slot_actor import CALLS, SlotActor
+from iris_ray.slots.actors.streams import SlotStreams
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.core.instructions import CreateSlot
@@ -55,12 +56,17 @@ class SlotProcess:
         actors: one for each host of the runner. The first one is the leader, which gets the requests.
         processes: the processes of the actors, once all have begun.
         ending: whether its end was ordered.
+        streams: reads the pieces of its streams.
     """
 
     order: CreateSlot
     actors: tuple[Actor[SlotActor], ...]
     processes: tuple[ProcessIdentity, ...] = ()
     ending: bool = False
+    streams: SlotStreams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.streams = SlotStreams(lambda: self.actor.call(SlotActor.take))
 
     @property
     def actor(self) -> Actor[SlotActor]:

@@ -199,7 +199,10 @@ class ServedProgram:
                 if whole:
                     yield answer.status, answer.content_type, await answer.read()
                     return
+                data = b""
                 async for data in answer.content.iter_any():
+                    yield answer.status, answer.content_type, data
+                if not data:  # its status alone says something
                     yield answer.status, answer.content_type, data
         except aiohttp.ClientConnectionError:
             await asyncio.sleep(LOST_S)  # the program ends; then this process does, and the request runs again

@@ -26,7 +26,7 @@ from iris_ray.errors import (
     RequestLostError,
     UnknownNameError,
 )
-from iris_ray.slots.actors.messages import MOST_PIECES
+from iris_ray.slots.actors.streams import MOST_PIECES
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import environment, iris, iris_json

@@ -1,7 +1,7 @@
 """What a SlotManager does when something goes wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,10 @@ from ray.exceptions import RayError
 
 from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
 from iris_ray.slots.actors import slot_manager, slot_processes
-from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, Grant, SlotHosts
+from iris_ray.slots.actors.messages import Ask, Grant, SlotHosts
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.streams import MOST_PIECES, StreamEnd
 from iris_ray.slots.actors.waiting import Clients
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import reconciler, slot_planner
@@ -28,6 +29,7 @@ from tests.support.slot_processes import (
     forever,
     manager_of,
     order,
+    pieces_of,
     stand_in_agent,
     true,
     until,
@@ -320,7 +322,7 @@ async def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
     await manager.register(order())
 
     async def read() -> list[Any]:
-        return [piece.open() async for piece in manager.stream(ask("r"))]
+        return [piece.open() async for piece in pieces_of(manager, ask("r"))]
 
     reads = asyncio.ensure_future(read())
     await until(lambda: slots.made)
@@ -344,15 +346,15 @@ async def stops_at(slot: Slot, pieces: int) -> None:
 async def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
     manager = await manager_of("a")
     await manager.register(order())
-    pieces = manager.stream(ask("r"))
+    pieces = pieces_of(manager, ask("r"))
     first = asyncio.ensure_future(anext(pieces))
     await until(lambda: slots.made)
     slots.made[0].pieces = 300
     slots.made[0].may_answer.set()
     await first
-    await stops_at(slots.made[0], MOST_PIECES + 1)
-    await manager.taken("r", 10)
-    await stops_at(slots.made[0], MOST_PIECES + 11)
+    await stops_at(slots.made[0], MOST_PIECES)
+    await manager.note_read("r", 10)
+    await stops_at(slots.made[0], MOST_PIECES + 10)
     await manager.cancel("r")
     await until(lambda: slots.made[0].sent == 300)
     assert slots.made[0].stopped == ["r"]
@@ -368,9 +370,9 @@ async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
     ran: list[Slot] = []
 
     def answers_until_killed(slot: Slot) -> None:
-        async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
-            ran.append(slot)  # as user code runs up to its first piece
-            yield slot._piece(0)
+        async def stream(request: SlotRequest, payload: bytes) -> StreamEnd:
+            ran.append(slot)
+            slot.put("r", 0)
             await slot.killed.wait()
             raise RayError("killed")
 
@@ -378,7 +380,7 @@ async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
 
     for slot in slots.made:
         answers_until_killed(slot)
-    pieces = manager.stream(ask("r"))
+    pieces = pieces_of(manager, ask("r"))
     (await anext(pieces)).open()
     ran[0].killed.set()  # the other slot has a free seat
     with pytest.raises(RequestLostError, match="cut off"):
