@@ -85,7 +85,7 @@ class SlotManager:
         self._expected |= {name: each.runner for name, each in runner_names(hosts) if name not in self._expected}
         self._expect()
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
-        self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
+        self._background.repeat(lambda: yielding.report(self._now), "telling the Controller which runners are idle")
         self._background.repeat(self._watch_clients, "looking whether clients are there")
         self._hear(ev.Tick())
 
