@@ -398,8 +398,10 @@ class SlotManager:
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 slots = await self._processes.alive_on(runner_id, runner)
-            async with asyncio.timeout(REPORT_TIMEOUT_S):
-                observed = await self._memory_on(runner_id, runner)
+            observed: Mapping[int, int] = {}
+            with suppress(RayError, TimeoutError):  # a driver that hangs keeps no slot from its host
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    observed = await self._memory_on(runner_id, runner)
             self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
 
     async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:
