@@ -84,6 +84,9 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 def stop(yes: bool, as_json: bool) -> None:
     """End it for good; running jobs go on.
 
+    \b
+      iris-ray cluster controller stop
+
     On a terminal the command asks first.
     """
     with cluster():
