@@ -134,7 +134,7 @@ class GangSteps:
         plan: "_Plan",
         later: list[tuple[int, Bytes]],
     ) -> None:
-        """Do all that the training need not wait for."""
+        """Do the part of a save for which the training need not wait."""
         error: Exception | None = None
         try:
             for offset, content in later:
@@ -311,7 +311,7 @@ class GangSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What this process keeps of each step.
+    """The shards that this process keeps of each step.
 
     Attributes:
         held: the state for which this is the plan.

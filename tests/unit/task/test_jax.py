@@ -16,7 +16,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import MetadataServers
-from iris_ray.testing.tpu_host import TPUHost
+from iris_ray.testing.tpu_host import tpu_host
 from tests.support.jax_reader import Found, Reader, jax_reader
 
 # -- gangs ------------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def gang_environments(
     infos: list[JobInfo] = []
     for slice_id in range(num_slices):
         addresses = [f"10.0.{slice_id}.{1 + worker_id}" for worker_id in range(config.vm_count)]
-        for worker_id, address in enumerate(addresses):
+        for worker_id in range(config.vm_count):
             index = len(infos)
             info = JobInfo(
                 job_id="j",
@@ -60,8 +60,8 @@ def gang_environments(
                 worker_id=worker_id,
                 coordinator_address="10.0.0.1:20002",
             )
-            host = TPUHost(info.slice_name, worker_id, config, "ab" * 28, address, Path("/tmp/nowhere"))
-            metadata = servers.serve("127.0.0.1", host.metadata(addresses)).address
+            host = tpu_host(info.slice_name, worker_id, config, "ab" * 28, addresses, Path("/tmp/nowhere"))
+            metadata = servers.serve("127.0.0.1", host.metadata).address
             inherited = STALE | {"GCE_METADATA_IP": metadata}
             if kind == "gketpu":
                 inherited |= {"TPU_WORKER_ID": str(worker_id), "TPU_WORKER_HOSTNAMES": ",".join(addresses)}
