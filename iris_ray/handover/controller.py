@@ -27,6 +27,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.plain_values import plain
 from iris_ray.model.teams import Teams
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -213,8 +214,8 @@ def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ())
     taken: list[Event] = []
     for line in found if isinstance(found, list) else [found]:
         try:
-            taken += _events_of(line, clock, now, keep)
-        except (IrisError, KeyError, TypeError, ValueError, AttributeError) as error:
+            taken += [plain(type(event), event, "it") for event in _events_of(line, clock, now, keep)]
+        except (IrisError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
             raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
     return taken

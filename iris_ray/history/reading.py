@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from iris_ray.errors import HistoryUnavailableError, InvalidQueryError
 from iris_ray.history import statement
@@ -30,8 +31,6 @@ MEMORY_BYTES = 256 << 20
 """The limit for the memory of a statement, in which it also sorts and keeps rows."""
 INTERPRETER_BYTES = 64 << 20
 """The memory that its process takes besides."""
-GRACE_S = 2.0
-"""The process is killed this number of seconds after the statement should have ended by itself."""
 
 _PASSES = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
@@ -47,14 +46,14 @@ def read_history(
     most_rows: int = MOST_ROWS,
     within_s: float = MOST_SECONDS,
 ) -> HistoryRows:
-    """Return the rows of a statement. This blocks, at most `GRACE_S` longer than the statement may take.
+    """Return the rows of a statement. This blocks.
 
     Args:
         path: of the file.
         sql: one statement; ``:name`` stands for a parameter.
         parameters: their values by name.
         most_rows: no more rows are returned.
-        within_s: the seconds after which the statement is ended.
+        within_s: the seconds after which its process is killed.
 
     Raises:
         InvalidQueryError: the statement writes, makes no sense, or takes too much time or memory.
@@ -63,21 +62,21 @@ def read_history(
     if not path.is_file():
         raise HistoryUnavailableError(f"there is no history at {path} yet: no job has had hosts, or it was moved away")
     asked = {
-        "path": str(path), "sql": sql, "parameters": dict(parameters or {}), "within_s": within_s,
+        "uri": f"file:{quote(str(path))}?mode=ro", "sql": sql, "parameters": dict(parameters or {}),
         "most_rows": min(most_rows, MOST_ROWS_EVER), "most_bytes": MOST_BYTES,
-        "memory_bytes": MEMORY_BYTES + INTERPRETER_BYTES,
+        "memory_bytes": MEMORY_BYTES + INTERPRETER_BYTES, "within_s": within_s,
     }  # fmt: skip
     question = json.dumps(asked).encode()
     if len(question) > MOST_QUESTION_BYTES:
         raise InvalidQueryError(f"the statement and its parameters take more than {MOST_QUESTION_BYTES >> 20} MB")
     began = time.monotonic()
-    lines, status = _answer(question, within_s + GRACE_S)
+    lines, status = _answer(question, within_s)
     end = lines.pop() if lines and isinstance(lines[-1], dict) else {}
     if "cut" in end:
         columns, *rows = map(tuple, lines)
         return HistoryRows(columns, tuple(rows), bool(end["cut"]))
     if end or status > 0:
-        raise _explained(end, status, path, sql, within_s)
+        raise _explained(end, status, path, sql)
     is_late = time.monotonic() - began >= within_s
     raise _too_much(f"took longer than {within_s:g} s" if is_late else _MEMORY)
 
@@ -107,7 +106,7 @@ def _too_much(did: str) -> InvalidQueryError:
     return InvalidQueryError(f"the statement {did} and was ended; narrow it, for example by ended_at")
 
 
-def _explained(end: Mapping[str, Any], status: int, path: Path, sql: str, within_s: float) -> Exception:
+def _explained(end: Mapping[str, Any], status: int, path: Path, sql: str) -> Exception:
     """Return the error for a statement without an answer, by the end that its process told."""
     code, why = end.get("code"), end.get("why")
     if would := end.get("would"):
@@ -118,8 +117,6 @@ def _explained(end: Mapping[str, Any], status: int, path: Path, sql: str, within
         return InvalidQueryError(f"{sql.strip()!r} returns no rows; give a SELECT over {TABLES}")
     if "memory" in end:
         return _too_much(_MEMORY)
-    if code == sqlite3.SQLITE_INTERRUPT:
-        return _too_much(f"took longer than {within_s:g} s")
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return HistoryUnavailableError(f"{path} is no readable history ({why}); give the path of a history.sqlite")
     if code in _PASSES:

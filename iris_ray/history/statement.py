@@ -13,16 +13,11 @@ import math
 import resource
 import sqlite3
 import sys
-import time
-from contextlib import closing, suppress
-from typing import Any
-from urllib.parse import quote
+from contextlib import suppress
 
 MOST_BYTES_OF_A_VALUE = 128 << 10
 NUMBER_BYTES = 16
 """The share of each value in the size of an answer, besides its text."""
-_STEPS = 20_000
-"""The time is looked at after this number of steps of SQLite's machine, about every millisecond."""
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
 _VERBS = {
     sqlite3.SQLITE_INSERT: "insert into",
@@ -69,7 +64,7 @@ def limit(memory_bytes: int, seconds: float) -> None:
         resource.setrlimit(none, (0, 0))
 
 
-def run(path: str, sql: str, parameters: dict[str, Any], most_rows: int, most_bytes: int, within_s: float) -> bool:
+def run(uri: str, sql: str, parameters: dict[str, object], most_rows: int, most_bytes: int, within_s: float) -> bool:
     """Print the columns and the rows of a statement. Return whether there are more rows.
 
     Raises:
@@ -86,28 +81,26 @@ def run(path: str, sql: str, parameters: dict[str, Any], most_rows: int, most_by
             would.append(" ".join(filter(None, (_VERBS.get(action, "change"), first))))
         return sqlite3.SQLITE_DENY
 
-    ends, where = time.monotonic() + within_s, f"file:{quote(path)}?mode=ro"
-    with closing(sqlite3.connect(where, uri=True, timeout=within_s, isolation_level=None)) as db:
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_OF_A_VALUE)
-        db.execute("PRAGMA temp_store = MEMORY")  # sorting and keeping rows counts as memory
-        db.set_authorizer(may)
-        db.set_progress_handler(lambda: time.monotonic() > ends, _STEPS)
-        try:
-            cursor = db.execute(sql, parameters)
-        except sqlite3.Error:
-            if would:
-                raise Refused(would[-1]) from None
-            raise
-        if cursor.description is None:
-            raise Refused(None)
-        show([column for column, *_ in cursor.description])
-        left = most_bytes
-        for number, row in enumerate(cursor):
-            values = [value.hex() if isinstance(value, bytes) else value for value in row]
-            left -= sum(NUMBER_BYTES + (len(value) if isinstance(value, str) else 0) for value in values)
-            if number >= most_rows or left < 0:
-                return True
-            show(values)
+    db = sqlite3.connect(uri, uri=True, timeout=within_s / 2, isolation_level=None)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_OF_A_VALUE)
+    db.execute("PRAGMA temp_store = MEMORY")  # sorting and keeping rows counts as memory
+    db.set_authorizer(may)
+    try:
+        cursor = db.execute(sql, parameters)
+    except sqlite3.Error:
+        if would:
+            raise Refused(would[-1]) from None
+        raise
+    if cursor.description is None:
+        raise Refused(None)
+    show([column for column, *_ in cursor.description])
+    left = most_bytes
+    for number, row in enumerate(cursor):
+        values = [value.hex() if isinstance(value, bytes) else value for value in row]
+        left -= sum(NUMBER_BYTES + (len(value) if isinstance(value, str) else 0) for value in values)
+        if number >= most_rows or left < 0:
+            return True
+        show(values)
     return False
 
 

@@ -176,6 +176,13 @@ async def manager_of(*runners: str, **policy: Any) -> SlotManager:
     return manager
 
 
+async def serving(*runners: str, **policy: Any) -> SlotManager:
+    """A manager that serves one model, "m"."""
+    manager = await manager_of(*runners, **policy)
+    await manager.register(order())
+    return manager
+
+
 async def true() -> bool:
     return True
 

@@ -28,6 +28,7 @@ _CHECKS: Mapping[str, Check] = {
     "devices": Whole(1, MOST_HOSTS, exactly=True),
     "memory": Whole(1, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
+    "whole_slices": FLAG,
 }
 
 

@@ -173,14 +173,16 @@ class SlotProcesses:
 
     async def _watch(self, made: SlotProcess) -> None:
         """Wait until Ray loses the first process, kill all, and wait until their hosts confirm that they are gone."""
+        why = ""
         while True:
             watches = [asyncio.ensure_future(_until_gone(actor)) for actor in made.actors]
-            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            gone, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            why = why or gone.pop().result()
             made.kill()  # Ray may only have lost contact with one, and the others are of no use alone
             if await self._are_gone(made):
                 break
         self._forget(made)
-        self.hear(SlotEnded(made.order.slot_id))
+        self.hear(SlotEnded(made.order.slot_id, why))
 
     def _forget(self, made: SlotProcess) -> None:
         slot_id, runner_id = made.order.slot_id, made.order.allocation.runner_id
@@ -219,9 +221,14 @@ def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
     return Actor(_slot_actor(seats).options(**options).remote(variables))
 
 
-async def _until_gone(actor: Actor[SlotActor]) -> None:
-    with suppress(RayError):
+async def _until_gone(actor: Actor[SlotActor]) -> str:
+    """Return when an actor is gone: the error that its start has raised, or ""."""
+    try:
         await actor.call(SlotActor.watch)
+    except RayError as error:
+        if getattr(error, "actor_init_failed", False):
+            return str(error).strip().splitlines()[-1][:LONGEST_REASON]
+    return ""
 
 
 async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:

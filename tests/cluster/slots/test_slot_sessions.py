@@ -1,7 +1,6 @@
 """Sessions on real Ray nodes: calls go to the slot itself, and every end of a session is said in words."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -143,20 +142,13 @@ def test_killed_slot_cuts_calls_off_and_session_reopens(client: SlotClient) -> N
 
 
 @pytest.mark.long
-def test_sessions_end_when_idle_or_displaced_or_slotless(client: SlotClient) -> None:
+def test_sessions_end_when_idle_or_others_wait_or_their_slot_ends(client: SlotClient) -> None:
     idle = client.session("Echo", idle_s=1.0).open()
     wait_until(lambda: idle.over == "it was not used for 1 s", 20)
     with client.session("Echo") as session:
         waiting = client.submit("Echo", 1)
         wait_until(lambda: used(session, "others have waited for Echo for 5 s"), 30)
         assert waiting.result(60)[0] == 1
-    with client.session("Echo") as session:
-        other = client.submit("Counter", 1)
-        with contextlib.suppress(RequestLostError):  # the slot may be gone before it can say why
-            wait_until(
-                lambda: used(session, f"slot {session.slot_id} has to end: its memory is needed for Counter"), 30
-            )
-        assert other.result(60) == [0]
     with client.session("Counter") as session:
         pieces = session.stream(100)
         assert next(pieces) == 0

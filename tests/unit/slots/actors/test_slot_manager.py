@@ -30,6 +30,7 @@ from tests.support.slot_processes import (
     manager_of,
     order,
     pieces_of,
+    serving,
     stand_in_agent,
     true,
     until,
@@ -40,8 +41,7 @@ from tests.support.slots import GB, host_here
 
 
 async def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     slots.fails = True
     waits = asyncio.ensure_future(manager.submit(ask("r")))
     await asyncio.sleep(0.05)
@@ -53,8 +53,7 @@ async def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> Non
 
 
 async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: any(made.requests for made in slots.made))
     (slot,) = manager._core.fleet.slots.values()
@@ -80,8 +79,7 @@ async def test_models_come_and_go_in_one_step(slots: Slots) -> None:
 
 
 async def test_equal_spec_with_other_arguments_replaces_the_first(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     old = asyncio.ensure_future(manager.submit(ask("old")))
     await until(lambda: slots.made and slots.made[0].requests)
     await manager.register(order())  # nothing has changed
@@ -105,8 +103,7 @@ async def test_refused_request_leaves_nothing_behind(slots: Slots) -> None:
 
 
 async def test_slot_is_told_attempt_number_of_request(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].requests)
     slots.made[0].killed.set()
@@ -137,8 +134,7 @@ async def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: p
 
 
 async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     await manager.cancel("large")
     with pytest.raises(JobCancelledError):
         (await manager.submit(ask("large"))).open()
@@ -146,8 +142,7 @@ async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots
 
 
 async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     for _ in range(2):
         answer = asyncio.ensure_future(manager.submit(ask("r")))
         await until(lambda: slots.made)
@@ -157,8 +152,7 @@ async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) 
 
 
 async def test_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
-    manager = await manager_of(most_waiting_bytes=10)
-    await manager.register(order())
+    manager = await serving(most_waiting_bytes=10)
     waits = asyncio.ensure_future(manager.submit(replace(ask("r"), payload=b"12345678")))
     await until(lambda: len(manager._core.queue) == 1)
     with pytest.raises(SlotQueueFullError, match=r"8 bytes of requests wait already, and this one has 3"):
@@ -223,6 +217,18 @@ async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
+async def test_hanging_driver_keeps_no_slot_from_its_host(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_manager, "REPORT_TIMEOUT_S", 0.05)
+    manager = await serving()
+    agent = stand_in_agent()
+    agent.gpu_memory_in_use = Method(forever)
+    manager._background.start(manager.hold_host(host_here("gpu-0", agent)), "holding a host")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    async with asyncio.timeout(3):  # less than until the next report
+        await until(lambda: slots.made)
+    answer.cancel()
+
+
 async def test_requests_for_unusable_gpus_are_refused_with_reason(
     slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -254,8 +260,7 @@ async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> No
 
 
 async def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> None:
-    manager = await manager_of("a", drain_s=0.05)
-    await manager.register(order())
+    manager = await serving("a", drain_s=0.05)
     first = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].requests)
     await manager.cancel("r")  # a function goes on all the same
@@ -284,8 +289,7 @@ async def open_session(manager: SlotManager, session_id: str) -> Grant:
 
 
 async def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     granted = await open_session(manager, "s")
     assert granted.slot_id in manager._core.fleet.slots
     await manager.cancel("s")
@@ -302,8 +306,7 @@ async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, m
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
     for module in (slot_planner, reconciler):
         monkeypatch.setattr(module, "RECHECK_S", 0.02)
-    manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
-    await manager.register(order())
+    manager = await serving("a", ageing_s=0.05, drain_s=0.1)
     await open_session(manager, "s")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: len(slots.made) == 2)
@@ -318,8 +321,7 @@ async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, m
 
 
 async def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
-    manager = await manager_of("a", "b", drain_s=0.05)
-    await manager.register(order())
+    manager = await serving("a", "b", drain_s=0.05)
 
     async def read() -> list[Any]:
         return [piece.open() async for piece in pieces_of(manager, ask("r"))]
@@ -344,8 +346,7 @@ async def stops_at(slot: Slot, pieces: int) -> None:
 
 
 async def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     pieces = pieces_of(manager, ask("r"))
     first = asyncio.ensure_future(anext(pieces))
     await until(lambda: slots.made)
