@@ -16,7 +16,7 @@ from iris_ray.logs.throttle import LineThrottle
 from iris_ray.settings import LOG_ARCHIVE
 
 FLUSH_S = 0.5
-"""After so many seconds without output, an unfinished line or a count of repeats is shown."""
+"""The seconds without output after which an unfinished line or a count of repeats is shown."""
 
 
 class LogsOnHost(HostPart):

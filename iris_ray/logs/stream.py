@@ -263,7 +263,7 @@ class _TaskReader:
         yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
 
     def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
-        """Yield the note, unless the previous note was the same."""
+        """Yield the note, unless it repeats the previous one."""
         if note and note != self._said:
             yield self._ours(log, note)
         self._said = note
