@@ -12,7 +12,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.options import json_option, past_time
-from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table
+from iris_ray.cli.printing import counted, duration, print_facts, print_json, print_table
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     GROUPS,
@@ -360,4 +360,4 @@ def _percent(share: float | None) -> str:
 
 
 def _hours(hours: float | None) -> str:
-    return "-" if hours is None else one_line(f"{hours:,.2f}")
+    return "-" if hours is None else f"{hours:,.2f}"
