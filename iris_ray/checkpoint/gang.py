@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 AGREE_S = 600.0
 """How long a process waits for the others. JAX ends it before, within 100 s by default, if one of them is dead."""
 BARRIERS = 64
-"""The names that a talk gives to its barriers in turn: JAX's service keeps each name for ever."""
+"""The number of names that a talk has for each kind of its barriers, in turn: JAX's service keeps names for ever."""
 _numbers = itertools.count()
 _attempts: dict[tuple[Path, str], int] = {}
 """The attempt that this process is in a directory, for each name of a state."""
@@ -89,7 +89,7 @@ class Talk:
         self._said: list[str] = []  # the keys that this process has set, until all have read them
 
     def decide(self, key: str, decision: Callable[[], str]) -> str:
-        """Return what process 0 decides. All processes call it with the same key, which is new."""
+        """Return the decision of process 0. All processes call it with one new key."""
         if self._client is None:
             return decision()
         path = f"{self._prefix}/{key}"
@@ -107,14 +107,15 @@ class Talk:
         return answer[1]
 
     def agree(self, key: str, failure: str | None = None) -> list[str]:
-        """Wait until all processes have called this with the same new key. Return the failures of all of them."""
+        """Wait until all processes have called this with one new key, ``<kind>/…``. Return the failures of all."""
         if self._client is None:
             return [] if failure is None else [failure]
         path, read = f"{self._prefix}/{key}", self._said
         self._said = []
         if failure is not None:
             self._say(f"{path}/{self._index}", failure)
-        self._client.wait_at_barrier(f"{self._prefix}/{next(self._turns) % BARRIERS}", int(AGREE_S * 1000))
+        barrier = f"{self._prefix}/{key.partition('/')[0]}/{next(self._turns) % BARRIERS}"
+        self._client.wait_at_barrier(barrier, int(AGREE_S * 1000))
         failures = [text for _, text in sorted(self._client.key_value_dir_get(path))]
         for each in read:  # a process that has come to this barrier has read them
             with contextlib.suppress(Exception):  # it costs memory only; a broken service fails at the next barrier

@@ -99,8 +99,9 @@ def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> Replay
     devices = jax.local_device_count()
     mine = np.stack([[_digests((state, run[at])) for run in results] for at in range(devices)])
     digests = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, RUNS, len(names), DIGEST_BYTES)
-    hosts = np.asarray(multihost_utils.process_allgather(_encoded(_this_host()))).reshape(-1, NAME_BYTES)
-    return compared(digests, names, [_decoded(host) for host in hosts])
+    host = np.frombuffer(_this_host().encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
+    hosts = np.asarray(multihost_utils.process_allgather(host), np.uint8).reshape(-1, NAME_BYTES)
+    return compared(digests, names, [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in hosts])
 
 
 def compared(digests: np.ndarray, names: list[str], hosts: list[str]) -> ReplayReport:
@@ -184,14 +185,6 @@ def _names(tree: Any) -> Iterator[str]:
 def _this_host() -> str:
     me = get_job_info()
     return f"{me.slice_name} worker {me.worker_id}" if me is not None and me.slice_name else socket.gethostname()
-
-
-def _encoded(name: str) -> np.ndarray:
-    return np.frombuffer(name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
-
-
-def _decoded(name: np.ndarray) -> str:
-    return name.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def _listed(names: tuple[str, ...]) -> str:
