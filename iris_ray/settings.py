@@ -85,6 +85,9 @@ CONTAINER_ENGINE = Variable(
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
 
+SENT_VARIABLES = "IRIS_RAY_SENT_VARIABLES"
+"""Names of this process's variables that came from a file on a laptop, and of this variable; separated by commas."""
+
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If
 Google's own variable, ``GCE_METADATA_HOST``, named it, Google's client libraries would also ask it for credentials."""
