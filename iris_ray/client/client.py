@@ -19,9 +19,8 @@ from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
 from iris_ray.client.job_handle import JobHandle, job_id_of
 from iris_ray.client.job_request import make_request
-from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
-from iris_ray.client.run_options import takes
+from iris_ray.client.run_options import require_no_local_mode, takes
 from iris_ray.client.transport import DirectTransport, Transport, remote_transport
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.model.checks import Whole, require

@@ -21,6 +21,7 @@ from iris_ray.actors.controller.views import (
     worker_status,
 )
 from iris_ray.actors.protocol.overview import Changes, Position
+from iris_ray.actors.protocol.services import setting_named
 from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
@@ -34,7 +35,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
-from iris_ray.model.cluster_settings import WasSet, setting_named
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Job
 from iris_ray.model.plain_values import Words

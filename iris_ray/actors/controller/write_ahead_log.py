@@ -21,8 +21,9 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.containment import Containment
+from iris_ray.actors.protocol.services import all_settings
 from iris_ray.errors import CorruptRecordError, DeposedError
-from iris_ray.model.cluster_settings import TABLE, WasSet
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import plain
@@ -351,8 +352,11 @@ def _limits(recorded: bytes) -> list[LimitsSetEvent]:
 
 
 def _settings(recorded: bytes) -> list[SettingSetEvent]:
-    """Return the settings that this version of iris_ray knows, as events."""
-    rows = [(name, was_set) for name, *was_set in json.loads(recorded) if name in TABLE]
-    events = [SettingSetEvent(name, WasSet(TABLE[name].checked(text), *who_when)) for name, (text, *who_when) in rows]
+    """Return the settings as events. A setting whose service is not installed is kept as it is, for its return."""
+    known = all_settings()
+    events = [
+        SettingSetEvent(name, WasSet(known[name].checked(text) if name in known else text, *who_when))
+        for name, text, *who_when in json.loads(recorded)
+    ]
     made: list[SettingSetEvent] = plain(list[SettingSetEvent], events, "settings")
     return made

@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from iris_ray.errors import ServiceUnavailableError
+from iris_ray.model.checks import unknown
+from iris_ray.model.cluster_settings import TABLE, ClusterSetting
 from iris_ray.services import SERVICES
 
 logger = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Service:
         admits: fields of `JobSpec`. If one is set, its part in the Controller may refuse the job.
         commands: by their words, such as ``job logs`` or ``history``.
         pages: what it answers to the dashboard's pages.
+        settings: the cluster settings that only this service reads.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Service:
     admits: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
     pages: tuple[Page, ...] = ()
+    settings: tuple[ClusterSetting[Any], ...] = ()
 
 
 @cache
@@ -99,6 +103,19 @@ def installed_services() -> tuple[Service, ...]:
             continue
         found.append(service)
     return tuple(found)
+
+
+@cache
+def all_settings() -> Mapping[str, ClusterSetting[Any]]:
+    """Return all settings of a cluster by name: the kernel's, and then those of the installed services."""
+    return {**TABLE, **{one.name: one for service in installed_services() for one in service.settings}}
+
+
+def setting_named(name: str) -> ClusterSetting[Any]:
+    """Return a setting by its name, or raise UnknownNameError with the most similar names."""
+    if name not in all_settings():
+        raise unknown("setting", name, all_settings())
+    return all_settings()[name]
 
 
 def imported(place: str) -> Any:
