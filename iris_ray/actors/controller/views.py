@@ -6,7 +6,7 @@ from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
+from iris_ray.actors.controller.node_table import NodeDiff, UnusableHost
 from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.quota_views import largest_share
 from iris_ray.actors.controller.services import ServiceBoard
@@ -33,8 +33,6 @@ from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
-from iris_ray.state.controller_state import apply_safely
-from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
 
 
@@ -300,16 +298,3 @@ def _first(changed: Sequence[T]) -> tuple[list[T], int]:
             return list(found), number
         found[one] = None
     return list(found), len(changed)
-
-
-# -- hosts without a Controller ----------------------------------------------------------------------------------------
-
-
-def workers_by_ray(table: NodeTable) -> list[WorkerStatus]:
-    """Return all live hosts by slice and number, as a Controller would show them, while no Controller runs."""
-    state, clock = ControllerState(), Clock()
-    nodes = NodeDiff(state, clock)
-    apply_safely(state, nodes.events_of(table), Instructions())
-    found = [worker_status(worker, state, clock.now()) for worker in state.workers.values()]
-    found += [unusable_status(host) for host in nodes.unusable.values() if host.node_id not in state.workers]
-    return sorted(found, key=lambda worker: worker.place)

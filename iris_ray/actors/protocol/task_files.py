@@ -1,4 +1,4 @@
-"""The files and signals through which the processes of a task and its TPUHostActor talk."""
+"""The files and signals through which the processes of a task and its TPUHostActor talk, and a job's directory."""
 
 import contextlib
 import faulthandler
@@ -186,6 +186,53 @@ def remove_file(path: Path) -> None:
     """Remove a file if it exists and its disk lets us."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+# -- job directory -----------------------------------------------------------------------------------------------------
+
+MEMORY = Path("/dev/shm")
+"""The file system in memory that job directories use, if it has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """The files of a job on one host. They are locked, kept and removed as a whole.
+
+    Attributes:
+        path: the directory; no other user can read it.
+    """
+
+    path: Path
+
+    @staticmethod
+    def of_local_dir(local_dir: str) -> "JobDirectory":
+        """Return the directory that has a task's ``local_dir``."""
+        return JobDirectory(Path(local_dir).parent)
+
+    @property
+    def files(self) -> Path:
+        """The tasks' ``local_dir``, with nothing of iris_ray in it."""
+        return self.path / "files"
+
+    @property
+    def incoming(self) -> Path:
+        """Files that the file service is receiving or removing."""
+        return self.path / "incoming"
+
+    @property
+    def token(self) -> Path:
+        """The file with the job's token, which callers of the file service must have."""
+        return self.path / "token"
+
+    def write_token(self, token: str) -> None:
+        """Let the file service serve this directory to callers with the token."""
+        write_whole(self.token, token.encode())
+
+    def read_token(self) -> str:
+        """Return the job's token; "" if the file service does not serve this directory."""
+        with contextlib.suppress(OSError):
+            return self.token.read_text()
+        return ""
 
 
 # -- local run ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,9 @@ def test_settings_are_shown_with_defaults_and_who_has_set_them(world: Controller
     grace = world.json("cluster", "settings")["eviction_grace_s"]
     assert (grace["value"], grace["default"], grace["form"], grace["set_by"]) == ("60", "30", "seconds", "olga")
     shown = world.iris("cluster", "settings").stdout
-    assert all(said in shown for said in ("eviction_grace_s", "60", "olga, 20", "off", all_settings()["evictions"].help))
+    assert all(
+        said in shown for said in ("eviction_grace_s", "60", "olga, 20", "off", all_settings()["evictions"].help)
+    )
 
 
 def test_setting_outlives_the_controller_until_it_is_reset(world: ControllerInProcess) -> None:
