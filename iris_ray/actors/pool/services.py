@@ -37,12 +37,14 @@ class RunningAttempt:
         notices: know the latest notice of the gang.
         most_pause_s: the longest pause between two looks at its tasks; a service may shorten it; seconds.
         stall_limit: what people are told about a limit for silent gangs; a service may set it.
+        stragglers: tasks that are clearly slower than the others, in words, the slowest first; a service may set them.
     """
 
     context: AttemptContext
     notices: NoticeDelivery
     most_pause_s: float = float("inf")
     stall_limit: str | None = None
+    stragglers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
