@@ -33,7 +33,7 @@ class Mode:
 
 
 def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Return the mode of a run: the argument's, else the variable's. `local_mode` calls it for all runs but a cluster's.
+    """Return the local mode of a run: the argument's, else the variable's.
 
     Args:
         mode: a name of `ModeKind`; ``"simulate: kill slice 0 after 30s"`` also has the faults. None: not given.
