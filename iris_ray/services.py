@@ -14,6 +14,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.hangs",
     "iris_ray.preflight",
     "iris_ray.capacity",
+    "iris_ray.metadata",
     "iris_ray.secrets",
     "iris_ray.handover",
     "iris_ray.selftest",

@@ -14,6 +14,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
+from iris_ray.model.notices import HostNotice
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,6 +36,8 @@ class Host:
         ledger: returns the host's record of task processes.
         watches: the watch of each task process, by pid.
         pool: the SlicePoolManager.
+        goes: tells the pool and the tasks here that the host is about to be lost.
+        stays: tells the pool that an announced maintenance is called off.
     """
 
     place: HostPlace
@@ -45,6 +48,8 @@ class Host:
     ledger: Callable[[], ProcessLedger]
     watches: Mapping[int, TaskWatch]
     pool: Actor[PoolInterface]
+    goes: Callable[[HostNotice], None]
+    stays: Callable[[], None]
 
 
 class HostPart(ServicePart[Any]):

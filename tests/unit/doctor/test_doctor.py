@@ -22,7 +22,6 @@ import pytest
 import iris_ray
 from iris_ray.actors.calls.service_parts import ServiceHealth
 from iris_ray.actors.host.chips import Devices, host_devices
-from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
 from iris_ray.cli.conventions import NO_CLUSTER
 from iris_ray.cli.printing import Level
@@ -40,6 +39,7 @@ from iris_ray.doctor.google import check_chips, check_credentials
 from iris_ray.doctor.host_look import device_places, foreign_lock
 from iris_ray.doctor.hosts import Host, check_answers, named
 from iris_ray.doctor.machine import check_metadata, check_ports, check_user
+from iris_ray.metadata.watch import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.model.containment import SetAside
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
