@@ -7,12 +7,12 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.options import TARGET_HELP, json_option, reason_option
 from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.dashboard.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of

@@ -5,17 +5,18 @@ from collections import Counter
 from collections.abc import Iterable
 
 from iris_ray.actors.calls.service_parts import RunningPart
-from iris_ray.actors.controller.quota_views import fleet_chips, largest_share, own, team_chips
 from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, PlainValue, Published
-from iris_ray.actors.controller.views import limit_statuses
-from iris_ray.actors.protocol.status import LimitStatus, TeamChips
+from iris_ray.actors.controller.views import largest_share, limit_statuses
+from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.errors import InvalidTeamsError
+from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Team, Teams, chips_of
 from iris_ray.state import ControllerState
 from iris_ray.state.events import LimitsSetEvent, TeamsSetEvent
-from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
+from iris_ray.teams.calls import TeamCalls, TeamChips, TeamsStatus, TeamStatus
+from iris_ray.teams.quotas import about_team, fleet_chips, own, team_chips
 
 _ROOT = Team("all")
 """Stands for `NO_TEAM` where a team's settings are shown: it has none."""
@@ -50,6 +51,9 @@ class TeamsInController(ControllerPart):
         if shown != self._shown:
             self.publish(Published(tables={"teams": shown}))
             self._shown = shown
+
+    def about_job(self, job: Job) -> str | None:
+        return about_team(self._state, job)
 
     async def list_limits(self) -> list[LimitStatus]:
         return limit_statuses(self._state)

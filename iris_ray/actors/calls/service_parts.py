@@ -235,6 +235,21 @@ class RunningPart(Generic[Event]):
         self._break_down(part, problem)
         raise ServiceUnavailableError(f"the service {name} has failed: {_in_a_line(problem)}") from problem
 
+    def call_now(self, hook: Callable[[Any], object], kind: type[T]) -> T | None:
+        """Return the answer of a hook that is not a coroutine; None if the part fails, or answers something else."""
+        if (part := self.part) is None:
+            return None
+        began = time.perf_counter()
+        try:
+            if (found := hook(part)) is None or isinstance(found, kind):
+                return found
+            raise TypeError(f"a hook returned {type(found).__name__}, not {kind.__name__}")
+        except BaseException as error:  # SystemExit would end the actor's event loop
+            self._break_down(part, error)
+            return None
+        finally:
+            self._note_step(time.perf_counter() - began)
+
     async def _ready_part(self) -> Any:
         """Return the part. A part that starts for the first time is waited for; a failing one is not.
 

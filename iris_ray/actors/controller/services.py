@@ -219,6 +219,10 @@ class ControllerPart(ServicePart[Happening]):
         """Return what the cloud provider says about slices whose hosts were just lost, by the slice's name."""
         return {}
 
+    def about_job(self, job: Job) -> str | None:
+        """Return a sentence about a job that someone asks for, or None. It must not block, and is not a coroutine."""
+        return None
+
     def publish(self, published: Published) -> None:
         """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type.
 
@@ -274,6 +278,11 @@ class ControllerParts(RunningParts[Happening]):
         for running in self:
             if any(getattr(spec, name) for name in running.service.admits):
                 await running.call(lambda part: part.admit(spec), ADMIT_S)
+
+    def about_job(self, job: Job) -> str | None:
+        """Return the sentences of the services about a job; None if there are none. Failing services say nothing."""
+        said = (running.call_now(lambda part: part.about_job(job), str) for running in self)
+        return "; ".join(filter(None, said)) or None
 
     async def slices_lost(self, names: frozenset[str]) -> dict[str, ProviderWord]:
         """Return what services know of slices whose hosts were just lost. Failing and slow services are left out."""

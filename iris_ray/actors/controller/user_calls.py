@@ -13,7 +13,6 @@ import ray
 import iris_ray
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.quota_views import about_team
 from iris_ray.actors.controller.views import (
     job_events,
     task_status,
@@ -61,7 +60,7 @@ class UserCalls(ControllerProcess):
     async def job_status(self, job_id: str) -> JobStatus:
         await self.ping()
         job = self._job(job_id)
-        return replace(self._status(job), about_team=about_team(self._state, job))
+        return replace(self._status(job), about_team=self._services.about_job(job))
 
     @checked
     async def job_events(self, job_id: str) -> list[JobEvent]:

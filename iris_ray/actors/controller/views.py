@@ -1,14 +1,13 @@
 """The Controller's descriptions of jobs, tasks and hosts for people: status, events, changes."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import NodeDiff, UnusableHost
 from iris_ray.actors.controller.progress_board import ProgressBoard
-from iris_ray.actors.controller.quota_views import largest_share
 from iris_ray.actors.controller.services import ServiceBoard
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
@@ -288,6 +287,12 @@ def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
         both = {resource: held.get(resource, 0.0) + past.get(resource, 0.0) for resource in {*held, *past}}
         shares = largest_share(held, totals), largest_share(both, totals)
         yield UserShare(user, *shares, round(accelerators(past), 3))
+
+
+def largest_share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
+    """Return the largest share of any resource, by Ray's names."""
+    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
+    return round(max(parts, default=0.0), 4)
 
 
 def _first(changed: Sequence[T]) -> tuple[list[T], int]:

@@ -382,22 +382,3 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class TeamChips:
-    """How a team's quota of one type stands, in chips.
-
-    Attributes:
-        quota: its own, or the sum of its parts'.
-        used: what its jobs and those of its parts hold.
-        borrowed: how much of that is beyond the quota.
-        lent: how much of the quota it does not use, and others do.
-        by_band: ``used`` by band; bands with nothing are left out.
-    """
-
-    quota: float
-    used: float
-    borrowed: float
-    lent: float
-    by_band: Mapping[PriorityBand, float]
