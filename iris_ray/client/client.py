@@ -221,7 +221,7 @@ class IrisClient:
         return self._transport.ask(0.0, ControllerInterface.list_jobs)
 
     def job_status(self, job: JobHandle | str) -> JobStatus:
-        """Return how a job stands.
+        """Return the status of a job.
 
         Raises:
             UnknownNameError: there is no job of that id; the message has the nearest. All methods that take a job
@@ -234,7 +234,7 @@ class IrisClient:
         return self._transport.ask(RESTART_S, ControllerInterface.list_tasks, job_id_of(job))
 
     def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
-        """Return how one task stands.
+        """Return the status of one task.
 
         Raises:
             InvalidRequestError: ``task_index`` is not a number.
@@ -292,7 +292,7 @@ class IrisClient:
 
         Raises:
             InvalidRequestError: the command makes no sense, or ``task_index`` is not a number.
-            NotPermittedError: it is another user's job, and this user is no operator.
+            NotPermittedError: it is another user's job, and this user is not an operator.
             TaskNotRunningError: the task does not run; the message says what it waits for, or how it ended.
             TaskMovedError: its attempt has ended meanwhile, and the command with it.
             CommandNotFoundError: there is no such program there.
@@ -310,7 +310,7 @@ class IrisClient:
         return self.job_status(job).explanation
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
-        """End a job, whether it waits or runs. Return how it stood before.
+        """End a job, whether it waits or runs. Return its status before.
 
         Raises:
             NotPermittedError: another user submitted the job, and the cluster lets only operators cancel such jobs.

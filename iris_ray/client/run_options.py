@@ -70,7 +70,7 @@ def takes(called: str | None = None) -> Callable[[Function], Function]:
 
 
 def without_mode(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a request, without those that say where it runs."""
+    """Return the options of a request, without the mode."""
     return {name: value for name, value in options.items() if name not in ModeOptions.__optional_keys__}
 
 

@@ -1,7 +1,7 @@
 """How a task reports its progress.
 
 Reports go through files of its process (`actors/protocol/task_files.py`), which TPUHostActor reads every few seconds.
-So child processes of a task can report, too.
+So child processes of a task can report as well.
 """
 
 import contextlib
@@ -207,7 +207,7 @@ def _tell_rhythm(files: TaskFiles, meter: RhythmMeter) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. If the disk is full, do nothing: that is no reason to end a training run."""
+    """Replace a file atomically. If the disk is full, do nothing: that must not end a training run."""
     unfinished = Path(f"{path}.{threading.get_native_id()}")  # the id is unique among all processes
     with contextlib.suppress(OSError):
         unfinished.write_text(text, encoding="utf-8")

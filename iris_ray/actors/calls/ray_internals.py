@@ -29,8 +29,8 @@ RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
 MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
 """Limit for a directory that travels to the cluster."""
 STREAM: Mapping[str, Any] = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
-"""Options of a call that yields pieces: its generator waits while so many pieces are unread. The call must run in a
-thread of its own. In an event loop, one waiting generator would hold up all others."""
+"""Options of a call that yields pieces: its generator waits while this number of pieces is unread. The call must run in
+a thread of its own. In an event loop, one waiting generator would hold up all others."""
 
 
 def draining_nodes() -> dict[str, int]:
@@ -130,7 +130,7 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
 
 
 KEEP_PACKAGE_S = 600
-"""A package that was stored lives so long before a Ray job names it."""
+"""The life of a stored package that no Ray job names; seconds."""
 
 
 def fetch_package(uri: str) -> bytes | None:

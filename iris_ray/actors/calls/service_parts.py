@@ -78,13 +78,13 @@ class ServicePart(Generic[Event]):
         """Prepare the part, once the actor is ready. After a failure, a new part reads what the old one missed."""
 
     async def happened(self, events: list[Event]) -> None:
-        """These events have happened, in this order. A slow part gets many at once."""
+        """Take events that have happened, in their order. A slow part gets many at once."""
 
     async def run(self) -> None:
-        """The part's own loop. It may return."""
+        """Run the part's own loop. It may return."""
 
     def close(self) -> None:
-        """The part is dropped; release what it holds."""
+        """Release all resources: the part is dropped."""
 
 
 class RunningPart(Generic[Event]):

@@ -54,12 +54,12 @@ from iris_ray.state.events import AttemptMarkedEvent, Event, PoolRestartedEvent
 logger = logging.getLogger(__name__)
 
 ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
-"""Errors at the start that another process of this version would meet, too."""
+"""Errors at the start that another process of this version would meet as well."""
 MOST_PLACED = 200
-"""One plan places at most so many gangs, so that calls are answered between two plans."""
+"""The number of gangs that one plan places at most, so that calls are answered between two plans."""
 
 END_AFTER_S = 5.0
-"""A Controller that has failed answers for so long with the reason. Controllers that all fail follow no faster."""
+"""A failed Controller answers for this time with the reason. Controllers that all fail follow no faster."""
 
 
 def end_process_soon() -> None:
@@ -210,7 +210,7 @@ class ControllerProcess:
                 logger.exception("reading Ray's node table failed; trying again")
 
     def _apply_of_pools(self, events: Iterable[Event]) -> None:
-        """Apply what the end of a pool means for its jobs. What it had told of their steps is recorded before."""
+        """Apply the events that follow from the end of a pool. First record the steps that it had reported."""
         events = list(events)
         owners = [event.owner for event in events if isinstance(event, PoolRestartedEvent)]
         jobs = [job for owner in owners for job in self._state.jobs_of(owner)]

@@ -53,9 +53,9 @@ Gauge = tuple[str, tuple[str, ...], float]
 """The name of a metric, the values of its labels, and its value."""
 
 ADMIT_S = 10.0
-"""A service may take this time to accept a job that uses it. After that the job is refused."""
+"""The time in which a service accepts a job that uses it. After that the job is refused."""
 LOST_S = 3.0
-"""A service may take this time to answer `ControllerPart.slices_lost`."""
+"""The time in which a service answers `ControllerPart.slices_lost`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class ServiceRecords:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The Controller as services see it, all of them alike.
+    """The Controller as each service sees it.
 
     Attributes:
         state: to read only; it changes by events.
@@ -165,7 +165,7 @@ class Controller:
         board: holds what services have published.
         records: holds the services' records.
         contained: jobs that the Controller could not handle, and records that it can't read.
-        directory: returns the directory on the head for services' files; None: there is no place for any.
+        directory: returns the directory on the head for services' files; None if there is none.
         apply: applies events; the future is done when the decisions that follow are recorded.
         recorded: applies events, and waits until the decisions that follow are recorded.
         require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
@@ -224,9 +224,9 @@ class ControllerPart(ServicePart[Happening]):
         return None
 
     def publish(self, published: Published) -> None:
-        """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type.
+        """Publish values for the kernel to show. Raise InvalidMessageError for a value of another type.
 
-        What a part publishes after it was dropped is ignored: nobody would withdraw it.
+        Calls of a part that was dropped are ignored, since nobody would withdraw the values.
         """
         if self._is_closed:
             return

@@ -80,7 +80,7 @@ def _past(past: PastAttempt, job: Job, gang: Gang, index: int, clock: Clock) -> 
 
 
 def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
-    """Return the group of the task with this number, of so many tasks."""
+    """Return the group of the task with this number among ``tasks`` tasks."""
     return groups[number * len(groups) // tasks] if number < tasks and groups else None
 
 
@@ -141,7 +141,7 @@ def conditions_of(worker: Worker, state: ControllerState, now: float) -> Iterato
 
 
 def limit_statuses(state: ControllerState) -> list[LimitStatus]:
-    """Return the limits of `EVERYBODY` in each band, then those of each user who has limits or jobs."""
+    """Return the limits of `EVERYBODY` in each band, and then of each user with limits or jobs."""
     everybody = [(EVERYBODY, band) for band in PriorityBand]
     users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
     return [_limit_status(user, band, state) for user, band in (*everybody, *users)]

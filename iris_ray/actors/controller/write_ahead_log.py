@@ -43,10 +43,10 @@ logger = logging.getLogger(__name__)
 
 WRITE_AGAIN_S = 0.5
 SIDE_BY_SIDE = 64
-"""So many values are written at a time."""
+"""The number of values that are written at a time."""
 MOST_ENTRIES = 500
 MOST_BYTES = 2 << 20
-"""A checkpoint is due after so many entries or bytes. A successor reads all entries since the checkpoint."""
+"""The entries and bytes after which a checkpoint is due. A successor reads all entries since the checkpoint."""
 CLOSED = b""
 
 Values = Mapping[str, bytes | None]
@@ -54,7 +54,7 @@ Values = Mapping[str, bytes | None]
 
 
 class WriteAheadLog:
-    """The log of one Controller, and those of earlier ones.
+    """The log of one Controller, and the logs of earlier ones.
 
     Args:
         store: keeps them.
@@ -153,7 +153,7 @@ class WriteAheadLog:
         return values
 
     async def clear_earlier(self, kept: int) -> None:
-        """Delete the entries of earlier Controllers, except those that close the logs of the latest ``kept`` ones."""
+        """Delete the entries of earlier Controllers, except the closing entries of the latest ``kept`` logs."""
         numbers: defaultdict[int, list[int]] = defaultdict(list)
         for key in self._store.keys("log/"):
             parts = key.split("/")[1:]
@@ -200,7 +200,7 @@ SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "own-slices", "
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """All records of one Controller. `Containment` takes those that can't be read.
+    """All records of one Controller. `Containment` takes the unreadable ones.
 
     Attributes:
         epoch: the number of that Controller.
@@ -220,7 +220,7 @@ class LeftBehind:
         return [*taints, *teams, *usage, *limits, *settings]
 
     def records(self, contained: Containment) -> list[JobRecord]:
-        """Return the records of its jobs, the oldest first, without those that could not be restored before.
+        """Return the records of its jobs, the oldest first, except the ones that could not be restored before.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.

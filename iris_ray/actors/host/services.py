@@ -25,7 +25,7 @@ FILES_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A TPUHostActor as services see it, all of them alike.
+    """A TPUHostActor as each service sees it.
 
     Attributes:
         place: the host.

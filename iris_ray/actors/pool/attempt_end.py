@@ -314,7 +314,7 @@ class AttemptShutdown:
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """What is given back at once: slices that can't be used again, and places on shared hosts."""
+        """The places that are given back at once: slices that can't be used again, and places on shared hosts."""
         return tuple(sorted(self._lost)) if self._place.on_slices else self._place.names
 
     def lose(self, names: Iterable[str]) -> None:
@@ -350,7 +350,7 @@ class AttemptShutdown:
         return ends
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
-        """End what is left on those hosts of lost slices. Their SliceActor or TPUHostActor may be gone."""
+        """End the processes left on these hosts of lost slices, whose SliceActor or TPUHostActor may be gone."""
         slices, on = self._attempt.slices, {self._place.host(key) for key in hosts}
         left = {name: [host.host_index for host in on if host.slice_name == name] for name in sorted(self._lost)}
         asks = (slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in slices)

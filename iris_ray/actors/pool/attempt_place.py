@@ -189,7 +189,7 @@ class AttemptContext:
         return [None if isinstance(reply, (Unreachable, BaseException)) else reply for reply in replies]
 
     def by_task(self, replies: Sequence[Mapping[int, T] | None]) -> dict[TaskKey, T]:
-        """Return by task what SliceActors have answered by process of the slice."""
+        """Return the answers of SliceActors, which are by process of the slice, by task."""
         return {
             self.place.key(slice_id, process): answer
             for slice_id, reply in enumerate(replies)

@@ -399,7 +399,7 @@ class SliceActor:
         return not late and None not in saved, True in saved
 
     async def _notify(self, task: HostTask, notice: Notice) -> bool | None:
-        """Return True once the task has saved its state, False once it has returned, None if it does neither."""
+        """Wait for a task. Return True once it has saved its state, False once it has returned; None for neither."""
         host = self._hosts[task.host]
         saved = asyncio.ensure_future(host.ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:

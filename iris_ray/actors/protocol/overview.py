@@ -10,7 +10,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
 QUEUE_SHOWN = 200
-"""The first so many waiting jobs of the queue come with their reasons."""
+"""The number of jobs at the head of the queue that come with their reasons."""
 
 
 class Position(NamedTuple):

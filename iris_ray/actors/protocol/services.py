@@ -1,4 +1,4 @@
-"""What a service says of itself, and how calls of its methods are addressed. docs/design/services.md is the guide.
+"""The description of a service for the kernel, and the addresses of its calls. docs/design/services.md is the guide.
 
 A service is a capability that the kernel does not need: one folder of ``iris_ray``, whose module ``service`` holds its
 `SERVICE`. The kernel finds it by the list in `iris_ray.services` and imports its parts when they are needed.
@@ -30,7 +30,7 @@ class Command:
     Attributes:
         place: ``module:function``; the function is a click command.
         does: a line for the list of commands.
-        section: the section of ``iris-ray --help`` that lists it, too; None: only its group lists it.
+        section: the section of ``iris-ray --help`` that lists it as well; None: only its group lists it.
     """
 
     place: str
@@ -56,7 +56,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the kernel knows of a service. Places have the form ``module:name``, and are imported when needed.
+    """A service as the kernel knows it. Places have the form ``module:name``, and are imported when needed.
 
     Attributes:
         name: the name in messages and calls, such as ``history``.

@@ -18,7 +18,7 @@ from iris_ray.processes.identity import ProcessIdentity
 
 OWNED = "owned-"
 STATUS_CHARACTERS = 200
-"""A task's status may have so many characters."""
+"""The limit for the characters of a task's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +156,12 @@ class TaskFiles:
         """Return the task's notice; None if it has none, or the disk can't read it for now."""
         try:
             found = json.loads(self.notice.read_text())
-        except (OSError, ValueError):  # a faulty disk is no reason to end a training run
+        except (OSError, ValueError):  # a faulty disk must not end a training run
             return None
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
     def read_membership(self) -> Membership | None:
-        """Return which slices of the job run; None if nobody has said so, or the disk can't read it for now."""
+        """Return the slices of the job that run; None if they are not known, or the disk can't read them for now."""
         try:
             return Membership.of_json(self.membership.read_text())
         except (OSError, ValueError, TypeError):
