@@ -13,6 +13,7 @@ from .client.run_on_pod import (
 from .client.secret import Secret
 from .dev.notebook import load_ipython_extension
 from .docker.client import run_docker_on_pod
+from .endpoints.task import lookup_endpoint, register_endpoint
 from .errors import IrisError
 from .logs.core import TaskLog
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -32,7 +33,6 @@ from .slots.client.session import Session
 from .slots.client.slot_client import SlotClient
 from .slots.core.devices import DeviceKind
 from .slots.core.policy import ServingPolicy
-from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
 from .task.preemption import PreemptionNotice, on_preemption, preemption_notice
 from .task.progress import heartbeat, report_status, unproductive

@@ -23,6 +23,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.docker",
     "iris_ray.remote",
     "iris_ray.local",
+    "iris_ray.endpoints",
     "iris_ray.study",
     "iris_ray.slots",
     "iris_ray.levanter",

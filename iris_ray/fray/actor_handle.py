@@ -19,7 +19,6 @@ from ray import cloudpickle
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.model.lifecycle import ACTIVE, TaskState
-from iris_ray.task.endpoints import endpoints_of
 
 if TYPE_CHECKING:
     from fray.actor import ActorHandle as FraysHandle
@@ -148,7 +147,9 @@ class InTaskOf:
         Raises:
             fray.actor.ActorUnavailableError: the actor does not run now; a RuntimeError in all versions of Fray.
         """
-        if (address := endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
+        from iris_ray.endpoints import task  # another service
+
+        if (address := task.endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
             raise unavailable(f"actor {self} does not run now; its job: iris-ray job status {self.job_id}")
         return ActorAddress.parse(address)
 
@@ -415,8 +416,10 @@ class ActorGroup:
 
     def _addresses(self) -> dict[int, str]:
         """Return the addresses of the actors that take calls, by number."""
+        from iris_ray.endpoints import task
+
         prefix = f"{self._name}-"
-        found = {name.removeprefix(prefix): at for name, at in endpoints_of(self.job_id, prefix).items()}
+        found = {name.removeprefix(prefix): at for name, at in task.endpoints_of(self.job_id, prefix).items()}
         return {int(number): at for number, at in found.items() if number.isdecimal()}  # others are the user's own
 
     def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":
