@@ -148,21 +148,21 @@ def note_save() -> None:
 
 
 def count_unproductive(what: str, seconds: float) -> None:
-    """Count seconds as `unproductive` does, without a declared pause: for what is short, told later by a thread."""
+    """Count seconds as `unproductive` does, without a declared pause: for short work that a thread reports later."""
     if seconds and (files := TaskFiles.of_this_task()) is not None:
         with _marking:
             _mark(files, what, seconds)
 
 
 PAUSES = (*MARKS, "evaluation")
-"""What `unproductive` takes."""
+"""The kinds of time that `unproductive` marks."""
 
 
 _first_steps: dict[str, list[int]] = {}
-"""The first steps that this process has named, by the prefix of the task's files."""
+"""The first steps of this process, by the prefix of the task's files."""
 _marked: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
 _meters: dict[str, RhythmMeter] = {}
-"""What measures the heartbeats of this process, by the prefix of the task's files."""
+"""The meters of this process's heartbeats, by the prefix of the task's files."""
 _marking = threading.Lock()
 
 

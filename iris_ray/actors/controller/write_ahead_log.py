@@ -36,8 +36,7 @@ from iris_ray.state.events import (
     TaintedEvent,
     TeamsSetEvent,
 )
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import JobRecord
+from iris_ray.state.records import JobRecord, require_whole
 
 logger = logging.getLogger(__name__)
 
