@@ -98,6 +98,8 @@ def installed_services() -> tuple[Service, ...]:
             service = import_module(f"{package}.service").SERVICE
             if not isinstance(service, Service):
                 raise TypeError(f"SERVICE is {type(service).__name__}, not a Service")
+            if not all(isinstance(setting, ClusterSetting) for setting in service.settings):
+                raise TypeError("SERVICE has settings that are not ClusterSettings")
         except BaseException:
             logger.exception("the service %s can't be imported, and is left out", package)
             continue
@@ -108,7 +110,8 @@ def installed_services() -> tuple[Service, ...]:
 @cache
 def all_settings() -> Mapping[str, ClusterSetting[Any]]:
     """Return all settings of a cluster by name: the kernel's, and then those of the installed services."""
-    return {**TABLE, **{one.name: one for service in installed_services() for one in service.settings}}
+    found = {one.name: one for service in installed_services() for one in service.settings}
+    return {**TABLE, **found, **TABLE}  # no service replaces a setting of the kernel
 
 
 def setting_named(name: str) -> ClusterSetting[Any]:
