@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iris_ray.local.mode import Mode
 
 JOB_IDS_KEPT = 10_000
-"""How many jobs of this process, the newest ones, `run_on_pod_ray.job_id` knows."""
+"""The number of this process's newest jobs that `run_on_pod_ray.job_id` knows."""
 
 
 @takes()

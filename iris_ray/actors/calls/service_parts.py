@@ -199,7 +199,7 @@ class RunningPart(Generic[Event]):
             raise ServiceUnavailableError(f"the service {self.service.name} has cancelled the call") from error
 
     async def call(self, hook: Callable[[Any], Awaitable[T]], deadline_s: float | None) -> T:
-        """Return what a hook of the part returns.
+        """Call a hook of the part, and return its result.
 
         Args:
             hook: is called with the part.

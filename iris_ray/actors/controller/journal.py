@@ -180,7 +180,7 @@ class Journal:
                 self._writing_since = None
 
     def take_writings(self) -> tuple[list[float], float]:
-        """Return how long the writings since the last call took, and for how long the present one has waited."""
+        """Return the durations of the writings since the last call, and the time that the present one has waited."""
         writings, since = list(self._writings), self._writing_since
         self._writings.clear()
         return writings, 0.0 if since is None else time.monotonic() - since

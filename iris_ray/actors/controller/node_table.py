@@ -349,7 +349,7 @@ class NodeDiff:
             del self._notices[next(iter(self._notices))]
 
     def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
-        """Return how these hosts were lost, and their notices."""
+        """Return the evidence about these hosts: how they were lost, and their notices."""
         return {node_id: self._evidence(node_id) for node_id in node_ids}
 
     def slices_of(self, node_ids: Iterable[str]) -> dict[str, str]:

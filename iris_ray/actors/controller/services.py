@@ -1,4 +1,4 @@
-"""What services get in the Controller; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""The Controller as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Happening = Event | AttemptOrder
-"""What parts in the Controller hear of: each event that was applied, and the order for each attempt that gets hosts."""
+"""News for parts in the Controller: each applied event, and the order of each attempt that gets hosts."""
 
 
 def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -60,7 +60,7 @@ LOST_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a service has told the kernel, in plain values. The kernel shows it and never asks for it.
+    """The plain values that a service has published. The kernel shows them and never asks for them.
 
     Attributes:
         reasons: by TPU type, sentences that ``why`` adds for jobs that wait for slices of the type.
@@ -99,7 +99,7 @@ class ServiceBoard:
         self._by_service.pop(service, None)
 
     def reasons(self, tpu_type: str) -> tuple[str, ...]:
-        """Return what services add to the reason for which a job waits for slices of a type."""
+        """Return the sentences that services add to the reason of a job that waits for slices of a type."""
         return tuple(words for one in self._by_service.values() for words in one.reasons.get(tpu_type, ()))
 
     @property
@@ -120,7 +120,7 @@ class ServiceBoard:
         return {name: rows for one in self._by_service.values() for name, rows in one.tables.items()}
 
     def about(self) -> dict[str, dict[str, PlainValue]]:
-        """Return what each service says about itself, by its name."""
+        """Return the lines of each service about itself, by its name."""
         return {name: dict(one.about) for name, one in self._by_service.items() if one.about}
 
 
@@ -216,7 +216,7 @@ class ControllerPart(ServicePart[Happening]):
         """Refuse a job that uses this service, by an `IrisError`. It is called for jobs with a field of `admits`."""
 
     async def slices_lost(self, names: frozenset[str]) -> Mapping[str, ProviderWord]:
-        """Return what the cloud provider says about slices whose hosts were just lost, by the slice's name."""
+        """Return the cloud provider's statements about slices whose hosts were just lost, by the slice's name."""
         return {}
 
     def about_job(self, job: Job) -> str | None:
@@ -237,7 +237,7 @@ class ControllerPart(ServicePart[Happening]):
         return self.controller.records.read(self._running.service.name)
 
     def restored(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """Return what a function makes of this service's record; None without a record.
+        """Return this service's record, converted by a function; None without a record.
 
         A record that can't be read is kept apart, and named by ``about``; None is returned.
 
@@ -285,7 +285,7 @@ class ControllerParts(RunningParts[Happening]):
         return "; ".join(filter(None, said)) or None
 
     async def slices_lost(self, names: frozenset[str]) -> dict[str, ProviderWord]:
-        """Return what services know of slices whose hosts were just lost. Failing and slow services are left out."""
+        """Return services' statements about slices whose hosts were just lost. Failing and slow ones are left out."""
         asked = [one for one in self if _knows_slices(one.part)]
         calls = (one.call(lambda part: _words_of(part, names), LOST_S) for one in asked)
         found: dict[str, ProviderWord] = {}

@@ -1,4 +1,4 @@
-"""What services get in a TPUHostActor; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""A TPUHostActor as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -77,7 +77,7 @@ class HostParts(RunningParts[Any]):
     """The services' parts on a host."""
 
     async def files_address(self) -> str:
-        """Return where files of jobs are served; "" if no service serves any, or none says so within `FILES_S`."""
+        """Return the address of the file service; "" if no service has one, or none answers within `FILES_S`."""
         calls = (running.call(lambda part: part.files_address(), FILES_S) for running in self)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((address for address in answers if isinstance(address, str) and address), "")

@@ -45,7 +45,7 @@ AT_ONCE_S = 0.5
 
 
 class Phase(IntEnum):
-    """How far an attempt is."""
+    """The phase of an attempt."""
 
     PREPARING = auto()
     RUNNING = auto()

@@ -129,7 +129,7 @@ async def _asked(
 
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
-    """Return what the Controller knows about hosts. Wait for a Controller that is being restarted."""
+    """Return the Controller's evidence about hosts. Wait for a Controller that is being restarted."""
     word = await ask_again(
         lambda: controller.ask_once(ControllerInterface.evidence, node_ids), within_s=CONTROLLER_AWAY_S
     )
@@ -137,7 +137,7 @@ async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str,
 
 
 async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:
-    """Return what the cloud provider says about hosts that were lost without notice."""
+    """Return the cloud provider's statements about hosts that were lost without notice."""
     if not node_ids:
         return {}
     words = await controller.ask_once(ControllerInterface.provider_words, node_ids)
@@ -155,7 +155,7 @@ FAULTS = {
 """Ends that may be the host's fault."""
 
 Ends = dict[TaskKey, TaskEnd | None]
-"""How each task ended; None if no host has reported it."""
+"""The end of each task; None if no host has reported it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class AttemptShutdown:
         self._lost.update(names)
 
     async def stop_all(self, reason: str | None) -> dict[TaskKey, TaskEnd]:
-        """End all tasks and wait until their processes are gone. Return how each ended, as far as its host can say.
+        """End all tasks and wait until their processes are gone. Return the end of each, as far as its host knows it.
 
         Args:
             reason: why; None after success, to let exit handlers of user code run. A later call with a reason ends the

@@ -141,7 +141,7 @@ async def prepare_launch(context: AttemptContext, services: PoolParts, suspected
 
 
 def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:
-    """Return how the slices of a gang get their next standbys.
+    """Return the `Refill` of a gang's slices.
 
     Args:
         ready: cores and free memory of the hosts, as the first slice reports them.
@@ -228,7 +228,7 @@ def launch_plan(
 
 
 def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str, ...]]:
-    """Return where libtpu listens in each process, by slice name; nothing if each host has one process."""
+    """Return the address of libtpu in each process, by slice name; an empty dict if each host has one process."""
     per_host = place.order.processes_per_host
     if per_host == 1:
         return {}

@@ -45,7 +45,7 @@ class SpareFailed(Exception):
 
 
 class Refill(NamedTuple):
-    """How slices get their next standbys once an attempt runs on them.
+    """When slices get their next standbys, once an attempt runs on them, and how many.
 
     Attributes:
         delay_s: seconds after the attempt began. If it ends earlier and no standby is left, they start at its end.

@@ -1,4 +1,4 @@
-"""What services get in a pool; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""A pool as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 import logging

@@ -214,7 +214,7 @@ class ForPools(Protocol):
         """Return in a sentence why a job, or a part of it, is not running."""
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
-        """Return how these hosts were lost, and their notices, as far as the Controller knows."""
+        """Return the Controller's evidence about these hosts: how they were lost, and their notices."""
 
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         """Return whether the larger slices that an attempt's gang was told to move to are still free for it."""

@@ -30,7 +30,7 @@ NO_OWNER_YET = "no pool yet"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """How a task process is started. Processes of one spec are interchangeable until they run a task.
+    """The way in which a task process is started. Processes of one spec are interchangeable until they run a task.
 
     Args:
         runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.

@@ -14,7 +14,7 @@ QUEUE_SHOWN = 200
 
 
 class Position(NamedTuple):
-    """How far a watcher has read the changes of a Controller.
+    """The position of a watcher in the changes of a Controller.
 
     Attributes:
         epoch: of the Controller; 0: none yet.

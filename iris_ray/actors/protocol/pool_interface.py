@@ -59,7 +59,7 @@ class ForTheController(Protocol):
         """Never return, so that a caller that waits learns of this process's end."""
 
     async def reconnect(self, epoch: int) -> PoolView:
-        """Obey the Controller with this epoch from now on, and no earlier one. Return what the pool holds."""
+        """Obey the Controller with this epoch from now on, and no earlier one. Return the pool's view of itself."""
 
     async def assign(self, order: AttemptOrder) -> bool | None:
         """Start an attempt, unless the pool has its order already.

@@ -124,7 +124,7 @@ class TaskFiles:
 
     @property
     def membership(self) -> Path:
-        """Which slices of the job run, as JSON, where each slice is a gang by itself."""
+        """The running slices of the job, as JSON, where each slice is a gang by itself."""
         return Path(f"{self.prefix}.membership")
 
     @property
