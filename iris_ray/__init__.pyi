@@ -10,7 +10,6 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from .client.secret import Secret
 from .dev.notebook import load_ipython_extension
 from .docker.client import run_docker_on_pod
 from .endpoints.task import lookup_endpoint, register_endpoint
@@ -27,6 +26,7 @@ from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted,
 from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
 from .remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
+from .secrets.client import Secret
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request
 from .slots.client.session import Session

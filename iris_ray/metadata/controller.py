@@ -21,7 +21,7 @@ from iris_ray.state.events import MaintenanceCalledOffEvent
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+LOOK_S = 2.0
 AGAIN_S = 10.0
 """The pause before a listener that is gone is replaced, if its host is still there."""
 

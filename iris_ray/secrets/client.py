@@ -1,4 +1,4 @@
-"""The sources of secrets: the values of the option ``secrets``."""
+"""The clients' part: the sources of the values of the option ``secrets``."""
 
 import os
 from pathlib import Path
