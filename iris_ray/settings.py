@@ -1,7 +1,7 @@
-"""Every environment variable that a user may set: its name, where it is set, what it means and how it is read.
+"""Every environment variable that a user may set: its name, place, meaning and type.
 
 No other module knows the name of such a variable. A variable is read when it is needed, not when a module is imported.
-What holds for a whole cluster is no variable, see `model/cluster_settings.py`.
+Settings of a whole cluster are not variables; see `model/cluster_settings.py`.
 """
 
 import os
@@ -18,10 +18,10 @@ class Variable(Generic[Value]):
     """One environment variable.
 
     Attributes:
-        name: of the variable.
-        where: in which processes' environment it is set.
-        meaning: what it says, for docs/environment.md.
-        parse: returns the value of its text.
+        name: its name.
+        where: the processes in whose environment it is set.
+        meaning: its meaning, for docs/environment.md.
+        parse: converts its text to its value.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Variable(Generic[Value]):
 
 
 USER = Variable(
-    "IRIS_USER", "driver, command line", "who you are, for fair share; else the account's name", str
+    "IRIS_USER", "driver, command line", "your name, for fair share; default: the account's name", str
 )  # the Controller checks names
 TEAM = Variable(
     "IRIS_TEAM", "driver, command line", "the [team](teams.md) of your jobs, unless they name another", str
@@ -83,21 +83,11 @@ CONTAINER_ENGINE = Variable(
     str,
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (
-    USER,
-    TEAM,
-    MODE,
-    DASHBOARD_TOKEN,
-    CODE,
-    DEBUG,
-    HOST_DIR,
-    LOG_ARCHIVE,
-    CONTAINER_ENGINE,
-)
+VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
 
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If
-Google's own variable, ``GCE_METADATA_HOST``, named it, Google's client libraries would ask it for credentials, too."""
+Google's own variable, ``GCE_METADATA_HOST``, named it, Google's client libraries would also ask it for credentials."""
 TEST_CLOUD_TPU_ENDPOINT = "IRIS_RAY_TEST_CLOUD_TPU_ENDPOINT"
 """For tests only: HOST:PORT of an emulator of the Cloud TPU API, on loopback: the traffic is not encrypted."""
 TEST_COMPUTE_ENDPOINT = "IRIS_RAY_TEST_COMPUTE_ENDPOINT"

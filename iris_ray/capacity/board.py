@@ -9,12 +9,15 @@ from iris_ray.actors.controller.services import Gauge, PlainValue
 from iris_ray.capacity.autoscaler import since_words
 from iris_ray.capacity.core import CapacityReport, SliceBatch, chip_hour
 from iris_ray.errors import ProvisionerTakenError
+from iris_ray.model.checks import Seconds, require
 
 KEPT_S = 900.0
 """How long the last report of a silent provisioner is shown."""
 MOST_OWNERS, MOST_BATCHES = 100, 100
 MISSED_S = 86_400.0
 """How long a provisioner that sends no reports counts as overdue."""
+LEASE = Seconds(0, most=3 * 86_400.0)
+"""How long a process may have a name without a word: longer than the longest interval of a provisioner, a day."""
 
 
 @dataclass(slots=True)
@@ -44,8 +47,10 @@ class CapacityBoard:
         """Let one process use a provisioner's name for some seconds. 0: the process ends, and is not overdue.
 
         Raises:
+            InvalidRequestError: the time is not one of `LEASE`.
             ProvisionerTakenError: another process has the name.
         """
+        require("seconds", seconds, LEASE)
         now, held = self._clock.now(), self._leases.get(owner)
         if held is not None and held.instance != instance and now < held.until:
             raise ProvisionerTakenError(
@@ -53,10 +58,9 @@ class CapacityBoard:
                 f" waits until that one has been silent for {held.until - now:.0f} s more; end one, or give it another"
                 " --name"
             )
-        if not seconds:
-            self._leases.pop(owner, None)
-            return
         self._leases.pop(owner, None)
+        if not seconds:
+            return
         self._leases[owner] = _Lease(instance, seconds, now + seconds, held.due if held else now + seconds)
         if len(self._leases) > MOST_OWNERS:
             del self._leases[next(iter(self._leases))]

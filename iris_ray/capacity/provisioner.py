@@ -1,5 +1,6 @@
 """Carries out the plans of `iris_ray.capacity.provisioning`, one turn after the other."""
 
+import math
 import os
 import secrets
 import socket
@@ -32,7 +33,7 @@ from iris_ray.errors import (
 from iris_ray.model.constraints import TAINT_PREFIX
 
 TURN_S = 120.0
-"""How long one turn may take. A name is leased for that, and two intervals between turns."""
+"""The time between two leases within a turn, at most. A name is leased for that, and two intervals between turns."""
 GIVEN_BACK = "given-back"
 """The taint of slices that are about to be deleted."""
 
@@ -113,6 +114,7 @@ class Provisioner:
         self._every_s, self._lease_s = every_s, 2 * every_s + TURN_S
         self._dry_run = dry_run
         self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
+        self._leased_at = -math.inf
         self._history = ProvisioningHistory()
         self._seen: dict[str, list[QueuedSlice]] = {}  # by location
         self._closed: set[str] = set()  # slices with our taint
@@ -169,7 +171,7 @@ class Provisioner:
         """
         self._said_before, self._said = self._said, set()
         if not self._dry_run:
-            self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
+            self._lease()
         unreachable = self._list()
         found = [one for slices in self._seen.values() for one in slices]
         demand, joined = self._jobs.look()
@@ -208,6 +210,16 @@ class Provisioner:
         if unreachable:
             raise next(iter(unreachable.values()))
 
+    def _lease(self) -> None:
+        """Lease the name for some time. Raise ProvisionerTakenError if another process has it."""
+        self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
+        self._leased_at = time.monotonic()
+
+    def _lease_again(self) -> None:
+        """Lease the name again if this turn takes long: before a request, as another process may have the name."""
+        if time.monotonic() > self._leased_at + TURN_S / 4:
+            self._lease()
+
     def _end(self) -> None:
         """Give this provisioner's name back to the Controller: it is not overdue, and another one may have the name."""
         with suppress(ControllerUnavailableError, ProvisionerTakenError):
@@ -244,6 +256,7 @@ class Provisioner:
                 kind = action.source.key, action.config.name
                 if kind in refusing:
                     continue
+                self._lease_again()
                 now = time.monotonic()
                 self._history.unconfirmed.setdefault(action.name, Unconfirmed(action.source.key, now))
                 try:
@@ -263,6 +276,7 @@ class Provisioner:
         if location in unreachable:
             self._undeleted[action.name] = str(unreachable[location])
             return
+        self._lease_again()
         try:
             if action.if_unused and not self._close(action.name):
                 self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")

@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn, Protocol, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 import click
 
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import live_line
+
+if TYPE_CHECKING:
+    from iris_ray.remote.cli import DashboardHead
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -74,77 +77,13 @@ class Sent(TypedDict, total=False):
     run_id: str | None
 
 
-class Head(Protocol):
-    """The head of a cluster of which only the dashboard's port is reachable.
-
-    ``words`` are those of a command of ``iris-ray``, which runs there as this user. ``NoReturn`` methods end this
-    command with that one's exit code.
-    """
-
-    def run(
-        self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
-    ) -> NoReturn:
-        """Run a command with this command's stdout and stderr.
-
-        Args:
-            words: the command.
-            takes_input: whether it also gets this command's stdin.
-            on_terminal: whether it runs on this terminal.
-            sent: what is sent with it.
-        """
-
-    def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
-        """Send a directory, and run this command in it as it was typed.
-
-        Args:
-            target: the word of this command that may be a script of the directory.
-            named: the directory that the user has named; None: the current one, without secrets and data.
-            sent: what else is sent.
-        """
-
-    def read(self, words: Sequence[str], to: IO[bytes]) -> int:
-        """Run a command, write its stdout to a file, and return its exit code."""
-
-    def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
-        """Run a command, and write its stdout to a new file here, unless the command fails."""
-
-    def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
-        """Forward a port of this machine to one of the head, which a command there forwards to a task.
-
-        Args:
-            words: that command.
-            local: the port of this machine; 0: any free one.
-            remote: the port beside the task, for messages.
-        """
-
-    def logs(self, job: str, follow: bool) -> None:
-        """Print the output of a job of Ray's job API. If there is none of that id, run this command as it was typed."""
-
-    def status(self, job: str, as_json: bool) -> None:
-        """Print the status of a job of Ray's job API. If there is none of that id, run this command as it was typed."""
-
-    def cancel(self, job: str, yes: bool, as_json: bool) -> None:
-        """Stop a job of Ray's job API. If there is none of that id, run this command as it was typed."""
-
-    def submit_script(
-        self,
-        target: str,
-        arguments: Sequence[str],
-        named: str | None,
-        follow: bool,
-        as_json: bool,
-        **sent: Unpack[Sent],
-    ) -> None:
-        """Send a directory, and run a script or program in it as a job of Ray's job API; print its id."""
-
-
-def head_of_dashboard() -> Head | None:
+def head_of_dashboard() -> "DashboardHead | None":
     """Return the head, if the chosen address is the URL of a dashboard."""
     address = dashboard_address()
     return None if address is None else _head(address)
 
 
-def head_for_ray_jobs() -> Head:
+def head_for_ray_jobs() -> "DashboardHead":
     """Return the head to which ``--ray-job`` sends a job.
 
     Raises:
@@ -160,10 +99,10 @@ def head_for_ray_jobs() -> Head:
     return _head(given)
 
 
-def _head(address: str) -> Head:
+def _head(address: str) -> "DashboardHead":
     from iris_ray.client.transport import module_of_remote  # imports Ray
 
-    head: Head = module_of_remote("cli").DashboardHead(address)
+    head: DashboardHead = module_of_remote("cli").DashboardHead(address)
     return head
 
 
@@ -193,7 +132,7 @@ def words_for_head() -> list[str]:
 
 
 def _command() -> str:
-    """Return the current command, such as "host ls"; those of ``job`` without that."""
+    """Return the words of the current command, such as "host ls"; without a leading "job"."""
     context: click.Context | None = click.get_current_context()
     names: list[str] = []
     while context is not None and context.parent is not None:

@@ -17,7 +17,7 @@ from iris_ray.model.topology import TPU_GENERATIONS
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 PATIENCE_S = 2.0
-"""How long the tab key may take. A new process needs about a second of it to connect to a cluster."""
+"""The time limit of a completion. A new process needs about a second to connect to a cluster."""
 
 
 def tpu_types(_: click.Context, __: click.Parameter, begun: str) -> list[str]:

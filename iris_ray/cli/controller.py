@@ -14,7 +14,7 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, confirm, say_error
-from iris_ray.cli.main import WithServices
+from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
@@ -28,7 +28,7 @@ STOPPED = (
 )
 
 
-@click.group("controller", cls=WithServices, of="cluster controller")
+@click.group("controller", cls=Commands, sections=section_of("cluster controller"))
 def controller() -> None:
     """The cluster's Controller: start, stop, upgrade, status, export, import.
 
@@ -41,7 +41,7 @@ def controller() -> None:
     """
 
 
-@controller.command()
+@click.command()
 @click.option(
     "--setting",
     "assignments",
@@ -65,7 +65,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
-            _start()
+            start_one()
         running = ControllerConnection()
         kept = running.ask(ControllerInterface.set_settings, wanted, True, current_user()) if wanted else {}
         about = running.ask(ControllerInterface.about)
@@ -77,7 +77,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray cluster settings")
 
 
-@controller.command()
+@click.command()
 @yes_option
 @json_option
 @address_option
@@ -96,8 +96,8 @@ def stop(yes: bool, as_json: bool) -> None:
         click.echo(STOPPED)
 
 
-@controller.command()
-@click.option("--dry-run", is_flag=True, help="Only say whether the version of here could replace it.")
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say whether the version that is installed here could replace it.")
 @json_option
 @address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:
@@ -147,7 +147,7 @@ def _say_dry_run(version: str, as_json: bool) -> None:
 
 
 def _require_installed(version: str) -> None:
-    """Refuse the upgrade if another version than that of here is installed on the head, which would then run.
+    """Refuse the upgrade if the head has another version than this machine: the head's version would run.
 
     Raises:
         VersionMismatchError: it is; the message has both versions.
@@ -163,7 +163,8 @@ def _require_installed(version: str) -> None:
         )
 
 
-def _start() -> None:
+def start_one() -> None:
+    """Start a Controller, unless one runs."""
     from iris_ray.actors.calls.controller_client import get_or_start_controller
 
     asyncio.run(get_or_start_controller())
@@ -173,10 +174,10 @@ def _start_in_place_of(version: str) -> None:
     """Start a Controller of the version that is installed here, after the one of ``version`` has ended.
 
     Raises:
-        ControllerUnavailableError: it does not start; nothing of it is left, and the message says what to do.
+        ControllerUnavailableError: it does not start; nothing of it is left, and the message has advice.
     """
     try:
-        _start()
+        start_one()
     except ControllerUnavailableError as error:
         if find_controller() is not None:  # e.g. one that hangs; another one needs its name
             ControllerConnection(any_version=True).end()
@@ -213,7 +214,7 @@ def _require_successor(protocol: int, version: str) -> None:
         )
 
 
-@controller.command()
+@click.command()
 @json_option
 @address_option
 def status(as_json: bool) -> None:

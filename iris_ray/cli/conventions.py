@@ -1,11 +1,13 @@
 """What all commands share: exit codes and error lines, questions to the user, suggestions for misspelt names."""
 
 import difflib
+import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -59,7 +61,6 @@ def errors_as_lines() -> Iterator[None]:
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
-# Questions before a command ends something.
 
 
 def on_a_terminal() -> bool:
@@ -87,16 +88,39 @@ def really_cancel(otherwise: str, default: bool) -> bool:
         return default
 
 
-def require_place(path: Path) -> None:
-    """Refuse a file for ``--output`` that can't be written, before anybody waits for it."""
+def require_place(path: Path, what: str = "--output") -> None:
+    """Refuse a new file that can't be written, before anybody waits for it; ``what`` names the option."""
     if path.is_dir():
-        raise InvalidRequestError(f"--output {path} is a directory; give a file")
+        raise InvalidRequestError(f"{what} {path} is a directory; give a file")
     if not path.parent.is_dir():
-        raise InvalidRequestError(f"--output {path}: {path.parent} is no directory")
+        raise InvalidRequestError(f"{what} {path}: {path.parent} is not a directory")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise InvalidRequestError(f"{what} {path}: {path.parent} can't be written to")
+
+
+@contextmanager
+def private_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Open a new file that only its owner may read. It appears when it is complete, in place of an earlier one.
+
+    Something that is not a file, such as ``/dev/null``, is written to as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open(mode) as file:
+            yield file
+        return
+    number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(number, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(number)
+        os.rename(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
-# Groups of commands that suggest the right command for a wrong name.
 
 OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("jobs", "list", "ps", "queue", "top"), "ls"),

@@ -48,7 +48,7 @@ def count(directory: str) -> int:
 @click.command()
 @click.option(
     "--cluster", "slices", metavar="TYPE=COUNT", callback=lambda _, __, given: _slices(given),
-    help="Only start a cluster of so many slices of a type, to work on, and keep it until Ctrl-C.",
+    help="Only start a cluster of COUNT slices of a type, to work on, and keep it until Ctrl-C.",
 )  # fmt: skip
 def demo(slices: dict[str, int] | None) -> None:
     """See a job lose two TPU slices and finish anyway, without any TPU.
@@ -91,7 +91,7 @@ def _slices(given: str | None) -> dict[str, int] | None:
     if given is None:
         return None
     tpu_type, equals, count = given.partition("=")
-    if not equals or not count.isdecimal() or int(count) < 1:
+    if not equals or not count.isdecimal() or len(count) > 3 or int(count) < 1:
         raise click.BadParameter(f"{given!r} is not a type and a number of slices, such as v4-16=3")
     get_tpu_config(tpu_type)  # refuses what is none
     return {tpu_type: int(count)}

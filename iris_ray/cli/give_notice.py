@@ -1,24 +1,29 @@
 """``iris-ray host give-notice``: tell the tasks on a slice or host that it is about to end.
 
-It imports late what it needs: a pod that ends has seconds, and tasks hear of it before Ray is imported.
+Imports are late: a pod that ends has seconds, and its tasks are told before Ray is imported.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import psutil
 
+from iris_ray.actors.host.announced_end import announce, in_rays_directory
 from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import TARGET_HELP, reason_option
+from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of
+from iris_ray.settings import HOST_DIR
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
@@ -64,9 +69,6 @@ def _tell_here(seconds: int, why: str, deadline: float) -> bool:
 
     This asks no Controller: there may be none, or one of another version, and every host of a large slice would ask it.
     """
-    from iris_ray.actors.host.announced_end import announce
-    from iris_ray.cli.this_node import this_node
-
     node = this_node(chosen_address(), os.environ)
     where = node.directory
     if where is not None:
@@ -165,3 +167,79 @@ def _name(host: "WorkerStatus") -> str:
     from iris_ray.dashboard.slices import host_name
 
     return f"{host.slice_name}, {host_name(host)}" if host.slice_name else host_name(host)
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+# The Ray node of this machine, as the command line of its raylet shows it, without the time that Ray's import takes.
+
+_RAYLET = "raylet"
+_FOR_JOBS = ("CPU", "GPU", "TPU")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """A Ray node of this machine.
+
+    Attributes:
+        node_id: Ray's node id.
+        gcs_address: HOST:PORT of its cluster's GCS.
+        directory: iris_ray's directory there; None if it belongs to another user.
+        takes_jobs: whether it has CPUs, GPUs or chips for tasks.
+    """
+
+    node_id: str
+    gcs_address: str
+    directory: Path | None
+    takes_jobs: bool
+
+
+def this_node(address: str, environ: Mapping[str, str]) -> LocalNode:
+    """Return the Ray node that runs on this machine.
+
+    Several nodes, as in a simulated cluster, are told apart by the address of the cluster and by the directory.
+
+    Args:
+        address: HOST:PORT of the cluster's head, as far as it is known.
+        environ: may name iris_ray's directory on the host.
+
+    Raises:
+        UnknownNameError: no Ray node runs here, or none that takes jobs.
+        InvalidRequestError: several do.
+    """
+    nodes = list(local_nodes())
+    if not nodes:
+        raise UnknownNameError("no Ray node runs on this machine; name a slice or host: iris-ray host ls shows them")
+    for is_meant in (
+        lambda node: node.gcs_address == address,
+        lambda node: node.directory is not None and node.directory == HOST_DIR.read(environ),
+    ):
+        nodes = list(filter(is_meant, nodes)) or nodes
+    if len(nodes) > 1:
+        raise InvalidRequestError(
+            f"{len(nodes)} Ray nodes run on this machine: {', '.join(node.node_id[:12] for node in nodes)}; name one of"
+            " them, or a slice: iris-ray host ls shows them"
+        )
+    if not nodes[0].takes_jobs:
+        raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray host ls shows them")
+    return nodes[0]
+
+
+def local_nodes() -> Iterator[LocalNode]:
+    """Yield the Ray nodes that run on this machine, as the command lines of their raylets show them."""
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or [""]
+        if os.path.basename(command[0]) != _RAYLET:
+            continue
+        flags = dict(part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part)
+        if "node_id" in flags and "gcs-address" in flags:
+            names, amounts = (flags.get("static_resource_list", "").split(",")[start::2] for start in (0, 1))
+            has = {name for name, amount in zip(names, amounts, strict=False) if float(amount)}
+            directory = _directory(process, flags.get("temp_dir", ""))
+            yield LocalNode(flags["node_id"], flags["gcs-address"], directory, not has.isdisjoint(_FOR_JOBS))
+
+
+def _directory(raylet: psutil.Process, temp_dir: str) -> Path | None:
+    try:
+        return HOST_DIR.read(raylet.environ()) or in_rays_directory(temp_dir, raylet.uids().real)
+    except (psutil.Error, OSError):
+        return None

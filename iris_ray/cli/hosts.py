@@ -154,7 +154,7 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"target": target, "taint": taint, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
         return
-    what, named = ("", "") if taint == DRAINED else (f" but those that tolerate {taint}", f" {taint}")
+    what, named = ("", "") if taint == DRAINED else (f" except jobs that tolerate {taint}", f" {taint}")
     click.echo(f"{_in_words(target, affected)} takes no new jobs{what}; to undo: iris-ray host undrain {target}{named}")
     if jobs:
         click.echo(f"still there until they end: {', '.join(jobs)}")

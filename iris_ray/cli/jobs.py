@@ -20,7 +20,7 @@ _JOB_HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTE
 
 
 @click.command()
-@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs, too.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs as well.")
 @click.option("--user", metavar="NAME", help="Only the jobs of this user.")
 @click.option("--team", metavar="NAME", help="Only the jobs of this team and its parts.")
 @json_option
@@ -61,13 +61,16 @@ def listed(job: JobStatus) -> tuple[object, ...]:
     """Return the row of a job."""
     state, slices = state_in_words(job), job.groups or "-"
     age = duration(time.time() - job.submitted_at)
-    gives_way = f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
-    note = gives_way or job.waiting or (job.state is JobState.RUNNING and job.how_far) or job.error or ""
+    note = gives_way(job) or job.waiting or (job.state is JobState.RUNNING and job.how_far) or job.error or ""
     return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note
 
 
+def gives_way(job: JobStatus) -> str | None:
+    """Return why and within which time a job leaves its hosts; None if it stays."""
+    return f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
+
+
 # -- status ------------------------------------------------------------------------------------------------------------
-# ``iris-ray job status``: one job.
 
 
 @click.command()
@@ -119,29 +122,20 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "attempt": found.attempt or "none yet",
         "says": found.how_far,
         "slow": "; ".join(found.stragglers),
-        "heartbeat": _ago(found.heartbeat_at),
+        "heartbeat": f"{duration(time.time() - found.heartbeat_at)} ago" if found.heartbeat_at else None,
         "hangs after": found.stall_limit,
         "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
         "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
         "evictions": found.evictions or None,
         "ends": f"in {duration(found.ends_at - time.time())} at the latest (max_runtime)" if found.ends_at else None,
-        "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
+        "gives way": gives_way(found),
         "last error": found.error,
         "waits because": found.waiting,
         "quota": found.about_team,
     }
 
 
-def _ago(at: float | None) -> str | None:
-    return None if at is None else f"{duration(time.time() - at)} ago"
-
-
-def _left(until: float) -> str:
-    return f"{max(0.0, until - time.time()):.0f} s"
-
-
 # -- tasks -------------------------------------------------------------------------------------------------------------
-# ``iris-ray job tasks``: the tasks of a job.
 
 _TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "ADDRESS", "ERROR")
 
@@ -176,7 +170,6 @@ def _task_row(task: TaskStatus) -> tuple[object, ...]:
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
-# ``iris-ray job events``: what has happened to a job.
 
 _EVENT_HEADERS = ("WHEN", "AGO", "TASK", "ATTEMPT", "WHAT")
 
@@ -208,7 +201,6 @@ def _event_row(event: JobEvent) -> tuple[object, ...]:
 
 
 # -- why ---------------------------------------------------------------------------------------------------------------
-# ``iris-ray why``: why a job waits.
 
 
 @click.command()
@@ -260,7 +252,6 @@ def _print_shortage(waiting: PendingReason) -> None:
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------
-# ``iris-ray cancel``: end a job.
 
 
 @click.command()
@@ -269,7 +260,7 @@ def _print_shortage(waiting: PendingReason) -> None:
 @json_option
 @address_option
 def cancel(job: str, yes: bool, as_json: bool) -> None:
-    """End a job, whether it waits or runs: your own, or as an operator that of any user.
+    """End a job, whether it waits or runs: your own, or any user's if you are an operator.
 
     \b
       iris-ray cancel train-1a2b3c4d

@@ -34,7 +34,7 @@ KERNEL: Final[Mapping[str, Command]] = {
     "job cancel": Command("iris_ray.cli.jobs:cancel", "End a job, whether it waits or runs.", "Every day"),
     "host ls": Command("iris_ray.cli.hosts:ls", "Slices and hosts: complete or not, free or busy, and why not."),
     "host drain": Command(
-        "iris_ray.cli.hosts:drain", "Keep new jobs off a slice or host, or those that don't tolerate a taint."
+        "iris_ray.cli.hosts:drain", "Keep new jobs off a slice or host, or jobs that don't tolerate a taint."
     ),
     "host undrain": Command(
         "iris_ray.cli.hosts:undrain", "Let a drained slice or host take new jobs again, or lift a taint."
@@ -52,6 +52,14 @@ KERNEL: Final[Mapping[str, Command]] = {
     "cluster controller": Command(
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."
     ),
+    "cluster controller start": Command(
+        "iris_ray.cli.controller:start", "Start it from the records of an earlier one."
+    ),
+    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it for good; running jobs go on."),
+    "cluster controller upgrade": Command(
+        "iris_ray.cli.controller:upgrade", "Replace it by the version installed here and on the head."
+    ),
+    "cluster controller status": Command("iris_ray.cli.controller:status", "Show its epoch, version, jobs and hosts."),
     "job": Command(
         "iris_ray.cli.main:job",
         "All about jobs: also their status, tasks, events, stacks, profiles and goodput.",
@@ -103,7 +111,7 @@ COMMAND --help shows examples; listing commands have --json. Exit codes: 0 fine;
 work as written; 3 no cluster, or no Controller in it; 130 Ctrl-C.
 
 \b
-IRIS_USER says who you are, if it is not your account's name; IRIS_DEBUG=1 shows where an unforeseen error comes from.
+IRIS_USER is your name, if it is not your account's; IRIS_DEBUG=1 shows where an unforeseen error comes from.
 
 \b
 Completion of commands, options, TPU types, jobs and slices in bash (or zsh, with zsh_source):
@@ -146,26 +154,6 @@ class Commands(SuggestingGroup):
         for section, entries in self.sections.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(widest), entry.does) for name, entry in entries.items()])
-
-
-class WithServices(SuggestingGroup):
-    """A group whose own commands are in its module, to which services add theirs.
-
-    Args:
-        of: the group's words, such as ``cluster controller``.
-    """
-
-    def __init__(self, *args: Any, of: str, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._added = section_of(of)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self._added()["Commands"]})
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        added = self._added()["Commands"].get(cmd_name)
-        return own if own is not None or added is None else imported(added.place)
 
 
 class Main(Commands):
@@ -239,7 +227,7 @@ def host() -> None:
 
 @click.group(cls=Commands, sections=section_of("cluster"))
 def cluster() -> None:
-    """The whole cluster: what is wrong, who may have how much, its Controller, and new slices.
+    """The whole cluster: its health, limits, Controller, and new slices.
 
     \b
       iris-ray cluster doctor

@@ -30,7 +30,7 @@ def yes_option(command: Command) -> Command:
 
 
 def reason_option(command: Command) -> Command:
-    return click.option("--reason", help="Why, for those who ask.")(command)
+    return click.option("--reason", help="The reason, which people are shown.")(command)
 
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
@@ -42,13 +42,13 @@ def past_time(_: click.Context, __: click.Parameter, value: str | None) -> float
     if value is None:
         return None
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
-        return time.time() - float(found[1]) * _UNITS[found[2]]
+        return max(0.0, time.time() - float(found[1]) * _UNITS[found[2]])
     for form in _DATES:
         try:
             return time.mktime(time.strptime(value.strip(), form))
         except (ValueError, OverflowError):
             continue
-    raise click.BadParameter(f"{value!r} is no time; give 12h or 7d for so long ago, or a date such as 2026-11-01.")
+    raise click.BadParameter(f"{value!r} is not a time; give an age such as 12h or 7d, or a date such as 2026-11-01.")
 
 
 TARGET_HELP = (
@@ -91,12 +91,16 @@ class JobFlags:
     options: dict[str, Any]
 
 
+_DIGITS = 10
+"""A number of slices has fewer digits; Python refuses to read some thousands."""
+
+
 def parse_num_slices(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
     """Return 2 for ``"2"`` and [2, 4] for ``"2,4"``."""
     if value is None:
         return None
     parts = [part.strip() for part in value.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    if not all(part.isdecimal() and len(part) < _DIGITS for part in parts):
         raise InvalidSliceCountError(f"--num-slices is {value!r}; give a number, or several such as 2,4")
     return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
 
@@ -188,7 +192,7 @@ def job_options(group: type, but: Collection[str] = ()) -> Callable[[Callable[..
 
 
 def _flag(name: str, option: Option, command: str) -> Callable[[Command], Command]:
-    """Return the flag of an option: what it takes is what the option's check allows."""
+    """Return the flag of an option. Its type follows from the option's check."""
     default = option.default_of(command)
     how: dict[str, Any] = {"metavar": name.upper()}
     match option.check:

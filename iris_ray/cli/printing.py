@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-# Small pieces of what the command line says: one line, a duration, a count, the state of a job.
 
 
 def one_line(text: object) -> str:
@@ -65,7 +64,7 @@ def print_output(data: bytes) -> None:
 
 _UNLIMITED = 1_000_000
 _LEAST_WIDTH = 20
-"""The last column, which holds sentences, gets so many characters at least."""
+"""The least width of the last column, which holds sentences."""
 _INDENT = 2
 
 
@@ -183,7 +182,6 @@ def _terminal_width() -> int | None:
 
 
 # -- json output -------------------------------------------------------------------------------------------------------
-# JSON for machines.
 
 
 def print_json(value: Any) -> None:
@@ -191,7 +189,7 @@ def print_json(value: Any) -> None:
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
-# What ``iris-ray doctor`` and ``iris-ray cluster selftest`` find.
+# Of ``iris-ray doctor`` and ``iris-ray cluster selftest``.
 
 
 class Level(Enum):

@@ -30,8 +30,8 @@ def settings(context: click.Context, as_json: bool) -> None:
       iris-ray cluster settings set operators=olga,otto eviction_grace_s=60
       iris-ray cluster settings reset eviction_grace_s
 
-    A running Controller follows at once, and its successors do, too. Only operators set; as long as operators is not
-    set, everybody is one.
+    A running Controller and its successors follow at once. Only operators may set them; while the setting operators is
+    not set, everybody is an operator.
     """
     if context.invoked_subcommand is None:
         with cluster():
@@ -71,7 +71,7 @@ def read_assignments(assignments: Iterable[str]) -> dict[str, str | None]:
     """Return the texts by the names of the settings.
 
     Raises:
-        InvalidRequestError: one is no NAME=VALUE, or the setting can't have the value, or there is none.
+        InvalidRequestError: an assignment is not NAME=VALUE, there is no such setting, or it can't have the value.
     """
     found: dict[str, str | None] = {}
     for assignment in assignments:

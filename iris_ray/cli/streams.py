@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_ray.cli.conventions import INTERRUPTED, say_error
 
-if TYPE_CHECKING:
-    from iris_ray.sessions.core import Size
-
-if TYPE_CHECKING:  # it imports Ray
+if TYPE_CHECKING:  # they import Ray
     from iris_ray.sessions.client import Channel, Show
+    from iris_ray.sessions.core import Size
 
 T = TypeVar("T")
 
 KILLED, TERMINATED = 137, 143
 """The exit codes for a command that was killed or terminated, as shells have them."""
 INTERRUPT_S = 5.0
-"""After Ctrl-C a command has so long to end by itself. A second one ends it at once."""
+"""The time for a command to end by itself after Ctrl-C. A second Ctrl-C ends it at once."""
 INPUT_BYTES = 1 << 16
 
 
@@ -93,7 +91,7 @@ class CtrlC:
             channel.close()
 
     def judge(self, code: int) -> int:
-        """Return the exit code, given that of a command."""
+        """Return the exit code of this command, given the code of the remote one."""
         return INTERRUPTED if self._pressed and code in (KILLED, TERMINATED) else code
 
     def _press(self) -> None:

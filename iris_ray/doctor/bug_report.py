@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import platform
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.conventions import INTERRUPTED, require_place
+from iris_ray.cli.conventions import INTERRUPTED, private_file, require_place
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
@@ -55,7 +54,7 @@ def bug_report(job: str, output: str | None) -> None:
     if output == "-":
         click.echo(text)
         return
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+    with private_file(path) as file:
         file.write(text)
     click.echo(f"{path}: {len(text.splitlines())} lines. Read it before you send it")
 
@@ -88,7 +87,7 @@ def _sections(job: str) -> Iterator[str]:
 
 
 def _said_by(*words: str) -> str:
-    """Return what a command prints, its errors included."""
+    """Return the output of a command, with its errors."""
     from iris_ray.cli.main import main
 
     address = address_given(click.get_current_context())

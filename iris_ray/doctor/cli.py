@@ -16,20 +16,23 @@ from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import Finding, Level, counted, print_finding, print_json
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.doctor.cluster import (
-    check_clock,
+    check_about,
     check_controller,
     check_controllers_code,
-    check_demand,
-    check_history,
     check_hosts,
     check_quarantine,
-    check_services,
-    check_set_aside,
 )
-from iris_ray.doctor.google import check_chips, check_credentials
 from iris_ray.doctor.host_look import versions
 from iris_ray.doctor.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
-from iris_ray.doctor.machine import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
+from iris_ray.doctor.machine import (
+    check_chips,
+    check_credentials,
+    check_metadata,
+    check_ports,
+    check_user,
+    check_versions,
+    ephemeral_ports,
+)
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
 
@@ -122,11 +125,7 @@ def _examine_controller() -> Iterator[Finding]:
     yield check_controller(about, in_words(about), len(workers))
     yield check_controllers_code(about, bootstrap.installed_on_head())
     yield from check_quarantine(workers)
-    yield from check_set_aside(about)
-    yield from check_demand(about)
-    yield from check_clock(about)
-    yield from check_services(about)
-    yield from check_history(about)
+    yield from check_about(about)
 
 
 def reserved_chips() -> dict[str, float]:

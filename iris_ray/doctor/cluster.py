@@ -106,83 +106,49 @@ def check_quarantine(workers: Iterable[WorkerStatus]) -> Iterator[Finding]:
             yield Finding(Level.WARNING, "quarantined host", f"{place}: {reason}", advice)
 
 
-def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
-    """Name what the Controller could not handle.
-
-    Args:
-        about: what it says about itself.
-    """
-    now = time.time()
+def check_about(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what is wrong by the Controller's own account, ``about``. A Controller of another version may say less."""
+    now, services = time.time(), about.get("services", {})
     for aside in about.get("set_aside", ()):
         began = "" if aside.since is None else f", {duration(now - aside.since)} ago"
         ends = "" if aside.until is None else f", tried again in {duration(max(0.0, aside.until - now))}"
         yield Finding(Level.WARNING, "set aside", f"{aside.name}{began}{ends}: {aside.why}")
-
-
-def check_services(about: Mapping[str, Any]) -> Iterator[Finding]:
-    """Name the services that are failing, or that have blocked the Controller.
-
-    Args:
-        about: what the Controller says about itself.
-    """
+    demand = services.get("capacity", {})
+    if "way" in demand:
+        check, found = "missing slices", f"they are asked for by {demand['way']}"
+        if demand["problem"] is None:
+            yield Finding(Level.OK, check, found)
+        else:
+            found += f", which miscounts slices on KubeRay: {demand['problem']}"
+            advice = "let the account of the head's pod read and patch its RayCluster; the Controller looks again"
+            yield Finding(Level.WARNING, check, found, advice)
+    for at, jump in about.get("clock_jumps", ())[-1:]:
+        if now - at < DAY_S:
+            found = f"the wall clock of the Controller's machine jumped by {jump:+.0f} s, {duration(now - at)} ago"
+            advice = "jobs are not affected, but times in lists jump too: keep the clocks of all machines in step"
+            yield Finding(Level.WARNING, "clock", found, advice)
     for one in about.get("service_health", ()):
         if one.trouble is not None:
+            found = f"{one.service} is failing ({counted(one.failures, 'failure')}): {one.trouble}"
             advice = "jobs go on without it; the Controller starts it again and again"
-            what = f"{one.service} is failing ({counted(one.failures, 'failure')}): {one.trouble}"
-            yield Finding(Level.WARNING, "service", what, advice)
+            yield Finding(Level.WARNING, "service", found, advice)
         if one.longest_step_s > LONG_STEP_S:
-            what = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
-            yield Finding(Level.INFO, "service", what)
-
-
-def check_history(about: Mapping[str, Any]) -> Iterator[Finding]:
-    """Say if the history can't be written.
-
-    Args:
-        about: what the Controller says about itself.
-    """
-    found = about.get("services", {}).get("history", {})
-    if trouble := found.get("trouble"):
-        where = f"{found['path']}: {trouble}; {found['lost']} records are lost"
-        advice = "jobs do not mind; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"
-        yield Finding(Level.WARNING, "history", where, advice)
-
-
-def check_demand(about: Mapping[str, Any]) -> Iterator[Finding]:
-    """Say how the Controller asks for missing slices, and if not as it should, why.
-
-    Args:
-        about: what it says about itself.
-    """
-    demand = about.get("services", {}).get("capacity", {})
-    if "way" not in demand:
-        return
-    check, found = "missing slices", f"they are asked for by {demand['way']}"
-    if demand["problem"] is None:
-        yield Finding(Level.OK, check, found)
-        return
-    advice = "let the account of the head's pod read and patch its RayCluster; the Controller looks again by itself"
-    yield Finding(Level.WARNING, check, f"{found}, which miscounts slices on KubeRay: {demand['problem']}", advice)
-
-
-def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding if somebody has set the wall clock of the Controller's machine within a day.
-
-    Args:
-        about: what it says about itself.
-    """
-    for at, jump in about.get("clock_jumps", ())[-1:]:
-        if (age := time.time() - at) < DAY_S:
-            found = f"the wall clock of the Controller's machine jumped by {jump:+.0f} s, {duration(age)} ago"
-            advice = "jobs do not mind; but times in lists jump with it: keep the clocks of all machines in step"
-            yield Finding(Level.WARNING, "clock", found, advice)
+            found = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
+            yield Finding(Level.INFO, "service", found)
+    history = services.get("history", {})
+    if trouble := history.get("trouble"):
+        found = f"{history['path']}: {trouble}; {history['lost']} records are lost"
+        advice = (
+            "jobs are not affected; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"
+        )
+        yield Finding(Level.WARNING, "history", found, advice)
 
 
 def check_controllers_code(about: Mapping[str, Any], installed: Mapping[str, Any] | None) -> Finding:
     """Check that the Controller runs what is installed on the head.
 
     Args:
-        about: what the Controller says about itself.
+        about: the Controller's account of itself.
         installed: the versions of the iris_ray on the head; None if there is none.
     """
     check = "Controller's code"
@@ -202,8 +168,8 @@ def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int)
     """Check the Controller.
 
     Args:
-        about: what the Controller says about itself; None if none runs.
-        in_words: the same for people.
+        about: the Controller's account of itself; None if none runs.
+        in_words: the account for people.
         hosts: how many hosts it sees.
     """
     if about is None:

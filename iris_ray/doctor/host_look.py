@@ -1,29 +1,30 @@
 """What a machine tells ``iris-ray doctor``: which processes hold its chips, its disks, the metadata server, versions.
 
-On the hosts of a cluster this module runs as a plain Ray task and travels by value, so that a host with another
-iris_ray, or without one, answers as well. So its functions use the standard library only, and answer in built-in types.
+On the hosts of a cluster this runs as a plain Ray task. It travels by value with the other modules of `TRAVELS`, so
+that a host with another iris_ray, or without one, can answer. These modules therefore use the standard library and
+psutil only, which Ray brings along. Answers are of built-in types.
 """
 
 import contextlib
 import http.client
 import os
 import platform
-import pwd
 import queue
 import resource
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
+from iris_ray.actors.host.chips import blocks, find_holders, host_devices, owner_of
 from iris_ray.settings import HOST_DIR, TEST_METADATA_HOST
 
-HOST_DIR_VARIABLE = HOST_DIR.name
+TRAVELS = __name__, "iris_ray.actors.host.chips", "iris_ray.settings"
 METADATA_TIMEOUT_S = 1.0
 METADATA_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 METADATA_HOSTS = ("metadata.google.internal", "169.254.169.254")
@@ -38,13 +39,12 @@ PACKAGES = ("ray", "iris_ray", "jax")
 
 def look_around() -> dict[str, Any]:
     """Return everything about this machine. It takes about a second and changes nothing."""
-    dev, lock = device_places(os.environ)
-    devices = chip_devices(dev)
-    holders, hidden = find_holders([*devices, lock])
+    devices = host_devices(os.environ)
+    holders = find_holders(devices)
     return {
-        "holders": holders,
-        "hidden": hidden,
-        "foreign_lock": foreign_lock(lock),
+        "holders": [str(holder) for holder in holders.seen],
+        "hidden": holders.hidden,
+        "foreign_lock": owner_of(devices.lock) if blocks(devices.lock) else None,
         "disks": [trouble for path in kept_in(os.environ) if (trouble := disk_trouble(path))],
         "metadata": metadata_tells(os.environ),
         "lockable": lockable_bytes(),
@@ -59,14 +59,13 @@ def lockable_bytes() -> int | None:
 
 
 def kept_in(environ: Mapping[str, str]) -> list[Path]:
-    """Return where Ray, if this is a process of its, and iris_ray keep their files on this machine."""
+    """Return the directories in which Ray, in a process of Ray's, and iris_ray keep their files on this machine."""
     import ray
 
     # Ray before 2.55 does not tell.
     tell = getattr(ray.get_runtime_context(), "get_temp_dir", None) if ray.is_initialized() else None
     rays = [tell()] if tell else []
-    own = environ.get(HOST_DIR_VARIABLE)
-    return [Path(path) for path in (*rays, own) if path]
+    return [Path(path) for path in (*rays, HOST_DIR.read(environ)) if path]
 
 
 def disk_trouble(path: Path) -> str | None:
@@ -83,63 +82,13 @@ def disk_trouble(path: Path) -> str | None:
     return f"{free >> 20} MB are left in {path}" if free < LITTLE_BYTES else None
 
 
-def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return the directory of device files, and the file that libtpu locks. Simulated hosts have their own."""
-    own = environ.get(HOST_DIR_VARIABLE)  # on a real host it holds logs and no devices
-    if own and Path(own, "dev").is_dir():
-        return Path(own, "dev"), Path(own, "lock", "libtpu_lockfile")
-    return Path("/dev"), Path("/tmp/libtpu_lockfile")
-
-
-def chip_devices(dev: Path) -> list[Path]:
-    """Return the device files of this machine's TPU chips."""
-    return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
-
-
-def find_holders(files: Iterable[Path]) -> tuple[list[str], int]:
-    """Return the processes that have one of the files open, and how many could not be inspected."""
-    paths = set(map(str, files))
-    holders, hidden = [], 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(path in paths for path in _open_files(process)):
-                holders.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
-        except PermissionError:
-            hidden += 1
-        except OSError:
-            continue  # it has ended
-    return holders, hidden
-
-
-def _open_files(process: Path) -> Iterator[str]:
-    for descriptor in os.listdir(process / "fd"):
-        try:
-            yield os.readlink(process / "fd" / descriptor)
-        except FileNotFoundError:
-            continue  # closed meanwhile
-
-
-def foreign_lock(lock: Path) -> str | None:
-    """Return the owner of the lock file if libtpu could not open it from here even when unlocked, or None."""
-    try:
-        owner = lock.stat().st_uid
-    except OSError:
-        return None
-    if os.access(lock, os.R_OK | os.W_OK):
-        return None
-    try:
-        return pwd.getpwuid(owner).pw_name
-    except KeyError:
-        return f"uid {owner}"
-
-
 def metadata_variable(environ: Mapping[str, str]) -> str | None:
     """Return the variable that names this machine's metadata server; None if none does."""
     return next((name for name in METADATA_VARIABLES if environ.get(name)), None)
 
 
 def metadata_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return where this machine's metadata server may be; the same places as `MetadataWatch` asks."""
+    """Return the addresses at which this machine's metadata server may be, as `MetadataWatch` tries them."""
     named = metadata_variable(environ)
     return (environ[named],) if named else METADATA_HOSTS
 

@@ -1,5 +1,6 @@
 """The checks of ``iris-ray doctor`` on every TPU host of the cluster, all hosts at once."""
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,9 @@ def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[
         except RayError as error:
             return f"{type(error).__name__}: {one_line(str(error).strip().partition(chr(10))[0])}"
 
-    cloudpickle.register_pickle_by_value(host_look)
+    travelling = [sys.modules[name] for name in host_look.TRAVELS]
+    for module in travelling:
+        cloudpickle.register_pickle_by_value(module)
     try:
         look = ray.remote(num_cpus=0, max_retries=0)(host_look.look_around)
         refs = {
@@ -91,7 +94,8 @@ def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[
             for host in hosts
         }
     finally:
-        cloudpickle.unregister_pickle_by_value(host_look)
+        for module in travelling:
+            cloudpickle.unregister_pickle_by_value(module)
     ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
     return {
         host: answer(ref) if ref in ready else f"no answer within {timeout_s:g} s"

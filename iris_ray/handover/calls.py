@@ -11,11 +11,11 @@ class HandoverCalls(Protocol):
     """Calls of people."""
 
     async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
-        """Take over the settings, limits, taints and sums of another Controller's export: all or none.
+        """Import settings, limits, teams, taints and sums of another Controller's export: all or none.
 
         Args:
             lines: a JSON list of lines; see `iris_ray.handover.file`.
-            user: who imports it.
+            user: the user who imports it.
 
         Returns:
             The settings that were set here already and stay.

@@ -3,15 +3,13 @@
 import base64
 import contextlib
 import json
-import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,29 +17,22 @@ import iris_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.controller import start_one
+from iris_ray.cli.conventions import private_file, require_place
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import counted, print_json
+from iris_ray.cli.printing import counted, one_line, print_json
 from iris_ray.errors import InvalidRequestError, IrisError
-from iris_ray.model.options import EACH_SLICE
+from iris_ray.model.job_group import GroupSpec
 from iris_ray.terminal import live_line
+
+if TYPE_CHECKING:
+    from iris_ray.handover.file import StartableJob
 
 POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
 """The time for all pools, which are asked at once, so that hanging ones don't add up; and the time for each."""
 _TO_SUMS = ("kind", "user", "team", "ended_at", "seconds", "chip_seconds")
 """The fields of an ended job that the new Controller needs."""
-_RECORDS = ("setting", "limits", "teams", "taint", "usage", "user_day", "fleet_day")
-_NAMES = {
-    "setting": "setting",
-    "limits": "limit",
-    "teams": "tree of teams",
-    "taint": "taint",
-    "usage": "past usage",
-    "user_day": "day of a user",
-    "fleet_day": "day of the chips",
-    "finished": "finished job",
-    "package": "package",
-    "job": "job",
-}
+_NO_RECORDS = ("finished", "package", "job")
 
 
 @click.command("export")
@@ -67,6 +58,7 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
     from iris_ray.handover.controller import hand_over
     from iris_ray.handover.file import END, leave_out_variables, written
 
+    require_place(file, "FILE")
     if file.exists():
         raise InvalidRequestError(f"{file} exists already; give another name, or remove it")
     with cluster():
@@ -82,7 +74,7 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
         "at": time.time(),
         "left_out": found.left_out,
     }
-    with _private(file) as opened:
+    with private_file(file) as opened:
         opened.writelines(written(header, [*found.lines, *packages, END]))
     left_out = [*found.left_out, *(f"{line['job_id']}: {line['why_not']}" for line in jobs if "why_not" in line)]
     if as_json:
@@ -92,21 +84,11 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
     _say_left_out(left_out, "can't be carried over")
 
 
-@contextlib.contextmanager
-def _private(file: Path) -> Iterator[Any]:
-    """Open a new file that only its owner may read; it appears when it is complete."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-            yield opened
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add to each job how its pool would start it again, or why that is not possible. Return the packages they need."""
+    """Add to each job how its pool would start it again, or why that is not possible. Return the packages they need.
+
+    A pool is a process of its user: its answer may be anything, and concerns its own job only.
+    """
     import ray
     from ray.exceptions import RayError
 
@@ -129,14 +111,16 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
     for line, call in asked:
         try:
             known = ray.get(call, timeout=max(POOL_ANSWER_AT_LEAST_S, until - time.monotonic()))
-        except (RayError, TypeError) as error:
+            if known is None:
+                line["why_not"] = "its pool is about to end"
+                continue
+            known = json.loads(json.dumps({"run": known["run"], "ray_job": known["ray_job"]}))
+            uris = _packages_of(known["ray_job"], known["run"]["runtime_env"])
+        except (RayError, AttributeError, LookupError, TypeError, ValueError) as error:
             why = (str(error).strip().splitlines() or [""])[-1]
             line["why_not"] = f"its pool does not say how to start it again ({type(error).__name__}: {why[:200]})"
             continue
-        if known is None:
-            line["why_not"] = "its pool is about to end"
-            continue
-        for uri in _packages_of(known["ray_job"], known["run"]["runtime_env"]):
+        for uri in uris:
             if uri not in packages and (data := fetch_package(uri)) is not None:
                 packages[uri] = {"kind": "package", "uri": uri, "zip": base64.b64encode(data).decode()}
             if uri not in packages:
@@ -152,21 +136,6 @@ def _packages_of(*environments: Mapping[str, Any]) -> list[str]:
 
 
 # -- import ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Startable:
-    """What of a file's jobs can be started again.
-
-    Attributes:
-        jobs: their lines, with all variables.
-        left_out: why the others can't, in words.
-        remarks: what is different for those that can.
-    """
-
-    jobs: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
 
 
 @click.command("import")
@@ -185,86 +154,47 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
       iris-ray cluster controller import queue.jsonl --jobs-only --env-file secrets.env
 
     The Controller must be empty, and is started if none runs. Settings that are set here already stay. The jobs enter
-    the queue in their old order, under their old ids, with what is left of their budgets; those that ran begin another
-    attempt and go on from their own checkpoints. What can't be carried over is named. If the import was interrupted,
-    --jobs-only submits the rest.
+    the queue in their old order, under their old ids, with the rest of their budgets; jobs that ran begin another
+    attempt, and go on from their own checkpoints. What can't be carried over is named; the jobs of a group are carried
+    over together or not at all. --jobs-only submits the rest: after an interruption, or with the missing variables.
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.remote_options import read_env_file
     from iris_ray.handover.calls import HandoverCalls
-    from iris_ray.handover.file import read
+    from iris_ray.handover.file import read, startable
 
     try:
         with file.open() as opened:
             export = read(opened, str(file))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidRequestError(f"the file {file} can't be read: {why}") from None
-    found = _startable(export.header, export.lines["job"], read_env_file(env_file) if env_file else {})
+    found = startable(export, read_env_file(env_file) if env_file else {})
+    left_out, remarks = found.left_out, found.remarks
     for kind, count in export.unknown.items():
-        found.left_out.append(f"{counted(count, 'line')} of the kind {kind!r}: only later versions know it")
-    records = [line for kind in _RECORDS for line in export.lines[kind]]
-    records += [{key: line.get(key) for key in _TO_SUMS} for line in export.lines["finished"]]
+        left_out.append(f"{counted(count, 'line')} of the kind {kind!r}: only later versions know it")
+    records = [line for kind, lines in export.lines.items() if kind not in _NO_RECORDS for line in lines]
+    sums = [{key: line.get(key) for key in _TO_SUMS} for line in export.lines["finished"]]
     with cluster():
         if find_controller() is None:
-            _start()
+            start_one()
         running = ControllerConnection()
         if not jobs_only:
-            stays = running.ask(HandoverCalls.restore, json.dumps(records).encode(), current_user())
-            found.remarks += [f"the setting {name} stays {was.text}, as set here" for name, was in stays.items()]
-        known = {job.job_id for job in running.ask_all(ControllerInterface.list_jobs)}
+            stays = running.ask(HandoverCalls.restore, json.dumps([*records, *sums]).encode(), current_user())
+            remarks += [f"the setting {name} stays {was.text}, as set here" for name, was in stays.items()]
+        known = {job.job_id: job for job in running.ask_all(ControllerInterface.list_jobs)}
         _restore_packages(export.lines["package"])
-    found.left_out += [f"{line['job_id']}: there is a job of this id" for line in found.jobs if line["job_id"] in known]
-    started = _submit([line for line in found.jobs if line["job_id"] not in known], str(file), found.left_out)
+    there = {job_id for job_id, job in known.items() if job.attempt or not job.state.finished or not job.group}
+    left_out += [f"{job_id}: there is a job of this id" for job_id in found.jobs if job_id in there]
+    started = _submit([one for job_id, one in found.jobs.items() if job_id not in there], left_out)
     if as_json:
-        print_json({"jobs": started, "left_out": found.left_out, "remarks": found.remarks})
+        print_json({"jobs": started, "left_out": left_out, "remarks": remarks})
         return
-    taken = [] if jobs_only else [line for line in records if line["kind"] != "finished"]
-    summed = [] if jobs_only else export.lines["finished"]
-    click.echo(
-        f"taken over: {_counts([*taken, *summed]) or 'no settings'}; {counted(len(started), 'job')} in the queue"
-    )
-    for remark in found.remarks:
+    taken = [] if jobs_only else [*records, *sums]
+    click.echo(f"taken over: {_counts(taken) or 'no settings'}; {counted(len(started), 'job')} in the queue")
+    for remark in remarks:
         click.echo(f"  {remark}")
-    _say_left_out(found.left_out, "not carried over")
-
-
-def _start() -> None:
-    import asyncio
-
-    from iris_ray.actors.calls.controller_client import get_or_start_controller
-
-    asyncio.run(get_or_start_controller())
-
-
-def _startable(header: Mapping[str, Any], lines: Iterable[dict[str, Any]], given: Mapping[str, str]) -> Startable:
-    from iris_ray.handover.file import fill_in_variables
-
-    found, here = Startable(), platform.python_version()
-    written_by = str(header.get("python") or here)
-    same_python = written_by.split(".")[:2] == here.split(".")[:2]
-    for line in lines:
-        job_id = line["job_id"]
-        if "run" not in line:
-            found.left_out.append(f"{job_id}: {line.get('why_not', 'how to start it again was not known')}")
-        elif not same_python:
-            found.left_out.append(
-                f"{job_id}: its function was pickled by Python {written_by}, and this is {here}: import it with Python"
-                f" {'.'.join(written_by.split('.')[:2])}, or submit it again"
-            )
-        elif missing := fill_in_variables(line, given):
-            found.left_out.append(
-                f"{job_id}: the values of {', '.join(missing)} were not exported; import again with --jobs-only"
-                " --env-file FILE"
-            )
-        else:
-            found.jobs.append(line)
-            spec = line["spec"]
-            if line.get("succeeded") and (spec.get("coscheduling") is None or spec.get("failure_domain") == EACH_SLICE):
-                found.remarks.append(
-                    f"{job_id}: {line['succeeded']} of its {line['tasks']} tasks had succeeded; all run again"
-                )
-    return found
+    _say_left_out(left_out, "not carried over")
 
 
 def _restore_packages(lines: Iterable[Mapping[str, Any]]) -> None:
@@ -274,36 +204,67 @@ def _restore_packages(lines: Iterable[Mapping[str, Any]]) -> None:
         store_package(line["uri"], base64.b64decode(line["zip"]))
 
 
-def _submit(lines: Iterable[dict[str, Any]], name: str, left_out: list[str]) -> list[str]:
-    """Submit jobs in their order, each in a Ray job of its environment. Return the ids of those that are accepted."""
+def _submit(jobs: "Iterable[StartableJob]", left_out: list[str]) -> list[str]:
+    """Submit jobs in their order, each in a Ray job of its environment. Return the ids of the accepted ones.
+
+    If a job of a group is refused, the others are withdrawn: the next import can submit them all.
+    """
+    from ray.exceptions import RayError
+
     from iris_ray.client.client import launch
     from iris_ray.client.connection import current_user
-    from iris_ray.handover.file import request_in
+    from iris_ray.handover.file import without_group
 
     started: list[str] = []
-    for environment, group in groupby(lines, lambda line: json.dumps(line.get("ray_job") or {}, sort_keys=True)):
-        runtime_env = json.loads(environment)
-        with cluster(**({"runtime_env": runtime_env} if runtime_env else {})), live_line("iris-ray") as shown:
-            for line in group:
-                shown.show(f"submitting {line['job_id']}")
-                try:
-                    launch(request_in(line, name), detached=True)
-                except IrisError as error:
-                    left_out.append(f"{line['job_id']}: {error}")
-                    continue
-                started.append(line["job_id"])
-                if line.get("yields"):
-                    yielding = {line["job_id"]: True}
+    refused: dict[str, str] = {}  # by the id of their group
+
+    def refuse(job_id: str, group: GroupSpec | None, why: object) -> None:
+        left_out.append(f"{job_id}: {one_line(why)}")
+        if group is None:
+            return
+        refused[group.group_id] = job_id
+        withdrawn = [one for one in started if one in group.job_ids.values()]
+        for one in withdrawn:
+            started.remove(one)
+            left_out.append(without_group(one, group, job_id))
+        with contextlib.suppress(IrisError):  # they have ended with the one that was refused
+            for one in withdrawn[:1]:  # its end ends all
+                reason = f"{job_id} of its group was refused"
+                ControllerConnection().ask(ControllerInterface.cancel, one, reason, current_user())
+
+    for environment, same in groupby(jobs, lambda job: json.dumps(job.ray_job, sort_keys=True)):
+        runtime_env, waiting = json.loads(environment), list(same)
+        try:
+            with cluster(**({"runtime_env": runtime_env} if runtime_env else {})), live_line("iris-ray") as shown:
+                while waiting:
+                    job = waiting.pop(0)
+                    job_id, group = job.request.spec.job_id, job.request.spec.group
+                    if group is not None and group.group_id in refused:
+                        left_out.append(without_group(job_id, group, refused[group.group_id]))
+                        continue
+                    shown.show(f"submitting {job_id}")
                     try:
-                        ControllerConnection().ask(ControllerInterface.set_yielding, yielding, current_user())
-                    except IrisError as error:
-                        left_out.append(f"that {line['job_id']} yields: {error}")
+                        launch(job.request, detached=True)
+                    except (IrisError, RayError, ValueError) as error:  # the last: its pool of before is still there
+                        refuse(job_id, group, error)
+                        continue
+                    started.append(job_id)
+                    if job.yields:
+                        try:
+                            ControllerConnection().ask(ControllerInterface.set_yielding, {job_id: True}, current_user())
+                        except IrisError as error:
+                            left_out.append(f"that {job_id} yields: {error}")
+        except IrisError as error:  # Ray can't make this environment, for example
+            for job in waiting:
+                refuse(job.request.spec.job_id, job.request.spec.group, error)
     return started
 
 
 def _counts(lines: Iterable[Mapping[str, Any]]) -> str:
+    from iris_ray.handover.file import KINDS
+
     counts = Counter(line["kind"] for line in lines)
-    return ", ".join(counted(counts[kind], name) for kind, name in _NAMES.items() if counts[kind])
+    return ", ".join(counted(counts[kind], name) for kind, name in KINDS.items() if counts[kind])
 
 
 def _say_left_out(left_out: Iterable[str], how: str) -> None:

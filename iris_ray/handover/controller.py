@@ -5,6 +5,7 @@ See `iris_ray.handover.file` for the format. Times are wall times in the file.
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -37,8 +38,10 @@ from iris_ray.state.events import (
     TeamsSetEvent,
 )
 from iris_ray.state.job_table import times_of_forgotten
-from iris_ray.state.records import JobRecord
+from iris_ray.state.runtime_limits import ends_at
 
+LEAST_RUNTIME_S = 1.0
+"""The rest of `max_runtime` for a job whose time was over when it was exported."""
 _NODE_ID = re.compile(r"[0-9a-f]{56}")
 
 # -- from records to lines ---------------------------------------------------------------------------------------------
@@ -49,8 +52,8 @@ class HandedOver:
     """The records of a Controller, for a file.
 
     Attributes:
-        lines: of all kinds but packages; those of jobs lack the functions and variables, which their pools have.
-        left_out: what can't be carried over, in words.
+        lines: of all kinds but packages. Functions and variables of jobs are missing: their pools have them.
+        left_out: records that can't be carried over, in words.
     """
 
     lines: list[Line] = field(default_factory=list)
@@ -70,11 +73,9 @@ def hand_over(journal: Journal) -> HandedOver:
     found.lines += _lines_of_sums(journal)
     teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
     left = {record.job.spec.job_id for record in records if record.job.over is None}
-    for record in records:
-        if record.job.spec.spare_for is None:
-            is_over = record.job.over is not None
-            line = finished_line(record, journal.clock) if is_over else job_line(record, journal.clock, teams, left)
-            found.lines.append(line)
+    for job in (record.job for record in records if record.job.spec.spare_for is None):
+        is_over = job.over is not None
+        found.lines.append(finished_line(job, journal.clock) if is_over else job_line(job, journal.clock, teams, left))
     for aside in journal.contained.records.values():
         found.left_out.append(f"{aside.name}: {aside.why}")
     return found
@@ -115,12 +116,11 @@ def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
             found.lines.append({"kind": "usage", "at": clock.wall(at), **past})
 
 
-def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
+def job_line(job: Job, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
     """Return the line of a job that has not ended, with what is left of its budgets, and a team that exists.
 
     ``left``: ids of the jobs that have not ended; the group of the job consists of those.
     """
-    job = record.job
     return {
         "kind": "job",
         "job_id": job.spec.job_id,
@@ -132,7 +132,7 @@ def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str
         "yields": job.yields,
         "spec": spec_line(
             replace(
-                with_remaining_budgets(job),
+                with_remaining_budgets(job, clock.now()),
                 team=teams.nearest(job.spec.team),
                 group=job.spec.group and job.spec.group.without_others(left),
             )
@@ -140,12 +140,14 @@ def job_line(record: JobRecord, clock: Clock, teams: Teams, left: Collection[str
     }
 
 
-def with_remaining_budgets(job: Job) -> JobSpec:
-    """Return a job's spec with the rest of its retry budgets, and only the predecessors that it still awaits.
+def with_remaining_budgets(job: Job, now: float) -> JobSpec:
+    """Return a job's spec with the rest of its retry budgets and time, and the predecessors that it still awaits.
 
     The gangs of a job with several begin anew.
     """
     spec = replace(job.spec, after=job.awaits)
+    if (end := ends_at(job)) < math.inf:
+        spec = replace(spec, max_runtime=max(LEAST_RUNTIME_S, end - now))
     if spec.is_one_gang:
         spec = replace(
             spec,
@@ -157,9 +159,8 @@ def with_remaining_budgets(job: Job) -> JobSpec:
     return spec
 
 
-def finished_line(record: JobRecord, clock: Clock) -> Line:
+def finished_line(job: Job, clock: Clock) -> Line:
     """Return the line of a job that has ended: for people, and for the sums."""
-    job = record.job
     totals = next((one.totals for one in times_of_forgotten(job)), Totals())
     return {
         "kind": "finished",
@@ -183,9 +184,11 @@ class HandoverInController(ControllerPart):
 
     async def restore(self, lines: bytes, user: str) -> dict[str, WasSet]:
         state, clock = self.controller.state, self.controller.clock
-        self.controller.permissions.require_operator(user, "import what another Controller has left")
+        self.controller.permissions.require_operator(user, "import the export of another Controller")
         if there := ", ".join(_what_is_there(state)):
-            raise InvalidRequestError(f"this Controller is not empty: it has {there}; import into a new cluster")
+            raise InvalidRequestError(
+                f"this Controller is not empty: it has {there}; import into a new cluster, or with --jobs-only"
+            )
         stays = dict(state.settings.was_set)
         events = taken_over(lines, clock, time.time(), tuple(stays))
         if _has_goodput():
@@ -199,7 +202,7 @@ class HandoverInController(ControllerPart):
 
 
 def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ()) -> list[Event]:
-    """Return what lines of a file, as JSON, mean to a Controller: settings, limits, teams, taints and usage.
+    """Convert lines of a file to events: settings, limits, teams, taints and usage.
 
     Args:
         lines: a JSON list of lines of the kinds of `HandedOver`, without jobs.
@@ -210,8 +213,12 @@ def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ())
     Raises:
         InvalidRequestError: a line makes no sense; the message has it.
     """
+    try:
+        found = json.loads(lines)
+    except (ValueError, RecursionError):
+        raise InvalidRequestError("the lines are not JSON") from None
     taken: list[Event] = []
-    for line in json.loads(lines):
+    for line in found if isinstance(found, list) else [found]:
         try:
             taken += _events_of(line, clock, now, keep)
         except (IrisError, KeyError, TypeError, ValueError, AttributeError) as error:

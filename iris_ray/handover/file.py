@@ -10,8 +10,9 @@ before. tests/data/export-format-1.jsonl is of today, and every later version mu
 
 import base64
 import json
+import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
@@ -47,7 +48,7 @@ def _same(value: Any) -> Any:
 
 
 _CONSTRAINTS: Codec = lambda all_: list(map(_with, all_)), lambda lines: tuple(map(_constraint, lines))
-_SPEC: Mapping[str, Codec] = {  # an option has a line of its own only if JSON would change its value
+SPEC: Mapping[str, Codec] = {  # an option has a line of its own only if JSON would change its value
     **dict.fromkeys(OPTIONS_OF_A_JOB, (_same, _same)),
     **dict.fromkeys(("job_id", "name", "user", "device", "replicas", "whole_groups", "may_evict"), (_same, _same)),
     "priority": (lambda band: band.name, PriorityBand.__getitem__),
@@ -69,28 +70,23 @@ _SPEC: Mapping[str, Codec] = {  # an option has a line of its own only if JSON w
 NOT_IN_FILE = frozenset({"owner", "spare_for"})
 """Fields of a `JobSpec` that are not carried over: its pool is another one, and spares are made anew."""
 
-_RUN = tuple(field.name for field in fields(RunRequest) if field.name in OPTIONS.keys() - {"env", "secrets"})
+RUN = tuple(field.name for field in fields(RunRequest) if field.name in OPTIONS.keys() - {"env", "secrets"})
 """Fields of a `RunRequest` that are plain values: options, apart from variables."""
 
 
 def spec_line(spec: JobSpec) -> Line:
-    """Return what a job asks for, as JSON."""
-    return {name: to_json(getattr(spec, name)) for name, (to_json, _) in _SPEC.items()}
+    """Convert the spec of a job to JSON."""
+    return {name: to_json(getattr(spec, name)) for name, (to_json, _) in SPEC.items()}
 
 
 def spec_of(line: Line) -> JobSpec:
-    """Return what a job asks for. Raise an `IrisError`, or any error, if the line makes no sense."""
-    known = {name: of_json(line[name]) for name, (_, of_json) in _SPEC.items() if name in line}
+    """Convert JSON to the spec of a job. An invalid line raises an `IrisError`, or any other error."""
+    known = {name: of_json(line[name]) for name, (_, of_json) in SPEC.items() if name in line}
     return JobSpec(owner=NO_OWNER_YET, **known)
 
 
 def run_line(request: RunRequest, function: bytes) -> Line:
-    """Return what a pool needs to start a job again.
-
-    Args:
-        request: what the pool was asked for.
-        function: the pickled function.
-    """
+    """Return the line from which a pool can start a job again: its request, and its pickled function."""
     stored = {name: one for name, one in request.secrets.items() if one.stored}
     given = {name: one.as_file for name, one in request.secrets.items() if not one.stored}
     return {
@@ -100,7 +96,7 @@ def run_line(request: RunRequest, function: bytes) -> Line:
         "from_store": {name: [one.stored, one.as_file] for name, one in stored.items()},
         "runtime_env": environment_line(request.process.runtime_env),
         "preload": list(request.process.preload),
-        **{name: getattr(request, name) for name in _RUN},
+        **{name: getattr(request, name) for name in RUN},
     }
 
 
@@ -108,7 +104,7 @@ def environment_line(runtime_env: Mapping[str, Any]) -> Line:
     """Return a runtime environment of Ray as JSON, without what Ray keeps there for itself.
 
     Raises:
-        TypeError: a value is no JSON.
+        TypeError: JSON has no such value.
     """
     found: Line = json.loads(json.dumps({k: v for k, v in runtime_env.items() if not k.startswith("_")}))
     return found
@@ -118,7 +114,7 @@ def run_of(spec: JobSpec, line: Line) -> RunRequest:
     """Return the request by which a pool starts the job again."""
     function = base64.b64decode(line["function"])
     process = ProcessSpec(dict(line.get("runtime_env") or {}), tuple(line.get("preload") or ()))
-    given = {name: line[name] for name in _RUN if name in line}
+    given = {name: line[name] for name in RUN if name in line}
     env = dict(line.get("env") or {})
     secrets = {
         name: SecretValue(env.pop(name), as_file) for name, as_file in line.get("kept_back", {}).items() if name in env
@@ -136,7 +132,7 @@ def leave_out_variables(line: Line) -> None:
 
 
 def fill_in_variables(line: Line, given: Mapping[str, str]) -> list[str]:
-    """Set the variables of a job's line whose values were left out. Return the names of those that are not given."""
+    """Set the variables of a job's line whose values were left out. Return the names without a value."""
     missing = set()
     for variables in _variables(line):
         left_out = {name for name, value in variables.items() if value is None}
@@ -154,7 +150,19 @@ def _variables(line: Line) -> list[dict[str, str | None]]:
 
 # -- the whole file ----------------------------------------------------------------------------------------------------
 
-KINDS = ("setting", "limits", "teams", "taint", "usage", "user_day", "fleet_day", "package", "job", "finished")
+KINDS: Mapping[str, str] = {
+    "setting": "setting",
+    "limits": "limit",
+    "teams": "tree of teams",
+    "taint": "taint",
+    "usage": "past usage",
+    "user_day": "day of a user",
+    "fleet_day": "day of the chips",
+    "finished": "finished job",
+    "package": "package",
+    "job": "job",
+}
+"""The kinds of lines, and their names for people."""
 
 
 @dataclass(slots=True)
@@ -180,14 +188,14 @@ def written(header: Mapping[str, Any], lines: Iterable[Line]) -> Iterator[str]:
 
 
 def read(lines: Iterable[str], name: str) -> Export:
-    """Return what a file holds.
+    """Read a file.
 
     Args:
         lines: its lines.
-        name: its name, for the message.
+        name: its name, for messages.
 
     Raises:
-        InvalidRequestError: it is no export, is cut off, or is of a later format; the message names the line.
+        InvalidRequestError: it is not an export, is cut off, or is of a later format; the message names the line.
     """
     export: Export | None = None
     for number, text in enumerate(lines, 1):
@@ -197,7 +205,7 @@ def read(lines: Iterable[str], name: str) -> Export:
             if kind == "job" and export is not None:
                 line["job_id"], line["spec"]
         except (ValueError, TypeError, KeyError):
-            what = "is no line of an export" if number > 1 else "is no export of iris_ray"
+            what = "is not a line of an export" if number > 1 else "is not an export of iris_ray"
             raise InvalidRequestError(
                 f"{name}, line {number} {what}; it may be cut off: give a file that `iris-ray cluster controller"
                 " export` has written"
@@ -219,7 +227,7 @@ END: Line = {"kind": "end"}
 
 def _checked_header(line: Line, name: str) -> Line:
     if line["kind"] != HEADER:
-        raise InvalidRequestError(f"{name}, line 1 is no header of an export of iris_ray, but a {line['kind']!r}")
+        raise InvalidRequestError(f"{name}, line 1 is not the header of an export of iris_ray, but a {line['kind']!r}")
     if not isinstance(line.get("format"), int) or line["format"] > FORMAT:
         raise InvalidRequestError(
             f"{name} is of format {line.get('format')!r}, written by iris_ray {line.get('iris_ray')}, and this version"
@@ -228,42 +236,96 @@ def _checked_header(line: Line, name: str) -> Line:
     return line
 
 
-def request_in(line: Line, name: str) -> RunRequest:
-    """Return the request of the job of a line. Raise like `spec_in`."""
-    spec = spec_in(line, name)
-    try:
-        return run_of(spec, line["run"])
-    except Exception as error:
-        raise InvalidRequestError(
-            f"{name}: job {spec.job_id!r} can't be started: {type(error).__name__}: {error}"
-        ) from None
+# -- what can be started again -----------------------------------------------------------------------------------------
 
 
-def spec_in(line: Line, name: str) -> JobSpec:
-    """Return what the job of a line asks for.
+@dataclass(frozen=True, slots=True)
+class StartableJob:
+    """A job of a file that can be started again.
+
+    Attributes:
+        request: what its pool starts.
+        ray_job: the runtime environment of its Ray job.
+        yields: whether it yields its hosts to any waiting job.
+    """
+
+    request: RunRequest
+    ray_job: Mapping[str, Any]
+    yields: bool
+
+
+@dataclass(slots=True)
+class Startable:
+    """The jobs of a file, by whether they can be started again.
+
+    Attributes:
+        jobs: the startable ones by id, in the file's order.
+        left_out: the other jobs, with the reason, for people.
+        remarks: notes on startable jobs, for people.
+    """
+
+    jobs: dict[str, StartableJob] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def startable(export: Export, given: Mapping[str, str]) -> Startable:
+    """Return the jobs of a file that can be started again here. Jobs of a group can only be started together.
+
+    Args:
+        export: the file.
+        given: values of variables that the export has left out.
+    """
+    found = Startable()
+    for line in export.lines["job"]:
+        job_id = str(line["job_id"])
+        try:
+            request = _request(export.header, line, given)
+        except IrisError as error:
+            found.left_out.append(f"{job_id}: {error}")
+            continue
+        found.jobs[job_id] = StartableJob(request, line.get("ray_job") or {}, bool(line.get("yields")))
+        if line.get("succeeded") and not request.spec.is_one_gang:
+            succeeded = f"{line['succeeded']} of its {line.get('tasks')} tasks had succeeded"
+            found.remarks.append(f"{job_id}: {succeeded}; all run again")
+    there = set(found.jobs)
+    for job_id in list(found.jobs):
+        group = found.jobs[job_id].request.spec.group
+        if group is not None and (lacks := [one for one in group.job_ids.values() if one not in there]):
+            del found.jobs[job_id]
+            found.left_out.append(without_group(job_id, group, lacks[0]))
+    return found
+
+
+def without_group(job_id: str, group: GroupSpec, lacks: str) -> str:
+    """Return that a job is left out because another job of its group, ``lacks``, is."""
+    return f"{job_id}: its group {group.name} starts together or not at all, and {lacks} is left out"
+
+
+def _request(header: Line, line: Line, given: Mapping[str, str]) -> RunRequest:
+    """Return the request by which a pool starts the job of a line.
 
     Raises:
-        InvalidRequestError: the line makes no sense; the message names the job.
+        IrisError: it can't be started here; the message says why, to follow the job's id.
     """
-    try:
-        return spec_of(line["spec"])
-    except IrisError as error:
-        raise InvalidRequestError(f"{name}: {error}") from None
-    except Exception as error:
+    here = platform.python_version()
+    written_by = str(header.get("python") or here)
+    minor = written_by.split(".")[:2]
+    if "run" not in line:
+        raise InvalidRequestError(str(line.get("why_not", "how to start it again was not known")))
+    if minor != here.split(".")[:2]:
         raise InvalidRequestError(
-            f"{name}: job {line.get('job_id')!r} can't be read: {type(error).__name__}: {error}"
-        ) from None
-
-
-def unexported() -> set[str]:
-    """Return the fields of jobs and requests that neither travel in a file nor are left out on purpose. For tests."""
-    of_spec = {field.name for field in fields(JobSpec)} - _SPEC.keys() - NOT_IN_FILE
-    return of_spec | {field.name for field in fields(RunRequest)} - {
-        *_RUN,
-        "spec",
-        "pickled_function",
-        "env",
-        "secrets",
-        "process",
-        "files_token",  # a secret; the job gets a new one
-    }
+            f"its function was pickled by Python {written_by}, and this is {here}: import it with Python"
+            f" {'.'.join(minor)}, or submit it again"
+        )
+    try:
+        if missing := fill_in_variables(line, given):
+            names = ", ".join(missing)
+            raise InvalidRequestError(
+                f"the values of {names} were not exported; import again with --jobs-only --env-file FILE"
+            )
+        return run_of(spec_of(line["spec"]), line["run"])
+    except IrisError:
+        raise
+    except Exception as error:  # the file may have been edited
+        raise InvalidRequestError(f"it can't be read: {type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""Finds the process that holds up its gang, by comparing all of them while none makes progress."""
+"""Finds the process that holds up its gang, by comparing the gang's processes while none makes progress."""
 
 import re
 from collections import Counter
@@ -99,7 +99,7 @@ def _few(keys: Iterable[TaskKey], all_of_them: int) -> list[TaskKey]:
 
 def _unseen(cases: Mapping[TaskKey, _Case], looks: Mapping[TaskKey, TaskLook | None]) -> None:
     for key in _few((key for key, look in looks.items() if look is None), len(looks)):
-        cases[key].add(4, "its host did not answer in time, and those of the others did")
+        cases[key].add(4, "its host did not answer in time, and the other hosts did")
 
 
 def _not_running(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook]) -> None:
@@ -117,7 +117,7 @@ def _behind(cases: Mapping[TaskKey, _Case], steps: Mapping[TaskKey, int]) -> Non
 
 
 def _elsewhere(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook]) -> None:
-    """Compare stacks: most wait in the same place, or at least in JAX, for the one that does not."""
+    """Compare stacks: most processes wait in one place, or at least in JAX, for the one that is elsewhere."""
     stacks = {key: look.stack for key, look in seen.items() if look.stack}
     if len(stacks) < 2:
         return

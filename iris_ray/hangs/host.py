@@ -1,5 +1,6 @@
 """A look of a few seconds at the processes of a task whose gang makes no progress."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -14,10 +15,12 @@ from iris_ray.processes.identity import stat_of
 from iris_ray.processes.subtree import descendants
 
 WATCHED_S = 0.5
-"""The use of CPU is measured for so long at least."""
+"""The shortest time over which the use of CPU is measured."""
 STACKS_S = 3.0
-"""py-spy may take so long. A look without stacks is worth more than one that comes too late."""
+"""The time for py-spy. A look without stacks is worth more than one that comes too late."""
 TOLD_S, TOLD_POLL_S = 1.0, 0.05
+MOST_TOLD_BYTES = 1 << 20
+"""The number of bytes that are read of the stacks that a process writes: the last ones, with its main thread."""
 MOST_FRAMES = 12
 
 _THREAD = re.compile(r'^Thread .*?(?:"(?P<name>.*)")?$')
@@ -87,7 +90,9 @@ def _told(stacks: Path, ask: Callable[[], None]) -> tuple[str, ...]:
         text, deadline = "", time.monotonic() + TOLD_S
         while time.monotonic() < deadline:
             time.sleep(TOLD_POLL_S)
-            before, text = text, stacks.read_bytes()[begin:].decode(errors="replace")
+            with stacks.open("rb") as file:  # it is the task's own, which may write to it without end
+                file.seek(max(begin, file.seek(0, os.SEEK_END) - MOST_TOLD_BYTES))
+                before, text = text, file.read(MOST_TOLD_BYTES).decode(errors="replace")
             if text and text == before:
                 break
         return told_frames(text)

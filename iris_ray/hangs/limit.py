@@ -1,6 +1,6 @@
 """After how long without a heartbeat a gang counts as hung: learned from its own steps, unless its user has set it.
 
-A process measures its `Rhythm` where it calls ``heartbeat``; the gang's `StallLimit` learns from those of all tasks.
+A process measures its `Rhythm` where it calls ``heartbeat``; the gang's `StallLimit` learns from all rhythms.
 """
 
 from collections.abc import Iterable
@@ -66,8 +66,8 @@ class StallLimit:
     def alarmed(self, step: int | None, silence_s: float) -> None:
         """Note that the gang was ended for its silence at a step.
 
-        If it comes to the same step again and is silent there once more, that may be what its program does, such as an
-        evaluation that it does not declare. So it has `FACTOR` times as long there.
+        If it is silent again at this step, its program may pause there on purpose, for an evaluation that it does not
+        declare, for example. So the limit at this step becomes `FACTOR` times the silence.
         """
         self._alarm = step, silence_s
 

@@ -27,10 +27,12 @@ from iris_ray.hangs.stragglers import Speeds
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
 
 STACKS_S = 1.0
-"""When a gang hangs, its stacks have so long to reach the logs."""
+"""The time for the stacks of a hanging gang to reach its logs."""
 LOOK_WITHIN_S = 5.0
 """How long the hosts of a hanging gang have to report its processes before these are ended."""
 LOOK_AT_MOST_S = 5.0
+ASK_AGAIN_S = 1.0
+"""How long the hosts have to report progress once more before a gang is ended."""
 
 
 class HangsInPool(PoolPart):
@@ -47,7 +49,7 @@ class HangsInPool(PoolPart):
                 case AttemptBegan(attempt):
                     self._watches[attempt] = HangWatch(attempt, self._limit_of(attempt))
                 case AttemptTold(attempt) if attempt in self._watches:
-                    self._watches[attempt].progress_made()  # saving takes time, and is no hang
+                    self._watches[attempt].progress_made()  # saving takes time, and is not a hang
                 case ProgressSeen(attempt, running, progress) if attempt in self._watches:
                     looking = self._watches[attempt].look(running, progress)
                     self.pool.background.start(looking, f"asking whether {attempt.context.id} hangs")
@@ -107,9 +109,12 @@ class HangWatch:
         silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
         if limit is None or not progress or silence <= limit or self._attempt.context.stop.asked:
             return
-        if not self._is_ending:  # finding out who is at fault takes seconds
+        if not self._is_ending:  # finding the process at fault takes seconds
             self._is_ending = True
-            await self._end(progress, silence)
+            try:
+                await self._end(progress, silence, limit)
+            finally:
+                self._is_ending = False
 
     def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
         steps = {key: found.step for key, found in progress.items() if found.step is not None}
@@ -128,19 +133,23 @@ class HangWatch:
         self._running = running
         notice = self._attempt.notices.latest
         if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
-            beats.append(now)  # the others may be waiting for those that have saved
+            beats.append(now)  # the others may be waiting for the tasks that have saved
         self._progress_at = max([self._progress_at, *beats])
         return now - self._progress_at
 
-    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
+    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float, limit: float) -> None:
+        """End the attempt, unless it makes progress while its processes are looked at."""
         last = min(progress, key=lambda key: _how_far(progress[key]))
+        said = self.limit_in_words
         found = await self._look(progress)
+        if await self._silence_now() <= limit:
+            return
         if found.culprit is not None:
             who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
         else:
             who = f"the last is {self._place.in_words(last)}, {_in_words(progress[last], progress)}"
             who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
-        reason = f"no task has made progress for {silence:.0f} s, and the limit was {self.limit_in_words}; {who}."
+        reason = f"no task has made progress for {silence:.0f} s, and the limit was {said}; {who}."
         reason += " What each was doing is in its log"
         if self._limit.is_learned:
             self._limit.alarmed(_furthest(progress), silence)
@@ -151,8 +160,14 @@ class HangWatch:
             found.culprit or last, result, reason, held_up=found.culprit is not None
         )
 
+    async def _silence_now(self) -> float:
+        """Ask the tasks once more. Return the seconds since any made progress."""
+        context = self._attempt.context
+        answers = context.by_task(await context.ask_within(ASK_AGAIN_S, SliceActor.progress, context.id))
+        return self._silence(self._running, {key: one for key, one in answers.items() if isinstance(one, Progress)})
+
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
-        """Have all tasks print their stacks, and compare what they do; within `LOOK_WITHIN_S` and a second."""
+        """Have all tasks print their stacks, and compare their activity, within `LOOK_WITHIN_S` and a second."""
         printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
         answers = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
         await printed

@@ -21,10 +21,10 @@ from iris_ray.preflight.calls import Link, PreflightCalls
 LEAST_MEMORY_BYTES = 512 << 20
 """A host with less free memory can't hold another task process."""
 DISK_BYTES, DISK_S = 1 << 20, 3.0
-"""Writing and reading so many bytes must not take so long."""
+"""The size of a file, and the longest time to write and read it."""
 PINGS = 5
 PIECES, PIECE_BYTES = 16, 64 << 10
-"""A link carries so many pieces at a time. Ray sends a larger piece by way of its object store."""
+"""The pieces that a link carries at a time, and their size. Ray sends larger ones through its object store."""
 
 
 def problem_of(directory: Path, devices: Devices | None, ledger: ProcessLedger) -> str | None:

@@ -12,13 +12,14 @@ from typing import IO, Any, NoReturn, Unpack
 import click
 
 from iris_ray.actors.protocol.services import module_of
-from iris_ray.cli.address import Head, Sent, words_for_head
+from iris_ray.cli.address import Sent, words_for_head
 from iris_ray.cli.conventions import (
     FAILED,
     INTERRUPTED,
     OK,
     confirm,
     on_a_terminal,
+    private_file,
     really_cancel,
     say_error,
 )
@@ -32,8 +33,11 @@ PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
 
 
-class DashboardHead(Head):
-    """A head behind a dashboard.
+class DashboardHead:
+    """The head of a cluster of which only the dashboard's port is reachable.
+
+    ``words`` are those of a command of ``iris-ray``, which runs there as this user. ``NoReturn`` methods end this
+    command with that one's exit code.
 
     Args:
         address: the URL of the dashboard.
@@ -51,9 +55,24 @@ class DashboardHead(Head):
     def run(
         self, words: Sequence[str], *, takes_input: bool = False, on_terminal: bool = False, **sent: Unpack[Sent]
     ) -> NoReturn:
+        """Run a command with this command's stdout and stderr.
+
+        Args:
+            words: the command.
+            takes_input: whether it also gets this command's stdin.
+            on_terminal: whether it runs on this terminal.
+            sent: what is sent with it.
+        """
         raise click.exceptions.Exit(self._code(words, None, takes_input, on_terminal, says=False, **sent))
 
     def run_in_directory(self, target: str, named: str | None, **sent: Unpack[Sent]) -> NoReturn:
+        """Send a directory, and run this command in it as it was typed.
+
+        Args:
+            target: the word of this command that may be a script of the directory.
+            named: the directory that the user has named; None: the current one, without secrets and data.
+            sent: what else is sent.
+        """
         path = Path(named or ".")
         there = _program(target, path)[-1]
         words = [there if word == target else word for word in words_for_head()]
@@ -64,21 +83,22 @@ class DashboardHead(Head):
         raise click.exceptions.Exit(code)
 
     def read(self, words: Sequence[str], to: IO[bytes]) -> int:
+        """Run a command, write its stdout to a file, and return its exit code."""
         return self._code(words, to)
 
     def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
-        part = path.with_name(f".{path.name}.part")
-        try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                code = self.read(words, file)
-            if code == OK:
-                part.rename(path)
-                click.echo(f"{path}: {path.stat().st_size} bytes")
-        finally:
-            part.unlink(missing_ok=True)
-        raise click.exceptions.Exit(code)
+        """Run a command, and write its stdout to a new file here, unless the command fails."""
+        with private_file(path, "wb") as file:
+            if (code := self.read(words, file)) != OK:
+                raise click.exceptions.Exit(code)
+        click.echo(f"{path}: {path.stat().st_size} bytes")
+        raise click.exceptions.Exit(OK)
 
     def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
+        """Forward a port of this machine, or any free one for 0, to a port of the head, which a command forwards there.
+
+        ``remote`` is the port beside the task, for messages.
+        """
         from iris_ray.cli.streams import wait_for
 
         raise click.exceptions.Exit(wait_for(self._forward(words, local, remote)))
@@ -159,6 +179,7 @@ class DashboardHead(Head):
         as_json: bool,
         **sent: Unpack[Sent],
     ) -> None:
+        """Send a directory, and run a script or program in it as a job of Ray's job API; print its id."""
         directory, fields = Path(named or "."), dict[str, Any](sent)
         run_id = fields.pop("run_id")
         command = [*_program(target, directory), *arguments]
@@ -171,7 +192,11 @@ class DashboardHead(Head):
         if follow:
             self._follow(submitted)
 
+    # If there is no such job of Ray's job API, the head runs the command as it was typed.
+
     def logs(self, job: str, follow: bool) -> None:
+        """Print the output of a job."""
+
         def show() -> None:
             if follow:
                 self._follow(job)
@@ -181,6 +206,8 @@ class DashboardHead(Head):
         self._if_rays(job, show)
 
     def status(self, job: str, as_json: bool) -> None:
+        """Print the status of a job."""
+
         def show() -> None:
             found = self._jobs.status(job)
             if as_json:
@@ -193,6 +220,8 @@ class DashboardHead(Head):
         self._if_rays(job, show)
 
     def cancel(self, job: str, yes: bool, as_json: bool) -> None:
+        """Stop a job."""
+
         def stop() -> None:
             before = self._jobs.status(job)
             stopped = False

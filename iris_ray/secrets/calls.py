@@ -1,4 +1,4 @@
-"""What the service of secrets answers."""
+"""Calls of the service of secrets."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,8 +15,8 @@ class SecretStatus:
     """A secret of the cluster's store, without its value.
 
     Attributes:
-        secret: what is known of it.
-        jobs: the ids of the jobs that use it and have not ended.
+        secret: its metadata.
+        jobs: the ids of the unfinished jobs that use it.
     """
 
     secret: StoredSecret
@@ -37,18 +37,18 @@ class SecretCalls(Protocol):
     async def set_secret(
         self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
     ) -> tuple[StoredSecret, StoredSecret | None]:
-        """Set a secret of the store. Return it, and what it has replaced, both without their values.
+        """Set a secret of the store. Return it and the secret that it replaces, both without their values.
 
         Args:
-            name: by which jobs ask for it.
+            name: the name by which jobs request it.
             value: its text in UTF-8.
-            users, teams: whose jobs may use it; both empty: all jobs.
-            user: who sets it.
+            users, teams: the users and teams whose jobs may use it; both empty: all jobs.
+            user: the user who sets it.
 
         Raises:
-            InvalidRequestError: the name or the value can't be one.
-            SecretStoreError: it can't be written. What was there before stays.
-            NotPermittedError: the user is no operator.
+            InvalidRequestError: the name or the value is invalid.
+            SecretStoreError: it can't be written. The earlier secret stays.
+            NotPermittedError: the user is not an operator.
         """
 
     async def remove_secret(self, name: str, user: str) -> None:
@@ -57,7 +57,7 @@ class SecretCalls(Protocol):
         Raises:
             SecretNotFoundError: there is none of that name.
             SecretStoreError: it can't be removed.
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def stored_secret(self, job_id: str, name: str, sender: "PoolProcess") -> bytes:

@@ -46,9 +46,9 @@ def secrets() -> None:
 def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence[str], teams: Sequence[str]) -> None:
     """Set the secret NAME, or give it a new value: from stdin, or from a file.
 
-    On a terminal it asks for the value, and shows nothing of it. The next attempt of each job gets the new value; what
-    runs keeps the old one. Without --user and --team all jobs may use it, also if it was restricted before. Only
-    operators may do this.
+    On a terminal it asks for the value, and shows nothing of it. The next attempt of each job gets the new value;
+    running tasks keep the old one. Without --user and --team all jobs may use it, even if it was restricted before.
+    Only operators may do this.
     """
     from iris_ray.client.connection import current_user
 
@@ -56,8 +56,8 @@ def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence
     require_audience(users, teams)
     if rest:
         raise InvalidRequestError(
-            "the value is no argument, since the shell's history and ps show those: give it by stdin, or by --from-file"
-            f" FILE. What was typed may be in the shell's history now: iris-ray cluster secrets set {name}"
+            "the value can't be an argument, as the shell's history and ps show arguments: give it by stdin, or by"
+            f" --from-file FILE. What was typed may be in the shell's history now: iris-ray cluster secrets set {name}"
         )
     value = _read(name, from_file)
     text_of(value)
@@ -72,6 +72,8 @@ def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence
 
 def _read(name: str, path: Path | None) -> bytes:
     """Return the value from a file, from the terminal or from stdin."""
+    if path is None and sys.stdin is None:
+        raise InvalidRequestError("stdin is closed; give the value by stdin, or by --from-file FILE")
     if path is None and sys.stdin.isatty():
         typed: str = click.prompt(f"Value of {name}", hide_input=True, confirmation_prompt=True, err=True)
         return typed.encode(errors="surrogateescape")

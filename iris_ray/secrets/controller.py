@@ -25,14 +25,15 @@ class SecretsInController(ControllerPart):
         self._store = SecretStore(controller.directory)
 
     async def admit(self, spec: JobSpec) -> None:
-        """Refuse a job if one of its secrets is missing, or is for others. Raise like `SecretStore.require`."""
-        await self.in_thread(self._store.require, spec.stored_secrets, spec.user, spec.team)
+        """Refuse a job if one of its secrets is missing, or is for others. Raise like `SecretStore.value`."""
+        for name in spec.stored_secrets:
+            await self.in_thread(self._store.value, name, spec.user, spec.team)
 
     async def list_secrets(self) -> list[SecretStatus]:
         found = await self.in_thread(self._store.listed)
         users: dict[str, list[str]] = {}
         for job_id, job in self.controller.state.jobs.items():
-            for name in () if job.state.finished else job.spec.stored_secrets:
+            for name in job.spec.stored_secrets if job.over is None else ():
                 users.setdefault(name, []).append(job_id)
         return [SecretStatus(secret, tuple(users.get(secret.name, ()))) for secret in found]
 

@@ -27,7 +27,7 @@ def text_of(value: bytes) -> str:
         text = value.decode()
     except UnicodeDecodeError:
         raise InvalidRequestError(
-            "the value is no text in UTF-8, and a variable can't hold anything else; encode it, for example with"
+            "the value is not text in UTF-8, and a variable can't hold anything else; encode it, for example with"
             " base64, and decode it in the task"
         ) from None
     SecretValue(text, as_file=True)

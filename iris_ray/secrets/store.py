@@ -25,7 +25,7 @@ MOST_SECRETS = 1000
 MOST_FILE_BYTES = MOST_BYTES + (256 << 10)
 """The limit for a file: a value in UTF-8, and the line before it."""
 UNFINISHED_S = 60.0
-"""A file that has been unfinished for so long was left by a process that is gone."""
+"""The age in seconds from which an unfinished file counts as left by a process that is gone."""
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -33,7 +33,7 @@ class SecretStore:
     """The secrets of one cluster.
 
     Args:
-        parent: returns the directory in which the store's directory is made; None: there is no place for one.
+        parent: returns the directory for the store's own directory; None: there is no place for one.
         clock: returns seconds since the epoch.
     """
 
@@ -43,11 +43,7 @@ class SecretStore:
         self._lock = threading.Lock()
 
     def listed(self) -> list[StoredSecret]:
-        """Return all secrets by name, those that can't be read with the reason.
-
-        Raises:
-            SecretStoreError: the directory can't be read.
-        """
+        """Return all secrets by name, with the reason if one can't be read; see `SecretCalls.list_secrets`."""
         found = []
         for name in self._names():
             try:
@@ -61,18 +57,7 @@ class SecretStore:
     def put(
         self, name: str, value: bytes, users: tuple[str, ...], teams: tuple[str, ...], user: str
     ) -> tuple[StoredSecret, StoredSecret | None]:
-        """Set a secret. Return it, and what it has replaced.
-
-        Args:
-            name: by which jobs ask for it.
-            value: its text in UTF-8.
-            users, teams: whose jobs may use it; both empty: all jobs.
-            user: who sets it.
-
-        Raises:
-            InvalidRequestError: the name or the value can't be one.
-            SecretStoreError: it can't be written. What was there before stays.
-        """
+        """Set a secret; see `SecretCalls.set_secret`."""
         require_secret_name(name)
         text_of(value)
         require_audience(users, teams)
@@ -97,12 +82,7 @@ class SecretStore:
         return secret, before
 
     def remove(self, name: str) -> None:
-        """Remove a secret, also one that can't be read.
-
-        Raises:
-            SecretNotFoundError: there is none.
-            SecretStoreError: it can't be removed.
-        """
+        """Remove a secret, even one that can't be read; see `SecretCalls.remove_secret`."""
         require_secret_name(name)
         with self._lock, self._failing(f"the secret {name} was not removed"):
             try:
@@ -111,19 +91,14 @@ class SecretStore:
                 raise self._unknown(name) from None
             _sync(self._directory())
 
-    def require(self, names: tuple[str, ...], user: str, team: str) -> None:
-        """Refuse a job that asks for these secrets, if it can't have them all.
+    def value(self, name: str, user: str, team: str) -> bytes:
+        """Return the value of a secret for a job of that user and team.
 
         Raises:
             InvalidRequestError, SecretNotFoundError: there is no such secret.
-            NotPermittedError: one is for others.
-            SecretStoreError: one can't be read.
+            NotPermittedError: it is for others.
+            SecretStoreError: it can't be read.
         """
-        for name in names:
-            self.value(name, user, team)
-
-    def value(self, name: str, user: str, team: str) -> bytes:
-        """Return the value of a secret for a job of that user and team. Raise as `require` does."""
         require_secret_name(name)
         secret, value = self._read(name)
         secret.require_for(user, team)
@@ -200,12 +175,12 @@ class SecretStore:
 def _require_private(path: Path, found: os.stat_result, is_kind: Callable[[int], bool], kind: str, mode: int) -> None:
     """Refuse a file or directory that others could read or change."""
     if not is_kind(found.st_mode):
-        why, advice = f"is no {kind}", "move it away"
+        why, advice = f"is not a {kind}", "move it away"
     elif found.st_uid != os.geteuid():
         why, advice = "belongs to another account", "have it belong to the account that runs Ray, or move it away"
     elif found.st_mode & OTHERS:
         why = f"is open to other accounts (mode {stat.S_IMODE(found.st_mode):04o})"
-        advice = f"if nobody else has read it: chmod {mode:o} {path}; else set new secrets, too"
+        advice = f"if nobody else has read it: chmod {mode:o} {path}; else set new secrets as well"
     else:
         return
     raise SecretStoreError(f"the store of secrets is not used: {path} on the head {why}; {advice}")

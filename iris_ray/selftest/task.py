@@ -58,7 +58,7 @@ def devices() -> dict[str, Any]:
 
 
 def replay() -> tuple[bool, str]:
-    """Have all devices of the gang compute the same; return whether they agree in every bit, and that in words."""
+    """Run one computation on all devices of the gang; return whether all bits agree, and the report in words."""
     import iris_ray.jax
 
     iris_ray.jax.initialize()
@@ -81,12 +81,12 @@ def crash() -> None:
 
 
 def leave_a_daemon(seconds: str) -> None:
-    """Start a process that leaves this task's process tree, and sleeps for so many seconds."""
+    """Start a process that leaves this task's process tree, and sleeps for some seconds."""
     subprocess.run(["sh", "-c", f"setsid sleep {float(seconds)} >/dev/null 2>&1 &"], check=True)
 
 
 def daemons(seconds: str) -> int:
-    """Return how many such processes run on this host, after `ENDING_S` for those that are being ended."""
+    """Return the number of such processes on this host, after at most `ENDING_S` in which they may be ended."""
     command, end = ["sleep", str(float(seconds))], time.monotonic() + ENDING_S
     while found := sum(bool(process.info["cmdline"] == command) for process in psutil.process_iter(["cmdline"])):
         if time.monotonic() > end:

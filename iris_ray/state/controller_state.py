@@ -270,6 +270,7 @@ class ControllerState:
             self._table.forget_old(self._allocations)
 
     def _job_submitted(self, event: JobSubmittedEvent, change: Change) -> None:
+        self.job_groups.begin_again(event.spec)
         if event.spec.job_id not in self.jobs:
             self._successors.require_known(event.spec)
             self.job_groups.require_equal(event.spec)

@@ -17,7 +17,7 @@ from iris_ray.state.instructions import Change
 from iris_ray.state.job_table import JobTable
 
 COMPLETE_S = 300.0
-"""Seconds from the submission of a group's first job within which all its jobs must be submitted."""
+"""Seconds from the submission of one of a group's jobs within which the next one must be submitted."""
 MOST_OF_AN_ERROR = 300
 """The number of characters that are quoted of another job's error."""
 
@@ -42,10 +42,11 @@ class JobGroups:
             raise IllegalTransitionError(why)
 
     def mismatch(self, spec: JobSpec) -> str | None:
-        """Return why a job is inconsistent with the submitted jobs of its group, or None."""
+        """Return why a job is inconsistent with the unfinished jobs of its group, or None."""
         assert spec.group is not None
         for job_id in spec.group.job_ids.values():
-            if (other := self._table.jobs.get(job_id)) is not None and _common(other.spec) != _common(spec):
+            other = self._table.jobs.get(job_id)
+            if other is not None and not other.state.finished and _common(other.spec) != _common(spec):
                 return f"job {spec.job_id} and {job_id} of group {spec.group.name} differ in group, user, team or band"
         return None
 
@@ -79,9 +80,32 @@ class JobGroups:
             if job is None or not job.forms_group or job.state.finished:
                 continue
             assert job.spec.group is not None
+            if max(one.submitted_at for one in self._known(job)) + COMPLETE_S > change.now:
+                continue  # the latest of its jobs has a deadline of its own
             if missing := [name for name, one in job.spec.group.members if one not in self._table.jobs]:
                 reason = f"{', '.join(missing)} of its group {job.spec.group.name} was not submitted in time"
                 self._ends.end_job(job, reason, change)
+
+    def is_submitted_again(self, spec: JobSpec) -> bool:
+        """Return whether a job's group has ended before its start, and another pool now submits it again.
+
+        So an import can be repeated that was interrupted, or of which a job was refused.
+        """
+        job = self._table.jobs.get(spec.job_id)
+        return (
+            job is not None
+            and job.state.finished
+            and job.forms_group
+            and job.spec.owner != spec.owner
+            and (job.spec.group, job.spec.user) == (spec.group, spec.user)
+        )
+
+    def begin_again(self, spec: JobSpec) -> None:
+        """Forget the ended jobs of a group that is submitted again."""
+        if self.is_submitted_again(spec):
+            for job in self._known(self._table.jobs[spec.job_id]):
+                if job.state.finished:
+                    self._table.remove(job.spec.job_id)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

@@ -249,14 +249,16 @@ class JobTable:
         self.yielding.pop(job_id, None)
         self.queue_changed(job_id)
 
-    def remove(self, job_id: str) -> None:
-        """Remove a dropped spare, which has not finished."""
+    def remove(self, job_id: str) -> Job:
+        """Remove a job that holds no resources, and return it."""
         job = self.jobs.pop(job_id)
+        self._finished_bytes -= self.finished.pop(job_id, 0)
         self.all_changed(job)
         self._remove_from_groups(job.spec)
         self.yielding.pop(job_id, None)
         self.event_log.forget(job_id)
         self.queue_changed(job_id)
+        return job
 
     def forget_old(self, allocations: Allocations) -> None:
         """Forget the jobs that finished first, once their attempts hold no resources.
@@ -277,11 +279,7 @@ class JobTable:
             if not allocations.of(job_id):
                 forgotten.append(job_id)
         for job_id in forgotten:
-            self._finished_bytes -= self.finished.pop(job_id)
-            self.event_log.forget(job_id)
-            job = self.jobs.pop(job_id)
-            self.all_changed(job)
-            self.forgotten.extend(times_of_forgotten(job))
+            self.forgotten.extend(times_of_forgotten(self.remove(job_id)))
 
     def _add_to_groups(self, spec: JobSpec) -> None:
         if spec.coscheduling:

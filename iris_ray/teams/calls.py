@@ -32,14 +32,14 @@ class TeamChips:
 
 @dataclass(frozen=True, slots=True)
 class TeamStatus:
-    """A team, and what it has.
+    """A team, its use and its jobs.
 
     Attributes:
         name, quotas, weight, users: as operators have set them. The name is empty for all jobs without a team.
         chips: by type, for each type with any quota.
         running, waiting: unfinished jobs of this team itself, not of its parts: with hosts, and all others.
         share: the largest share of any resource of the cluster that the team and its parts hold, from 0 to 1.
-        counted: the same including past usage.
+        counted: like ``share``, with past usage.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TeamsStatus:
 
     Attributes:
         version: see `Teams.version`.
-        teams: in the order of their names, after the jobs without a team; nothing if there are no teams.
+        teams: in the order of their names, after the jobs without a team; empty without teams.
         fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
     """
 
@@ -87,12 +87,12 @@ class TeamCalls(Protocol):
         Args:
             whose: the user, or `EVERYBODY`.
             bands: the bands in which to set them.
-            limits: those that are None stay unchanged.
+            limits: the new limits; None leaves a limit unchanged.
             reset: whether to remove the limits that were set before.
-            user: who sets them.
+            user: the user who sets them.
 
         Raises:
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def list_teams(self) -> TeamsStatus:
@@ -102,11 +102,11 @@ class TeamCalls(Protocol):
         """Replace the whole tree of teams. Return it as `list_teams` does.
 
         Args:
-            teams: all teams; none: there are no teams any more.
+            teams: all teams; empty removes all teams.
             instead_of: the version of the tree that they replace, see `Teams.version`.
-            user: who sets them.
+            user: the user who sets them.
 
         Raises:
-            InvalidTeamsError: they don't go together, or replace another tree than the present one.
-            NotPermittedError: the user is no operator.
+            InvalidTeamsError: they are inconsistent, or the present tree has another version.
+            NotPermittedError: the user is not an operator.
         """

@@ -27,7 +27,7 @@ _FREE = "(no team)"
 
 @click.group(cls=Commands, sections=section_of("team"))
 def team() -> None:
-    """Teams and their quotas: who may have how many chips, and what others use of them meanwhile.
+    """Teams and their quotas: the chips that each may have, and how much of that others use meanwhile.
 
     \b
       iris-ray team show
@@ -49,8 +49,8 @@ def show(team: str | None, as_toml: bool, as_json: bool) -> None:
       iris-ray team show research                 research and its parts
       iris-ray team show --toml | tee teams.toml
 
-    QUOTA of a team includes its parts'. BORROWED is what it uses beyond it, and LENT what it leaves unused and others
-    use. RUNNING and WAITING count its own jobs, not those of its parts. SHARE is the largest share of any resource of
+    QUOTA of a team includes its parts'. BORROWED is its use beyond the quota, and LENT the part that others use of it.
+    RUNNING and WAITING count its own jobs only, without its parts'. SHARE is the largest share of any resource of
     the cluster that it holds now and has held in the past hours, 1 for the whole cluster during an hour.
     """
     if as_toml and (as_json or team is not None):
@@ -126,7 +126,7 @@ def _amount(chips: float, nothing: str = "-") -> str:
 @yes_option
 @address_option
 def apply(file: Path, dry_run: bool, yes: bool) -> None:
-    """Replace the whole tree of teams by that of a file. An empty file removes all teams.
+    """Replace the whole tree of teams by the tree in a file. An empty file removes all teams.
 
     \b
       iris-ray team show --toml | tee teams.toml  what is set now
@@ -165,7 +165,7 @@ def _read(file: Path) -> tuple[Teams, str | None]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidRequestError(f"the file {file} can't be read: {why}") from None
     try:
         return read_teams(text)
@@ -174,7 +174,7 @@ def _read(file: Path) -> tuple[Teams, str | None]:
 
 
 def differences(found: TeamsStatus, teams: Teams) -> Iterator[str]:
-    """Yield what would change if these teams replaced those that are set, a line for each team."""
+    """Yield the changes that these teams would make, a line for each team."""
     before, have = found.tree(), {one.name: one for one in found.teams}
     for name in sorted({*before.by_name, *teams.by_name}):
         old, new = before.by_name.get(name), teams.by_name.get(name)

@@ -13,7 +13,7 @@ SERVICE: Final = Service(
         ),
         "team show": Command("iris_ray.teams.cli:show", "Teams: their quotas, and what each uses, borrows and lends."),
         "team apply": Command(
-            "iris_ray.teams.cli:apply", "Replace the tree of teams by that of a file; shows the difference first."
+            "iris_ray.teams.cli:apply", "Replace the tree of teams by the tree in a file; shows the difference first."
         ),
         "cluster limits": Command("iris_ray.teams.limits:limits", "How much each user has and may have, or set it."),
     },

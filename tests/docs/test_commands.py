@@ -109,5 +109,5 @@ def test_command_in_backticks_exists(page: Path) -> None:
 def test_every_command_is_in_the_guide() -> None:
     """Under one of its names: a daily command has a short one."""
     lines = [shlex.split(line, comments=True)[1:] for _, line in shell_lines() if line.startswith("iris-ray ")]
-    shown = {COMMANDS[path] for words in lines for path in (" ".join(words[:2]), words[0]) if path in COMMANDS}
+    shown = {COMMANDS[path] for words in lines for path in (" ".join(words[:n]) for n in (3, 2, 1)) if path in COMMANDS}
     assert [path for path, command in COMMANDS.items() if path not in GROUPS and command not in shown] == []

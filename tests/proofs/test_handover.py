@@ -13,7 +13,7 @@ from iris_ray.actors.controller.journal import Journal
 from iris_ray.goodput.calls import UserDay
 from iris_ray.goodput.sums import ChipState, Sums
 from iris_ray.handover.controller import HandedOver, hand_over, taken_over
-from iris_ray.handover.file import END, read, spec_in, written
+from iris_ray.handover.file import END, read, spec_of, written
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import TimeKind
 from iris_ray.model.job_spec import JobSpec
@@ -87,7 +87,7 @@ def test_export_of_import_equals_the_export(
     assert new.limits.table == world.state.limits.table
     assert new.settings.was_set == world.state.settings.was_set
 
-    specs = {line["job_id"]: spec_in(line, "the file") for line in export.lines["job"]}
+    specs = {line["job_id"]: spec_of(line["spec"]) for line in export.lines["job"]}
     left = {id_: job for id_, job in world.state.jobs.items() if job.over is None and job.spec.spare_for is None}
     assert specs.keys() == left.keys()
     for job_id, spec in specs.items():

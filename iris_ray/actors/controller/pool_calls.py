@@ -50,7 +50,7 @@ class PoolCalls(ControllerProcess):
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
         known = self._state.jobs.get(spec.job_id)
-        if known is None:
+        if known is None or self._state.job_groups.is_submitted_again(spec):
             team = self._state.teams.teams.team_for(spec.user, spec.team or None)
             spec = spec if team == spec.team else replace(spec, team=team)
             await self._services.admit(spec)
@@ -72,7 +72,8 @@ class PoolCalls(ControllerProcess):
             return
         if (why := self._state.job_groups.mismatch(spec)) is not None:
             raise InvalidJobError(why)
-        there = [self._state.jobs[i] for i in spec.group.job_ids.values() if i in self._state.jobs]
+        known = (self._state.jobs.get(job_id) for job_id in spec.group.job_ids.values())
+        there = [job for job in known if job is not None and not job.state.finished]
         if len(there) + 1 < len(spec.group.members) or self._board.brings_slices:
             return  # some are still to come, or somebody brings more slices
         if (why := never_fits([*(job.spec for job in there), spec], self._state.workers.values())) is not None:

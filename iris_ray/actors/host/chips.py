@@ -11,11 +11,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
-from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.settings import HOST_DIR
+
+if TYPE_CHECKING:  # `iris-ray doctor` sends this module to hosts that may have no iris_ray
+    from iris_ray.actors.host.ledger import ProcessLedger
 
 # -- libtpu's lock -----------------------------------------------------------------------------------------------------
 # libtpu holds a POSIX write lock on a file while a process uses the chips. The kernel drops the lock when the process
@@ -24,7 +27,7 @@ from iris_ray.settings import HOST_DIR
 # `lock_holder` or `find_holders`.
 
 # struct flock: short l_type, short l_whence, off_t l_start, off_t l_len, pid_t l_pid.
-_FLOCK = struct.Struct("hhqqi4x")
+_FLOCK = "hhqqi4x"
 
 TO_ASK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags that open the file without blocking. Another user may have put a FIFO there, which would wait for a writer."""
@@ -74,8 +77,8 @@ def blocks(lock: Path) -> bool:
 
 def _other_holder(descriptor: int) -> int | None:
     """Return the pid of the process whose lock would refuse us a write lock. The kernel ignores our own locks."""
-    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    question = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
     return None if kind == fcntl.F_UNLCK else max(pid, NO_PID)  # -1: several processes share the lock
 
 
@@ -145,7 +148,7 @@ class Holders:
     hidden: int = 0
 
 
-def find_holders(devices: Devices, ledger: ProcessLedger | None = None) -> Holders:
+def find_holders(devices: Devices, ledger: "ProcessLedger | None" = None) -> Holders:
     """Return the processes that hold the lock or a chip now. Without a ledger none counts as ours."""
     lock_pid = lock_holder(devices.lock)
     chip_pids, hidden = _pids_with_open_chips(devices.chips) if devices.chips else (set[int](), 0)
@@ -153,13 +156,14 @@ def find_holders(devices: Devices, ledger: ProcessLedger | None = None) -> Holde
     return Holders(tuple(describe(pid, ledger) for pid in pids), hidden)
 
 
-def describe(pid: int, ledger: ProcessLedger | None) -> Holder:
+def describe(pid: int, ledger: "ProcessLedger | None") -> Holder:
     """Return the name and start of a process that holds the lock or a chip, as far as they can be seen."""
     if pid == NO_PID:
         return Holder(pid)
     try:
         process = psutil.Process(pid)
-        return Holder(pid, process.name(), process.create_time(), ledger is not None and ledger.owns(pid))
+        name = process.name().encode(errors="surrogateescape").decode(errors="replace")  # cut inside a character
+        return Holder(pid, name, process.create_time(), ledger is not None and ledger.owns(pid))
     except psutil.Error:
         return Holder(pid)  # it has just ended
 
@@ -221,7 +225,7 @@ class NotFree:
     ours: bool = False
 
 
-def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = RELEASE_S) -> NotFree | None:
+def wait_until_free(devices: Devices, ledger: "ProcessLedger", timeout_s: float = RELEASE_S) -> NotFree | None:
     """Wait until no process holds the chips, for ``timeout_s`` seconds at most. Return None, or why they are not free.
 
     Remove a lock file that no process holds and that libtpu can't open. Other lock files stay.
@@ -256,7 +260,7 @@ def _listed(holders: Sequence[Holder]) -> str:
     return ", ".join(str(holder) for holder in holders)
 
 
-def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
+def remove_if_it_blocks(lock: Path, ledger: "ProcessLedger") -> NotFree | None:
     """Remove a lock file that no process holds and that libtpu can't open, such as another user's of mode 0644.
 
     Returns:
@@ -279,13 +283,13 @@ def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
         if error.errno in (errno.EAGAIN, errno.EACCES) and (pid := lock_holder(lock)) is not None:
             return in_use([describe(pid, ledger)])
         return NotFree(
-            f"libtpu can't open {lock}, which belongs to {_owner(lock)}, and iris_ray can't remove it"
+            f"libtpu can't open {lock}, which belongs to {owner_of(lock)}, and iris_ray can't remove it"
             f" ({error.strerror}): if no process uses the chips, sudo rm {lock}"
         )
     return None
 
 
-def _owner(path: Path) -> str:
+def owner_of(path: Path) -> str:
     try:
         return pwd.getpwuid(path.stat().st_uid).pw_name
     except (OSError, KeyError):

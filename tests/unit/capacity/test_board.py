@@ -1,12 +1,13 @@
 """What people are told of the slices that provisioners have asked for."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
 from iris_ray.capacity.board import KEPT_S, MISSED_S, CapacityBoard, capacity_rows
 from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
-from iris_ray.errors import ProvisionerTakenError
+from iris_ray.errors import InvalidRequestError, ProvisionerTakenError
 from iris_ray.model.plain_values import plain
 
 EPOCH = 1.7e9
@@ -79,6 +80,14 @@ def test_provisioners_name_belongs_to_process_until_silence_or_end() -> None:
     board.lease("iris", "process 2 of b", 180.0)
     board.lease("iris", "process 2 of b", 0.0)
     board.lease("iris", "process 3 of c", 180.0)
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1.0, math.nan, math.inf])
+def test_provisioners_name_is_not_leased_for_ever(seconds: float) -> None:
+    board, _ = board_with()
+    with pytest.raises(InvalidRequestError, match="give seconds, 0 or more, 259200 at most"):
+        board.lease("iris", "mallory", seconds)
+    board.lease("iris", "process 1 of a", 180.0)
 
 
 def test_provisioner_is_overdue_unless_it_ended_in_order() -> None:

@@ -488,6 +488,26 @@ def test_second_provisioner_of_one_name_waits_for_the_first(
     assert jobs.holder is not None, "the waiting one's end does not end the other's lease"
 
 
+def test_slow_turn_asks_for_nothing_once_another_has_the_name(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs.demand, now = (1,), [0.0]
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: now[0])
+    monkeypatch.setattr(provisioner_module, "time", clock)
+    provisioner = make(server, jobs)
+    look = jobs.look
+
+    def look_slowly() -> Any:
+        now[0] += 1000.0
+        jobs.holder = "process 2 of b"
+        return look()
+
+    monkeypatch.setattr(jobs, "look", look_slowly)
+    with pytest.raises(ProvisionerTakenError, match="process 2 of b"):
+        provisioner.turn()
+    assert server.count("CreateQueuedResource") == 0
+
+
 def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> None:
     jobs = Jobs()
     jobs.lease("iris", "process 1 of a", 60.0)

@@ -16,9 +16,9 @@ from iris_ray.actors.host import announced_end
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
-from iris_ray.cli import this_node
+from iris_ray.cli import give_notice
 from iris_ray.cli.conventions import FAILED, USAGE
-from iris_ray.cli.this_node import LocalNode
+from iris_ray.cli.give_notice import LocalNode
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import SUB_SLICE
 from tests.support.controller_in_process import ControllerInProcess
@@ -156,7 +156,7 @@ def this_machine(bare_cluster: ControllerInProcess, tmp_path: Path, monkeypatch:
     """Host 0 of v4-16-0, as the machine that the command runs on. Ray takes every drain."""
     node = LocalNode(bare_cluster.node_id("v4-16-0", 0), "10.0.0.1:6379", tmp_path / "here", takes_jobs=True)
     (tmp_path / "here" / "tasks").mkdir(parents=True)
-    monkeypatch.setattr(this_node, "local_nodes", lambda: iter([node]))
+    monkeypatch.setattr(give_notice, "local_nodes", lambda: iter([node]))
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: None)
     return node
 
@@ -232,7 +232,7 @@ def test_notice_here_tells_tasks_even_if_ray_does_not_answer(
 def test_notice_here_where_ray_is_another_users_waits(
     bare_cluster: ControllerInProcess, this_machine: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(this_node, "local_nodes", lambda: iter([replace(this_machine, directory=None)]))
+    monkeypatch.setattr(give_notice, "local_nodes", lambda: iter([replace(this_machine, directory=None)]))
     began = time.monotonic()
     done = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", code=FAILED)
     assert "the tasks here can't be seen" in done.stderr
@@ -245,7 +245,7 @@ def test_notice_here_where_ray_is_another_users_waits(
 def test_notice_here_needs_one_node_of_ray(
     bare_cluster: ControllerInProcess, this_machine: LocalNode, nodes: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(this_node, "local_nodes", lambda: iter([this_machine] * nodes))
+    monkeypatch.setattr(give_notice, "local_nodes", lambda: iter([this_machine] * nodes))
     assert said in bare_cluster.iris("host", "give-notice", "here", code=USAGE).stderr
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.cli.this_node import LocalNode, local_nodes, this_node
+from iris_ray.cli.give_notice import LocalNode, local_nodes, this_node
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.settings import HOST_DIR
 

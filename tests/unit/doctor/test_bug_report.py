@@ -15,8 +15,9 @@ def test_report_of_failed_job_names_its_first_cause(
     job = world.start("train-1a2b3c4d")
     world.prints(job, 1, "farewell\n")
     world.fail(job, 1, "was killed by SIGKILL")
-    done = world.iris("bug-report", job)
     path = tmp_path / f"{job}.report.txt"
+    path.write_text("of yesterday, for everybody")
+    done = world.iris("bug-report", job)
     report = path.read_text()
     assert f"{path.name}: {len(report.splitlines())} lines" in done.stdout
     assert path.stat().st_mode & 0o077 == 0, "for the person alone, until they have read it"

@@ -3,11 +3,9 @@
 import http.server
 import json
 import os
-import pwd
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import tomllib
@@ -21,24 +19,19 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.calls.service_parts import ServiceHealth
-from iris_ray.actors.host.chips import Devices, host_devices
+from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
 from iris_ray.cli.conventions import NO_CLUSTER
 from iris_ray.cli.printing import Level
 from iris_ray.doctor import host_look, machine
 from iris_ray.doctor.cluster import (
-    check_clock,
+    check_about,
     check_controller,
-    check_history,
     check_hosts,
     check_quarantine,
-    check_services,
-    check_set_aside,
 )
-from iris_ray.doctor.google import check_chips, check_credentials
-from iris_ray.doctor.host_look import device_places, foreign_lock
 from iris_ray.doctor.hosts import Host, check_answers, named
-from iris_ray.doctor.machine import check_metadata, check_ports, check_user
+from iris_ray.doctor.machine import check_chips, check_credentials, check_metadata, check_ports, check_user
 from iris_ray.metadata.watch import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.model.containment import SetAside
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
@@ -140,10 +133,10 @@ def test_doctor_warns_of_users_sharing_one_name(environ: dict[str, str], user: s
 
 def test_doctor_names_latest_clock_jump_for_a_day() -> None:
     now = time.time()
-    (found,) = check_clock({"clock_jumps": [(now - 7200.0, -30.0), (now - 60.0, 3600.0)]})
+    (found,) = check_about({"clock_jumps": [(now - 7200.0, -30.0), (now - 60.0, 3600.0)]})
     assert found.level is Level.WARNING
     assert "jumped by +3600 s, 1m00s ago" in found.found
-    assert not list(check_clock({"clock_jumps": [(now - 90_000.0, 3600.0)]}))
+    assert not list(check_about({"clock_jumps": [(now - 90_000.0, 3600.0)]}))
 
 
 def test_doctor_names_services_that_fail_or_block() -> None:
@@ -152,7 +145,7 @@ def test_doctor_names_services_that_fail_or_block() -> None:
         ServiceHealth("secrets", longest_step_s=0.5),
         ServiceHealth("logs"),
     ]
-    failing, slow = check_services({"service_health": health})
+    failing, slow = check_about({"service_health": health})
     assert "history is failing (2 failures): ValueError: broken" in failing.found
     assert failing.level is Level.WARNING
     assert "secrets has blocked the Controller for 0.50 s" in slow.found
@@ -161,11 +154,10 @@ def test_doctor_names_services_that_fail_or_block() -> None:
 
 def test_doctor_says_that_history_is_not_written() -> None:
     about = {"path": "/mnt/history.sqlite", "trouble": "OperationalError: database or disk is full", "lost": 3}
-    (found,) = check_history({"services": {"history": about}})
+    (found,) = check_about({"services": {"history": about}})
     assert "disk is full; 3 records are lost" in found.found
-    assert not list(check_history({"services": {"history": about | {"trouble": None}}}))
-    assert not list(check_history({})), "an older Controller says nothing of it"
-    assert not list(check_clock({}))
+    assert not list(check_about({"services": {"history": about | {"trouble": None}}}))
+    assert not list(check_about({})), "an older Controller says nothing of it"
 
 
 def test_doctor_compares_versions_with_controller() -> None:
@@ -338,7 +330,7 @@ def test_full_disk_is_distinguished_from_one_with_room(tmp_path: Path) -> None:
 def test_doctor_names_set_aside_jobs_with_times() -> None:
     now = time.time()
     aside = SetAside("poison", "a defect", now - 120.5, now + 480.5), SetAside("the taints", "damaged")
-    found = [finding.found for finding in check_set_aside({"set_aside": aside})]
+    found = [finding.found for finding in check_about({"set_aside": aside})]
     assert found == ["poison, 2m00s ago, tried again in 8m00s: a defect", "the taints: damaged"]
 
 
@@ -389,11 +381,14 @@ def test_long_lists_of_hosts_are_cut() -> None:
 def test_host_check_needs_no_iris_ray_on_host() -> None:
     from ray import cloudpickle
 
-    cloudpickle.register_pickle_by_value(host_look)
+    travelling = [sys.modules[name] for name in host_look.TRAVELS]
+    for module in travelling:
+        cloudpickle.register_pickle_by_value(module)
     try:
         pickled = cloudpickle.dumps(host_look.look_around)
     finally:
-        cloudpickle.unregister_pickle_by_value(host_look)
+        for module in travelling:
+            cloudpickle.unregister_pickle_by_value(module)
     code = (
         "import sys, pickle, json; sys.modules['iris_ray'] = None\n"
         "print(json.dumps(pickle.loads(sys.stdin.buffer.read())()))"
@@ -403,16 +398,6 @@ def test_host_check_needs_no_iris_ray_on_host() -> None:
     seen = json.loads(run.stdout)
     assert (seen["metadata"], seen["versions"]["iris_ray"]) == ("nothing", None)
     assert seen["versions"]["python"] == host_look.versions()["python"]
-
-
-def test_simulated_host_is_checked_with_own_devices(tmp_path: Path) -> None:
-    real = (Path("/dev"), Path("/tmp/libtpu_lockfile"))
-    assert device_places({}) == device_places({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == real
-    (tmp_path / "dev").mkdir()
-    assert device_places({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == (
-        tmp_path / "dev",
-        tmp_path / "lock" / "libtpu_lockfile",
-    )
 
 
 def test_holder_with_undecodable_name_is_named_approximately(tmp_path: Path) -> None:
@@ -428,20 +413,6 @@ def test_holder_with_undecodable_name_is_named_approximately(tmp_path: Path) -> 
     ) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        found, _ = host_look.find_holders([chip])
+        (found,) = find_holders(Devices(tmp_path / "lock", (chip,))).seen
         holder.communicate()
-    assert found == [f"pid {holder.pid} (обучени\ufffd)"]
-
-
-def test_unopenable_lock_file_is_noticed() -> None:
-    with tempfile.NamedTemporaryFile(dir="/tmp") as lock:
-        assert foreign_lock(Path(lock.name)) is None
-        os.chmod(lock.name, 0o444)
-        code = (
-            "import os, sys, pathlib; from iris_ray.doctor.host_look import foreign_lock\n"
-            "os.geteuid() or os.setuid(65534)\n"  # root may open every file
-            "print(foreign_lock(pathlib.Path(sys.argv[1])))"
-        )
-        run = subprocess.run([sys.executable, "-c", code, lock.name], capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == pwd.getpwuid(os.getuid()).pw_name
-    assert foreign_lock(Path(lock.name)) is None
+    assert str(found) == f"pid {holder.pid} (обучени\ufffd)"

@@ -2,15 +2,21 @@
 
 import json
 import stat
+import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import ray
 
+from iris_ray import IrisClient, JobGroup, ResourceSpec, Secret, tpu_device
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.calls.names import NAMESPACE, detached_pool
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.goodput.calls import GoodputCalls
+from iris_ray.handover.pool import HandoverInPool
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -175,10 +181,42 @@ def test_job_of_older_pool_is_named_and_others_are_exported(
     assert not Path(f"{file}.partial").exists()
 
 
+@pytest.mark.parametrize("says", [{"run": 7}, {"run": {"runtime_env": {}}, "ray_job": {"pip": b"x"}}, {"run": {}}, "x"])
+def test_pool_that_answers_nonsense_loses_its_own_job_only(
+    world: ControllerInProcess, script: str, file: str, monkeypatch: pytest.MonkeyPatch, says: Any
+) -> None:
+    jobs = submit(world, script), submit(world, script)
+    honest = HandoverInPool.what_it_runs
+
+    async def what_it_runs(pool: HandoverInPool) -> Any:
+        request = pool.pool.only_request()
+        return says if request is not None and request.spec.job_id == jobs[0] else await honest(pool)
+
+    monkeypatch.setattr(HandoverInPool, "what_it_runs", what_it_runs)
+    (left,) = world.json(*EXPORT, file)["left_out"]
+    assert left.startswith(f"{jobs[0]}: its pool does not say how to start it again")
+    assert [line["job_id"] for line in lines_of(file, "job") if "run" in line] == [jobs[1]]
+
+
+def test_pool_speaks_for_nothing_but_the_start_of_its_job(
+    world: ControllerInProcess, script: str, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(world, script)
+    honest = HandoverInPool.what_it_runs
+
+    async def what_it_runs(pool: HandoverInPool) -> Any:
+        return await honest(pool) | {"job_id": "another", "spec": {"job_id": "another", "user": "olga"}}
+
+    monkeypatch.setattr(HandoverInPool, "what_it_runs", what_it_runs)
+    world.iris(*EXPORT, file)
+    (line,) = lines_of(file, "job")
+    assert (line["job_id"], line["spec"]["user"]) == (job, "ann")
+
+
 def test_missing_file_is_named(world: ControllerInProcess, file: str, tmp_path: Path) -> None:
     (tmp_path / "zip").write_bytes(b"PK\xff\xfe")
     assert "can't be read: No such file" in world.iris(*IMPORT, file, code=USAGE).stderr
-    assert "can't be read: it is no text" in world.iris(*IMPORT, str(tmp_path / "zip"), code=USAGE).stderr
+    assert "can't be read: it is not text" in world.iris(*IMPORT, str(tmp_path / "zip"), code=USAGE).stderr
 
 
 def test_function_of_another_python_is_not_started(world: ControllerInProcess, script: str, file: str) -> None:
@@ -228,3 +266,45 @@ def test_job_with_secrets_of_store_arrives_once_they_are_set(
     assert world.json(*IMPORT, file, "--jobs-only")["jobs"] == [job]
     world.wait_for_state(job, JobState.RUNNING)
     assert world.launches[-1].env["KEY"] == "new"
+
+
+def has_pool(job: str) -> bool:
+    try:
+        ray.get_actor(detached_pool(job), NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
+def test_group_of_which_a_job_is_refused_is_withdrawn_and_can_be_imported_later(
+    world: ControllerInProcess, file: str, tmp_path: Path
+) -> None:
+    world.history = tmp_path / "head"
+    world.restart_controller()
+    put = "cluster", "secrets", "set", "KEY"
+    world.iris(*put, input=b"old")
+    group = JobGroup("rl", main="trainer")
+    for name, secrets in (("trainer", {}), ("sampler", {"KEY": Secret.from_store("KEY")}), ("other", {})):
+        group.add(time.time, name, resources=ResourceSpec(device=tpu_device("v4-16")), secrets=secrets)
+    with mock.patch.dict("os.environ", IRIS_USER="ann"):
+        jobs = [job.job_id for job in IrisClient().submit_group(group, detached=True).jobs.values()]
+    world.iris(*EXPORT, file, "--variables")
+
+    new_head(world)
+    world.history = tmp_path / "new head"
+    taken = world.json(*IMPORT, file)
+    assert taken["jobs"] == []
+    assert {left.partition(": ")[0] for left in taken["left_out"]} == set(jobs)
+    assert world.state(jobs[0]) is JobState.KILLED
+    world.iris(*put, input=b"new")
+    wait_until(lambda: not has_pool(jobs[0]))
+    assert world.json(*IMPORT, file, "--jobs-only") == {"jobs": jobs, "left_out": [], "remarks": []}
+    for job in jobs:
+        world.wait_for_state(job, JobState.RUNNING)
+    assert [left.partition(": ")[2] for left in world.json(*IMPORT, file, "--jobs-only")["left_out"]] == [
+        "there is a job of this id"
+    ] * 3
+
+
+def test_export_into_a_missing_directory_is_refused_at_once(world: ControllerInProcess, tmp_path: Path) -> None:
+    assert "none is not a directory" in world.iris(*EXPORT, str(tmp_path / "none" / "x"), code=USAGE).stderr

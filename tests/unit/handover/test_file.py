@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +10,23 @@ import pytest
 
 from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
 from iris_ray.errors import InvalidRequestError
+from iris_ray.handover.controller import LEAST_RUNTIME_S, with_remaining_budgets
 from iris_ray.handover.file import (
     END,
     FORMAT,
     HEADER,
+    NOT_IN_FILE,
+    RUN,
+    SPEC,
+    Export,
     fill_in_variables,
     leave_out_variables,
     read,
     run_line,
     run_of,
-    spec_in,
     spec_line,
     spec_of,
-    unexported,
+    startable,
     written,
 )
 from iris_ray.model.constraints import Constraint, ConstraintOp
@@ -30,7 +34,7 @@ from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import SecretValue
-from tests.support.worlds import gang_spec
+from tests.support.worlds import S, World, gang_spec, in_group
 
 OF_FORMAT_1 = Path(__file__).parents[2] / "data" / "export-format-1.jsonl"
 ASKS_FOR_ALL = JobSpec(
@@ -65,7 +69,9 @@ def request(spec: JobSpec, **more: Any) -> RunRequest:
 
 
 def test_every_field_of_job_travels_or_is_excluded() -> None:
-    assert unexported() == set()
+    assert {field.name for field in fields(JobSpec)} == SPEC.keys() | NOT_IN_FILE
+    apart = {"spec", "pickled_function", "env", "secrets", "process", "files_token"}  # the job gets a new token
+    assert {field.name for field in fields(RunRequest)} == {*RUN} | apart
 
 
 OF_GROUP = GroupSpec("rl-1", "rl", (("trainer", "train-1"), ("sampler", "sample-1")), ("trainer",))
@@ -116,6 +122,17 @@ def test_secrets_are_named_without_values_and_filled_in() -> None:
     assert again.env == made.env
 
 
+def test_job_keeps_what_is_left_of_its_time() -> None:
+    world = World("a")
+    job = world.submit("train", max_runtime=600.0)
+    world.now += 50.0
+    assert with_remaining_budgets(job, world.now).max_runtime == 600.0, "waiting does not count"
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    assert with_remaining_budgets(job, world.now + 200.0).max_runtime == 400.0
+    assert with_remaining_budgets(job, world.now + 700.0).max_runtime == LEAST_RUNTIME_S
+
+
 def lines(*kinds: str) -> list[str]:
     return list(written({"iris_ray": "0.1.0"}, [*({"kind": kind} for kind in kinds), END]))
 
@@ -125,11 +142,11 @@ def lines(*kinds: str) -> list[str]:
     [
         ([], "is empty"),
         (lines()[:-1], "cut off"),
-        (["{}\n"], "line 1 is no export"),
-        (["PK\x03\x04"], "line 1 is no export"),
-        (['{"kind": "job"}\n'], "line 1 is no header"),
-        ([lines()[0], '{"kind": "job"}'], "line 2 is no line of an export"),
-        ([lines()[0], '{"kind": "jo'], "line 2 is no line of an export; it may be cut off"),
+        (["{}\n"], "line 1 is not an export"),
+        (["PK\x03\x04"], "line 1 is not an export"),
+        (['{"kind": "job"}\n'], "line 1 is not the header"),
+        ([lines()[0], '{"kind": "job"}'], "line 2 is not a line of an export"),
+        ([lines()[0], '{"kind": "jo'], "line 2 is not a line of an export; it may be cut off"),
         (
             [json.dumps({"kind": HEADER, "format": FORMAT + 1, "iris_ray": "9.9"})],
             "with iris_ray 9.9 or newer",
@@ -145,10 +162,38 @@ def test_kind_of_later_version_is_counted_and_skipped() -> None:
     assert read(lines("song", "setting", "song"), "f").unknown == {"song": 2}
 
 
-def test_job_that_makes_no_sense_is_named() -> None:
-    for spec in ({"job_id": "x", "priority": "HIGHEST"}, {"job_id": "x", "replicas": -1}, {}):
-        with pytest.raises(InvalidRequestError, match=r"queue\.jsonl: "):
-            spec_in({"job_id": "x", "spec": spec}, "queue.jsonl")
+def test_job_that_makes_no_sense_is_left_out() -> None:
+    wrong = ({"job_id": "x", "priority": "HIGHEST"}, {"job_id": "x", "replicas": -1}, {}, {"job_id": "x", "group": 7})
+    for spec in wrong:
+        found = startable(export_of({"job_id": "x", "spec": spec, "run": run_line(request(gang_spec()), b"")}), {})
+        assert not found.jobs
+        assert [left.startswith("x: ") for left in found.left_out] == [True]
+    odd = {"job_id": "x", "spec": spec_line(gang_spec()), "run": {"env": ["A"]}}
+    assert "x: it can't be read: AttributeError" in startable(export_of(odd), {}).left_out[0]
+
+
+def export_of(*jobs: dict[str, Any]) -> Export:
+    return Export({}, {"job": list(jobs)}, {})
+
+
+def test_group_is_left_out_as_a_whole_until_all_its_variables_are_given() -> None:
+    specs = in_group(gang_spec("trainer"), gang_spec("sampler"), main=("trainer",))
+    runs = [
+        run_line(replace(request(spec), env=env), b"f") for spec, env in zip(specs, ({}, {"KEY": "s"}), strict=True)
+    ]
+    lines = [
+        {"job_id": spec.job_id, "spec": spec_line(spec), "run": run} for spec, run in zip(specs, runs, strict=True)
+    ]
+    for line in lines:
+        leave_out_variables(line)
+    given = {"LD_PRELOAD": "x.so"}
+    first = startable(export_of(*lines), given)
+    assert not first.jobs
+    assert [left.partition(": ")[2] for left in first.left_out] == [
+        "the values of KEY were not exported; import again with --jobs-only --env-file FILE",
+        "its group rl starts together or not at all, and sampler is left out",
+    ]
+    assert [*startable(export_of(*lines), given | {"KEY": "mine"}).jobs] == ["trainer", "sampler"]
 
 
 def test_file_of_format_1_is_read_for_ever() -> None:
@@ -158,5 +203,5 @@ def test_file_of_format_1_is_read_for_ever() -> None:
         setting=1, limits=1, taint=1, usage=1, user_day=1, fleet_day=1, package=1, job=1, finished=1
     )
     (line,) = export.lines["job"]
-    assert spec_in(line, "the first") == ASKS_FOR_ALL
-    assert run_of(ASKS_FOR_ALL, line["run"]).pickled_function == b"\x80pickled"
+    made = run_of(spec_of(line["spec"]), line["run"])
+    assert (made.spec, made.pickled_function) == (ASKS_FOR_ALL, b"\x80pickled")

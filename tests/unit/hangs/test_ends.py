@@ -91,6 +91,19 @@ async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: 
     assert await cluster.run("job", (1,), work, **options) == [1, 1]
 
 
+@played()
+async def test_gang_that_goes_on_while_it_is_looked_at_is_not_ended(cluster: VirtualCluster) -> None:
+    """Its longest step takes little more than the limit, and it is looked at for a second."""
+
+    async def work(task: Task) -> int:
+        for step in range(5):
+            task.heartbeat(step)
+            await asyncio.sleep(21.5)
+        return task.info.attempt
+
+    assert await cluster.run("job", (1,), work, stall_timeout=20.0, max_retries_failure=1) == [1, 1]
+
+
 WAITS, LOOPS = ("_value (jax/_src/array.py:664)",), ("spin (train.py:7)",)
 
 

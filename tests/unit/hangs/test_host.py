@@ -17,7 +17,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.errors import InspectionFailedError
 from iris_ray.hangs import host
 from iris_ray.hangs.calls import TaskLook
-from iris_ray.hangs.host import HangsOnHost, frames_of, look_at
+from iris_ray.hangs.host import HangsOnHost, _told, frames_of, look_at
 from tests.support.processes import Make, watched
 from tests.support.waiting import wait_until
 
@@ -119,6 +119,18 @@ def test_host_sees_where_task_hangs(
     found = watched(child, tmp_path, look)
     assert found.state == ""
     assert found.stack[0].startswith("hangs_here (")
+
+
+def test_end_of_endless_stacks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MOST_TOLD_BYTES", 1000)
+    (stacks := tmp_path / "stacks").write_text("old\n")
+    told = "Current thread 0x1 (most recent call first):\n" + '  File "train.py", line 3 in step\n'
+    assert _told(stacks, lambda: _append(stacks, "Thread 0x2:\n" * 100_000 + told)) == ("step (train.py:3)",)
+
+
+def _append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
 
 
 def test_task_that_has_not_begun_is_not_asked(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def test_only_running_tasks_have_stacks_and_profiles(world: ControllerInProcess)
 
 
 def test_profile_into_impossible_file_is_refused(tmp_path: Path) -> None:
-    for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
+    for output, said in ((tmp_path / "none" / "x.svg", "none is not a directory"), (tmp_path, "is a directory")):
         done = invoke("job", "profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
         assert done.exit_code == USAGE
         assert said in done.stderr

@@ -2,6 +2,8 @@
 
 import enum
 import math
+import random
+import time
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,16 @@ def test_nearest_names_come_first_among_many() -> None:
     assert "job-00123" in nearest("job-00123x", many)
     assert nearest("nothing", ["v4-8"]) == []
     assert isinstance(unknown("job", "job-0012", many), UnknownNameError)
+
+
+def test_long_names_of_same_letters_are_compared_in_bounded_time() -> None:
+    made = random.Random(1)
+    known = ["a" + "".join(made.sample("abcd" * 250, 1000)) + "-x" for _ in range(MOST_COMPARED)]
+    began = time.process_time()
+    said = str(unknown("job", "".join(made.sample("abcd" * 250, 1000)) + "b" * 1_000_000, known))
+    assert time.process_time() - began < 1.0, "without a bound it takes minutes"
+    assert said.startswith("there is no job '")
+    assert len(said) < 4_000
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def test_person_types_value_unseen(world: ControllerInProcess) -> None:
 @pytest.mark.parametrize(
     ("arguments", "value", "said"),
     [
-        (("KEY", VALUE), b"", "the value is no argument, since the shell's history and ps show those"),
+        (("KEY", VALUE), b"", "the value can't be an argument, as the shell's history and ps show"),
         (("a/b",), b"x", "'a/b' is not a name of a secret"),
         (("KEY",), b"", "0 characters"),
-        (("KEY",), b"\xff", "no text in UTF-8"),
+        (("KEY",), b"\xff", "not text in UTF-8"),
         (("KEY",), b"x" * 100_000, "16,384 characters at most"),
         (("KEY", "--from-file", "/no/such/file"), b"x", "/no/such/file can't be read: No such file"),
         (("KEY", "--user", "a b"), b"x", "'a b' is not a name of a user"),

@@ -53,6 +53,35 @@ def test_group_that_stays_incomplete_ends(world: World) -> None:
     assert (job.state, job.error) == (JobState.KILLED, "sampler of its group rl was not submitted in time")
 
 
+def test_large_group_has_its_time_between_two_submissions(world: World) -> None:
+    specs = in_group(TRAINER, SAMPLER, CPU)
+    for spec in specs[:2]:
+        world.do(JobSubmittedEvent(spec, world.now))
+        world.now += COMPLETE_S - 1
+        world.do(TimePassedEvent(world.now))
+    world.do(JobSubmittedEvent(specs[2], world.now))
+    assert [job.state for job in world.state.jobs.values()] == [JobState.PENDING] * 3
+
+
+def test_group_that_ended_incomplete_begins_again_from_another_pool(world: World) -> None:
+    first, second = in_group(TRAINER, SAMPLER)
+    world.do(JobSubmittedEvent(first, world.now))
+    world.do(JobCancelledEvent("trainer", "the other was refused"))
+    world.do(JobSubmittedEvent(first, world.now))
+    assert world.state.jobs["trainer"].state is JobState.KILLED, "a repeated call of its own pool changes nothing"
+    for spec in (first, second):
+        world.do(JobSubmittedEvent(replace(spec, owner="another pool"), world.now))
+    world.schedule()
+    assert [attempts(world, name) for name in ("trainer", "sampler")] == [[1], [1]]
+
+
+def test_group_that_has_run_does_not_begin_again(world: World) -> None:
+    trainer, _ = running_group(world)
+    world.do(JobCancelledEvent("trainer", "enough"))
+    with pytest.raises(IllegalTransitionError, match="with another spec"):
+        world.do(JobSubmittedEvent(replace(trainer.spec, owner="another pool"), world.now))
+
+
 def test_one_job_of_a_group_gets_no_hosts_alone(world: World) -> None:
     submit_group(world, TRAINER, SAMPLER, CPU)
     world.do(cpu_host("c"))

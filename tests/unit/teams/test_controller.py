@@ -1,6 +1,8 @@
 """What is said of the quotas of teams: used, borrowed, lent, and to whom."""
 
+import asyncio
 import time
+from unittest import mock
 
 import pytest
 
@@ -8,8 +10,8 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.state.events import TeamsSetEvent
-from iris_ray.teams.calls import TeamChips
-from iris_ray.teams.controller import teams_status
+from iris_ray.teams.calls import TeamChips, TeamsStatus
+from iris_ray.teams.controller import JobsByTeam, TeamsUse, teams_status
 from iris_ray.teams.quotas import about_team, fleet_chips, team_chips, team_sentence
 from tests.support.worlds import World, host, tagged
 
@@ -129,10 +131,18 @@ def set_teams(world: World, *teams: Team) -> None:
     world.do(TeamsSetEvent(teams))
 
 
+def counts(jobs: JobsByTeam) -> dict[tuple[str, bool], int]:
+    return asyncio.run(jobs.counts())
+
+
+def status_of(world: World) -> TeamsStatus:
+    return teams_status(TeamsUse.of(world.state, world.now, counts(JobsByTeam(world.state))))
+
+
 def test_without_teams_nothing_is_said(world: World) -> None:
     job = world.submit("train", user="ann")
     assert about_team(world.state, job) is None
-    found = teams_status(world.state, world.now)
+    found = status_of(world)
     assert (found.teams, found.fleet, found.tree()) == ((), {"v4-16": 16.0}, Teams())
 
 
@@ -140,7 +150,7 @@ def test_jobs_count_for_the_nearest_team_that_exists(world: World) -> None:
     set_teams(world, Team("research", {"v4-16": Quota(8)}), Team("research/audio"))
     runs, waits = world.start("runs", team="research/audio"), world.submit("waits", team="research", slices=(2,))
     set_teams(world, Team("research", {"v4-16": Quota(8)}))
-    without, research = teams_status(world.state, world.now).teams
+    without, research = status_of(world).teams
     assert (without.name, research.name) == (NO_TEAM, "research")
     assert (research.running, research.waiting) == (1, 1)
     assert research.chips == {"v4-16": TeamChips(8, 8, 0, 0, {PriorityBand.INTERACTIVE: 8})}
@@ -153,7 +163,7 @@ def test_jobs_without_team_hold_what_no_team_needs(world: World) -> None:
     set_teams(world, Team("research", {"v4-16": Quota(8)}), Team("research/audio"))
     world.start("runs", slices=(2,))
     waits = world.submit("waits", team="research/audio")
-    without, research, _ = teams_status(world.state, world.now).teams
+    without, research, _ = status_of(world).teams
     assert without.chips == {"v4-16": TeamChips(0, 16, 0, 0, {PriorityBand.INTERACTIVE: 16})}
     assert research.chips == {"v4-16": TeamChips(8, 0, 0, 8, {})}
     assert about_team(world.state, waits) == (
@@ -195,11 +205,26 @@ def test_slices_of_made_up_types_are_no_chips(world: World) -> None:
     assert fleet_chips(world.state.fleet) == {"v4-16": 16.0}
 
 
+def test_jobs_are_counted_anew_only_where_they_have_changed(world: World) -> None:
+    jobs = JobsByTeam(world.state)
+    runs = world.start("runs", team="ads")
+    world.submit("waits", team="ads", slices=(2,))
+    world.start("spared", team="sales", slices=(1,))
+    assert counts(jobs) == {("ads", True): 1, ("ads", False): 1, ("sales", True): 1}
+    world.finish(runs)
+    with mock.patch.object(jobs, "_kind", wraps=jobs._kind) as looks:
+        assert counts(jobs) == {("ads", False): 1, ("sales", True): 1}
+    assert [call.args for call in looks.call_args_list] == [("runs",)]
+    for _ in range(3000):
+        world.state.show_anew("waits")
+    assert counts(jobs) == counts(JobsByTeam(world.state)) == {("ads", False): 1, ("sales", True): 1}
+
+
 def test_two_thousand_teams_are_shown_quickly(world: World) -> None:
     tops = [Team(f"t{top}", {"v4-16": Quota(99), "v5p-8": Quota(99)}) for top in range(20)]
     parts = [Team(f"t{top}/p{part}", {"v4-16": Quota(1)}) for top in range(20) for part in range(99)]
     set_teams(world, *tops, *parts)
     began = time.process_time()
-    assert len(teams_status(world.state, world.now).teams) == 2001
+    assert len(status_of(world).teams) == 2001
     assert about_team(world.state, world.submit("train", team="t7/p7")) is not None
     assert time.process_time() - began < 1
