@@ -91,7 +91,7 @@ def full_fleet(runners: int, layout: Layout, chance: random.Random) -> SlotFleet
             fleet.start(slot_id, 0.0)
             fleet.set_ready(slot_id, chance.random())
     specs = [*layout.models, *(ModelSpec(f"old-{n}", {1: 1}) for n in range(200))]
-    fleet.set_prices({spec.identity: chance.randrange(100_000) for spec in specs})
+    fleet.set_prices({spec.name: chance.randrange(100_000) for spec in specs})
     return fleet
 
 
@@ -117,11 +117,11 @@ def measure(fleet: SlotFleet, layout: Layout, share: float, decisions: int, chan
         decision = allocator.decide(SlotRequirement(spec), now)
         assert isinstance(decision, Place), decision
         slot_id = f"new-{next(ids)}"
-        allocator.commit(slot_id, spec, decision, now)
         for evicted in decision.evict:
+            fleet.retire(evicted, SlotState.DRAINING)
             fleet.end(evicted)
-        if decision.evict:
-            fleet.start(slot_id, now)
+        fleet.plan(slot_id, spec, decision.allocation, now)
+        fleet.start(slot_id, now)
         fleet.set_ready(slot_id, now)
         taken.seconds.append(time.thread_time() - started)
         taken.evicted += len(decision.evict)
@@ -190,12 +190,12 @@ def serving(models: int, waiting: int) -> Reconciler:
     for spec in specs:
         core.handle(ev.ModelRegistered(spec), 0.0)
     for spec in specs[:100]:
-        asked = ev.RequestArrived(Request(f"first-{next(names)}", spec.identity, 0.0))
+        asked = ev.RequestArrived(Request(f"first-{next(names)}", spec.name, 0.0))
         (create,) = (each for each in core.handle(asked, 0.0) if isinstance(each, CreateSlot))
         core.handle(ev.SlotReady(create.slot_id), 0.0)
         core.handle(ev.RequestEnded(asked.request.request_id, create.slot_id), 0.0)
     for spec in specs[models - waiting :]:
-        core.handle(ev.RequestArrived(Request(f"waits-{next(names)}", spec.identity, 0.0)), 0.0)
+        core.handle(ev.RequestArrived(Request(f"waits-{next(names)}", spec.name, 0.0)), 0.0)
     return core
 
 
@@ -215,7 +215,7 @@ def seconds_of_event(models: int, waiting: int, look_at_all: bool, requests: int
     slots = list(core.fleet.slots.values())
     for number in range(requests):
         slot = slots[number % len(slots)]
-        request = Request(f"request-{number}", slot.identity, now)
+        request = Request(f"request-{number}", slot.model, now)
         for event in (ev.RequestArrived(request), ev.RequestEnded(request.request_id, slot.slot_id)):
             now += 0.001
             if look_at_all:
@@ -253,7 +253,7 @@ def seconds_of_requests(slots: int, all_busy: bool, requests: int = 200) -> tupl
     core, taken, now, running = full_reconciler(slots, model), [], 1.0, deque[tuple[str, str]]()
 
     def arrive() -> None:
-        done = core.handle(ev.RequestArrived(Request(f"r{next(names)}", model.identity, now)), now)
+        done = core.handle(ev.RequestArrived(Request(f"r{next(names)}", model.name, now)), now)
         running.extend((each.request.request_id, each.slot_id) for each in done if isinstance(each, StartRequest))
 
     for _ in range(slots + 100 if all_busy else 0):
@@ -276,7 +276,7 @@ def seconds_of_runners(runners: int, waiting: int) -> tuple[float, float]:
     for number in range(waiting):
         model = ModelSpec(f"m{number}", {1: (61 + number % SIZES) * GB - GB})
         core.handle(ev.ModelRegistered(model), 1.0)
-        core.handle(ev.RequestArrived(Request(f"r{number}", model.identity, 1.0)), 1.0)
+        core.handle(ev.RequestArrived(Request(f"r{number}", model.name, 1.0)), 1.0)
     taken = []
     joins = ev.RunnerJoined(Runner("new", (Device(DeviceKind.GPU, MEMORY),) * DEVICES))
     happens: list[list[ev.Event]] = [[ev.RunnerLost("runner-0")], [joins, ev.RunnerReported("new", 1.0, {})]]
@@ -285,7 +285,7 @@ def seconds_of_runners(runners: int, waiting: int) -> tuple[float, float]:
         for event in events:
             core.handle(event, 1.0)
         taken.append(time.thread_time() - started)
-    assert len(core.fleet.in_state(SlotState.STARTING)) == DEVICES
+    assert sum(slot.state is SlotState.STARTING for slot in core.fleet.slots.values()) == DEVICES
     return taken[0], taken[1]
 
 

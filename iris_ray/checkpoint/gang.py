@@ -1,6 +1,7 @@
 """The processes of a JAX program that keep their state together: their hosts' files, and how they agree."""
 
 import atexit
+import contextlib
 import itertools
 import json
 import logging
@@ -28,7 +29,11 @@ logger = logging.getLogger(__name__)
 
 AGREE_S = 600.0
 """How long a process waits for the others. JAX ends it before, within 100 s by default, if one of them is dead."""
+BARRIERS = 64
+"""The names that a talk gives to its barriers in turn: JAX's service keeps each name for ever."""
 _numbers = itertools.count()
+_attempts: dict[tuple[Path, str], int] = {}
+"""The attempt that this process is in a directory, for each name of a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Talk:
         self._client = client
         self._index = index
         self._prefix = f"iris_ray/checkpoint/{name}"
+        self._turns = itertools.count()
+        self._said: list[str] = []  # the keys that this process has set, until all have read them
 
     def decide(self, key: str, decision: Callable[[], str]) -> str:
         """Return what process 0 decides. All processes call it with the same key, which is new."""
@@ -91,9 +98,9 @@ class Talk:
             try:
                 answer = ["decided", decision()]
             except Exception as error:
-                self._client.key_value_set(path, json.dumps(["failed", str(error)]))
+                self._say(path, json.dumps(["failed", str(error)]))
                 raise
-            self._client.key_value_set(path, json.dumps(answer))
+            self._say(path, json.dumps(answer))
         if answer[0] == "failed":
             raise RuntimeError(f"process 0 could not decide: {answer[1]}")
         return answer[1]
@@ -102,11 +109,20 @@ class Talk:
         """Wait until all processes have called this with the same new key. Return the failures of all of them."""
         if self._client is None:
             return [] if failure is None else [failure]
-        path = f"{self._prefix}/{key}"
+        path, read = f"{self._prefix}/{key}", self._said
+        self._said = []
         if failure is not None:
-            self._client.key_value_set(f"{path}/{self._index}", failure)
-        self._client.wait_at_barrier(path, int(AGREE_S * 1000))
-        return [text for _, text in sorted(self._client.key_value_dir_get(path))]
+            self._say(f"{path}/{self._index}", failure)
+        self._client.wait_at_barrier(f"{self._prefix}/{next(self._turns) % BARRIERS}", int(AGREE_S * 1000))
+        failures = [text for _, text in sorted(self._client.key_value_dir_get(path))]
+        for each in read:  # who has come to this barrier has read them
+            with contextlib.suppress(Exception):  # it costs memory only; a broken service fails at the next barrier
+                self._client.key_value_delete(each)
+        return failures
+
+    def _say(self, path: str, text: str) -> None:
+        self._client.key_value_set(path, text)
+        self._said.append(path)
 
 
 def this_gang(name: str, directory: Path | None) -> JaxGang:
@@ -138,7 +154,9 @@ def this_gang(name: str, directory: Path | None) -> JaxGang:
         found = (PartName.of(path.rpartition("/")[2]) for path in own.list(folder))
         return str(max((part.attempt for part in found if part is not None), default=0) + 1)
 
-    attempt = int(talk.decide("attempt", next_attempt))
+    if (directory, name) not in _attempts:
+        _attempts[directory, name] = int(talk.decide("attempt", next_attempt))
+    attempt = _attempts[directory, name]
     return JaxGang(index, count, attempt, [own], [0] * count, own, folder, [0] * count, False, talk)
 
 

@@ -76,21 +76,24 @@ class MemoryCheckpointer:
         """How long the latest save held the program up. The thread of the next one tells it, since files take ms."""
 
     def save(self, step: int, state: Any, now: bool = False) -> bool:
-        """Keep a state; return whether this step is kept.
+        """Keep a state. Return whether this step is due; with ``now``, whether it is whole on the hosts.
 
         The call returns once the state is on this host, so that the program may go on and donate its arrays; NumPy
         arrays are copied. The rest goes on in a thread: the files, checksums, the copy for another slice, and the
-        agreement that the step is whole. Only then the step before is given up. The time of the call counts as
-        ``checkpoint_save`` for `iris-ray job goodput`, once the next step is saved.
+        agreement that the step is whole. Only then the step before is given up. If a host has no room for its part or
+        for a copy, a warning says so, and the step before stays. A step that is saved again replaces the one of that
+        number. The time of the call counts as ``checkpoint_save`` for `iris-ray job goodput`, once the next step is
+        saved.
 
         Args:
             step: how many steps are done; `restore` returns it.
             state: a pytree of arrays of JAX and NumPy, random keys, numbers, bools and str.
-            now: keep it also if the step is no multiple of ``every``, and return once it is whole: for a notice.
+            now: keep a step that isn't a multiple of ``every`` as well, and return once it is known whether all hosts
+                have their parts and copies: for a notice.
 
         Raises:
             CheckpointTooLargeError: it does not fit into the memory of this host; earlier steps are still there.
-            InvalidRequestError: something in the state is no array and no number.
+            InvalidRequestError: a leaf of the state is neither an array nor a number.
         """
         require("step", step, Holds(lambda step: is_whole(step) and step >= 0, Whole().wanted))
         step = int(step)
@@ -101,9 +104,10 @@ class MemoryCheckpointer:
         gang, steps = self._here()
         steps.save(step, state_leaves(state, gang.count)[0], lambda: count_unproductive("checkpoint_save", untold_s))
         self._untold_s = time.monotonic() - began
-        if now:
-            self.wait()
-        return True
+        if not now:
+            return True
+        self.wait()
+        return steps.is_whole
 
     def restore(self, target: Any, at_least: int = 0) -> tuple[int, Any] | None:
         """Return the newest step that is whole in the hosts' memory, and its state; None if there is none.
@@ -133,11 +137,7 @@ class MemoryCheckpointer:
         return self._here()[1].newest(at_least)
 
     def wait(self) -> None:
-        """Return once the latest step is whole, with its copies.
-
-        Raises:
-            CheckpointTooLargeError: a host's memory is full.
-        """
+        """Wait until the latest step is whole, with its copies, or is known not to become so."""
         if self._known is not None:
             with unproductive("checkpoint_save", outlives_hosts=False):
                 self._known[1].finish()
@@ -147,13 +147,15 @@ class MemoryCheckpointer:
     def outlives(self, notice: PreemptionNotice) -> bool:
         """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.
 
-        It does if one of several slices goes away and the others have its shards, or if the gang grows. It does not if
-        the gang has one slice, if another job takes its hosts, or if the job ends.
+        It does if it is whole, and one of several slices goes away and the others have its shards, or the gang grows.
+        It does not if a host has refused its part or a copy, if the gang has one slice, if another job takes its hosts,
+        or if the job ends. All processes get one answer.
         """
+        self.wait()
+        steps = self._here()[1]
         if notice.kind is NoticeKind.GROWTH:
-            return True
-        leaves_all = notice.kind in (NoticeKind.EVICTION, NoticeKind.TIME_LIMIT)
-        return not leaves_all and self._here()[1].outlive_a_slice
+            return steps.is_whole
+        return notice.kind not in (NoticeKind.EVICTION, NoticeKind.TIME_LIMIT) and steps.outlives_a_slice
 
     def __enter__(self) -> "MemoryCheckpointer":
         return self

@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy as np
 from iris_ray.checkpoint.boxes import Box, covers
 
 ALIGNMENT = 64
-"""Shards begin at multiples of so many bytes."""
+"""Shards begin at multiples of this many bytes."""
+CHECKED_BYTES = 1 << 22
+"""The size of the blocks of a shard that have checksums of their own, so that a piece of it can be checked."""
 _BLOCK = 1 << 16
 
 
@@ -50,25 +52,34 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard in a file of data: of which leaf, which box, at which byte, how many bytes, and their checksum."""
+    """A shard in a file of data.
+
+    Attributes:
+        leaf: number of the leaf in the state.
+        box: which part of the leaf's array.
+        offset, size: where it is in the file, in bytes.
+        checksum: of each block of `CHECKED_BYTES`; see `checksum`.
+    """
 
     leaf: int
     box: Box
     offset: int
     size: int
-    checksum: int
+    checksum: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartName:
-    """The name of a part; parts of one step have the same ``attempt`` and ``step``.
+    """The name of a part. Parts of one saved step have the same ``attempt``, ``save`` and ``step``.
 
     Attributes:
+        save: the number of the save in the attempt. A program that rolls back saves a step number again.
         task: the process that has saved it.
         slot: number of the file of data; None for a copy on the host of another slice.
     """
 
     attempt: int
+    save: int
     step: int
     task: int
     slot: int | None = None
@@ -76,23 +87,24 @@ class PartName:
     @property
     def record(self) -> str:
         """Name of the file with the record."""
-        return f"{self.attempt}-{self.step}-{self.task}-{'copy' if self.slot is None else self.slot}.json"
+        slot = "copy" if self.slot is None else self.slot
+        return f"{self.attempt}-{self.save}-{self.step}-{self.task}-{slot}.json"
 
     @property
     def data(self) -> str:
         """Name of the file with the data. A slot is used again by later steps."""
         if self.slot is None:
-            return f"{self.attempt}-{self.step}-{self.task}.copy"
+            return f"{self.attempt}-{self.save}-{self.task}.copy"
         return f"{self.attempt}-{self.task}-{self.slot}.data"
 
     @staticmethod
     def of(record: str) -> "PartName | None":
         """Return the name of the part whose record has that file name; None for any other file."""
-        found = re.fullmatch(r"(\d+)-(\d+)-(\d+)-(\d+|copy)\.json", record)
+        found = re.fullmatch(r"(\d+)-(\d+)-(\d+)-(\d+)-(\d+|copy)\.json", record)
         if found is None:
             return None
-        slot = None if found[4] == "copy" else int(found[4])
-        return PartName(int(found[1]), int(found[2]), int(found[3]), slot)
+        attempt, save, step, task = map(int, found.groups()[:-1])
+        return PartName(attempt, save, step, task, None if found[5] == "copy" else int(found[5]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +116,11 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes of the file of data, as far as they count."""
+        """Size of the file of data in bytes, without padding."""
         return max((shard.offset + shard.size for shard in self.shards), default=0)
 
     def to_bytes(self) -> bytes:
-        text = json.dumps([[asdict(leaf) for leaf in self.leaves], [asdict(shard) for shard in self.shards]])
+        text = json.dumps([[asdict(leaf) for leaf in self.leaves], [astuple(shard) for shard in self.shards]])
         return zlib.compress(text.encode(), 1)
 
     @staticmethod
@@ -122,7 +134,10 @@ class Part:
             leaves, shards = json.loads(zlib.decompress(content))
             return Part(
                 tuple(Leaf(**{**leaf, "shape": tuple(leaf["shape"])}) for leaf in leaves),
-                tuple(Shard(**{**shard, "box": tuple((a, b) for a, b in shard["box"])}) for shard in shards),
+                tuple(
+                    Shard(leaf, tuple((a, b) for a, b in box), offset, size, tuple(sums))
+                    for leaf, box, offset, size, sums in shards
+                ),
             )
         except (zlib.error, TypeError, KeyError) as error:
             raise ValueError(f"not the record of a saved step: {error}") from error
@@ -140,21 +155,21 @@ def is_whole(parts: Sequence[Part]) -> bool:
     return all(covers(having, shape) for shape, having in kinds)
 
 
-def newest_first(files: Iterable[Mapping[str, int]]) -> list[tuple[tuple[int, int], list[tuple[int, PartName]]]]:
-    """Return the parts on hosts whose data is there, by (attempt, step), the newest first.
+def newest_first(files: Iterable[Mapping[str, int]]) -> list[list[tuple[int, PartName]]]:
+    """Return the parts of each saved step, the newest step first.
 
     Args:
-        files: for each host the names and sizes of its files.
+        files: for each host the names and sizes of its files. Parts without their data are left out.
 
     Returns:
         For each step its parts, each with the number of the host.
     """
-    steps: dict[tuple[int, int], list[tuple[int, PartName]]] = {}
+    steps: dict[tuple[int, int, int], list[tuple[int, PartName]]] = {}
     for host, names in enumerate(files):
         for each in sorted(names):
             if (name := PartName.of(each)) is not None and name.data in names:
-                steps.setdefault((name.attempt, name.step), []).append((host, name))
-    return sorted(steps.items(), reverse=True)
+                steps.setdefault((name.attempt, name.save, name.step), []).append((host, name))
+    return [steps[key] for key in sorted(steps, reverse=True)]
 
 
 def difference(saved: Collection[Leaf], wanted: Collection[Leaf]) -> str | None:
@@ -169,8 +184,12 @@ def difference(saved: Collection[Leaf], wanted: Collection[Leaf]) -> str | None:
     return None if extra is None else f"it has {extra.name or 'a single leaf'} ({extra}), which the target has not"
 
 
-def checksum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
-    """Return a checksum of bytes, as fast as memory is read. It finds what was torn, zeroed or moved."""
+def checksum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> tuple[int, ...]:
+    """Return the checksum of each block of bytes, as fast as memory is read. It shows torn and zeroed memory."""
+    return tuple(_checksum(data[start : start + CHECKED_BYTES]) for start in range(0, len(data), CHECKED_BYTES))
+
+
+def _checksum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
     blocks = len(data) // _BLOCK
     sums = data[: blocks * _BLOCK].view(np.uint64).reshape(blocks, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
     return zlib.crc32(data[blocks * _BLOCK :].tobytes(), zlib.crc32(sums.tobytes()))

@@ -4,14 +4,24 @@ import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from iris_ray.checkpoint.boxes import Box, pieces, shape_of, span, volume, within
-from iris_ray.checkpoint.parts import ALIGNMENT, Leaf, Part, PartName, Shard, checksum, is_whole, newest_first
+from iris_ray.checkpoint.parts import (
+    ALIGNMENT,
+    CHECKED_BYTES,
+    Leaf,
+    Part,
+    PartName,
+    Shard,
+    checksum,
+    is_whole,
+    newest_first,
+)
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -29,7 +39,7 @@ class Files(Protocol):
 
 
 class HostFailedError(Exception):
-    """A host did not give what it was said to have; with its number."""
+    """The host of this number did not give bytes that its records name."""
 
     def __init__(self, host: int, why: str) -> None:
         super().__init__(host, why)
@@ -42,25 +52,27 @@ class FoundStep:
     """A step that is whole.
 
     Attributes:
-        attempt, step: which one.
         leaves: of its state, with the plain values.
         parts: its parts, the number of the host of each, and the size of its record.
     """
 
-    attempt: int
-    step: int
     leaves: tuple[Leaf, ...]
     parts: tuple[tuple[int, PartName, int], ...]
 
+    @property
+    def name(self) -> PartName:
+        """The name of one of its parts: all have the same attempt, save and step."""
+        return self.parts[0][1]
+
     def to_text(self) -> str:
-        parts = [(host, name.record, size) for host, name, size in self.parts]
-        return json.dumps([self.attempt, self.step, Part(self.leaves, ()).to_bytes().hex(), parts])
+        parts = [(host, astuple(name), size) for host, name, size in self.parts]
+        return json.dumps([Part(self.leaves, ()).to_bytes().hex(), parts])
 
     @staticmethod
     def from_text(text: str) -> "FoundStep":
-        attempt, step, leaves, parts = json.loads(text)
-        named = tuple((host, name, size) for host, record, size in parts if (name := PartName.of(record)) is not None)
-        return FoundStep(attempt, step, Part.from_bytes(bytes.fromhex(leaves)).leaves, named)
+        leaves, parts = json.loads(text)
+        named = tuple((host, PartName(*name), size) for host, name, size in parts)
+        return FoundStep(Part.from_bytes(bytes.fromhex(leaves)).leaves, named)
 
 
 def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], pool: Executor) -> FoundStep | None:
@@ -93,13 +105,14 @@ def newest_whole(hosts: Sequence[Files], folder: str, without: Collection[int], 
         return part if files[host][name.data] >= part.size else None
 
     files = list(pool.map(listed, range(len(hosts))))
-    for (attempt, step), where in newest_first(files):
+    for where in newest_first(files):
         known = [(place, part) for place, part in zip(where, pool.map(read, where), strict=True) if part is not None]
         if is_whole([part for _, part in known]):
             first = min(known, key=lambda each: each[0][1].task)[1]
             parts = tuple((host, name, files[host][name.record]) for (host, name), _ in known)
-            return FoundStep(attempt, step, first.leaves, parts)
-        logger.info("step %d of attempt %d is not whole on the hosts of this gang", step, attempt)
+            return FoundStep(first.leaves, parts)
+        name = where[0][1]
+        logger.info("step %d of attempt %d is not whole on the hosts of this gang", name.step, name.attempt)
     return None
 
 
@@ -189,24 +202,26 @@ def _assembled(
     item = parts[0].shard.size // volume(parts[0].shard.box) if parts else 1
     result = aligned(volume(wanted) * item)
     for piece in parts:
-        start, end = span(piece.box, piece.shard.box)
-        exact = piece.box == wanted and end - start == volume(wanted)
-        content = result if exact else aligned((end - start) * item)
+        start, end = (number * item for number in span(piece.box, piece.shard.box))
+        first = start - start % CHECKED_BYTES  # whole blocks are read, since each has one checksum
+        last = min(end + -end % CHECKED_BYTES, piece.shard.size)
+        exact = piece.box == wanted and (first, last) == (start, end) and end - start == len(result)
+        content = result if exact else aligned(last - first)
         try:
-            hosts[piece.host].read(piece.data, content.data, piece.shard.offset + start * item)
+            hosts[piece.host].read(piece.data, content.data, piece.shard.offset + first)
         except OSError as error:
             raise HostFailedError(piece.host, str(error)) from error
-        if piece.box == piece.shard.box and checksum(content) != piece.shard.checksum:
+        if checksum(content) != piece.shard.checksum[first // CHECKED_BYTES : -(-last // CHECKED_BYTES)]:
             raise HostFailedError(piece.host, f"its bytes of {leaf.name} have changed since they were saved")
         if not exact:
             into = result.reshape(*shape_of(wanted), item)
-            into[within(piece.box, wanted)] = _cut(content, piece, start, end, item)
+            into[within(piece.box, wanted)] = _cut(content[start - first : end - first], piece, item)
     return result
 
 
-def _cut(content: np.ndarray[Any, np.dtype[np.uint8]], piece: _Piece, start: int, end: int, item: int) -> Any:
-    """Return a box of a shard, given the shard's elements from ``start`` to ``end`` in C order."""
-    if end - start == volume(piece.box):
+def _cut(content: np.ndarray[Any, np.dtype[np.uint8]], piece: _Piece, item: int) -> Any:
+    """Return a box of a shard, given the shard's bytes from the first element of the box to the last, in C order."""
+    if len(content) == volume(piece.box) * item:
         return content.reshape(*shape_of(piece.box), item)
     strides = [item]
     for length in reversed(shape_of(piece.shard.box)[1:]):
@@ -215,7 +230,7 @@ def _cut(content: np.ndarray[Any, np.dtype[np.uint8]], piece: _Piece, start: int
 
 
 def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return fresh memory for so many bytes, aligned so that JAX on a CPU can take it over without a copy."""
+    """Return fresh memory of that many bytes, aligned so that JAX on a CPU can take it over without a copy."""
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + size]

@@ -1,13 +1,15 @@
 """Keeps steps of a state on the hosts of a gang, and restores the newest that is whole: what each process does."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +32,19 @@ TRIES: Final = 5
 """How often the processes look for a step, each time without the hosts that have failed."""
 
 
+class Stage(Enum):
+    """How far the latest save of a gang has come."""
+
+    BEGUN = auto()
+    """Its bytes are being written into a file of this host, in place of an older step that is not the newest whole."""
+    HERE = auto()
+    """This process's part is on its host, with its record."""
+    COPIED = auto()
+    """So are the shards that no other slice has on the partner's host. A save that fails stays before this stage."""
+    WHOLE = auto()
+    """All processes have said that they have come so far: older steps are given up, and callers hear of it."""
+
+
 class GangSteps:
     """The steps of a state that a gang keeps, as one of its processes sees them. All processes call the same methods.
 
@@ -42,27 +57,31 @@ class GangSteps:
 
     def __init__(self, gang: JaxGang, keep: int, copies: bool, limit: int | None) -> None:
         self._gang = gang
-        self._keep = keep
         self._copies = copies
         self._limit = limit
-        self._files = StepFiles(gang.own, gang.folder, gang.attempt, gang.index, keep)
+        self._files = StepFiles.of(gang.own, gang.folder, gang.attempt, gang.index, keep)
         self._plan: _Plan | None = None
-        self._background: _Background | None = None
-        self._latest: int | None = None
-        self._copied: set[int] = set()  # steps of which a copy, or a part of one, is on the partner's host
+        self._stage = Stage.BEGUN
         self._counter = itertools.count()
+        to = partner(gang.index, gang.domains) if copies and gang.sliced else None
+        self._partner = None if to is None else gang.hosts[gang.host_of[to]]
 
     @property
-    def outlive_a_slice(self) -> bool:
-        """Whether each shard of the steps is in two slices."""
+    def is_whole(self) -> bool:
+        """Whether all processes have their parts of the latest save, and the copies of them. All get one answer."""
+        return self._stage is Stage.WHOLE
+
+    @property
+    def outlives_a_slice(self) -> bool:
+        """Whether each shard of the latest save is in two slices."""
         plan = self._plan
-        return self._gang.sliced and plan is not None and not (plan.alone_anywhere and not self._copies)
+        return self.is_whole and self._gang.sliced and plan is not None and (self._copies or not plan.alone_anywhere)
 
     def finish(self) -> None:
         """Wait for what goes on in the background, and raise its error."""
-        background, self._background = self._background, None
-        if background is not None:
-            background.finish()
+        going_on, self._files.going_on = self._files.going_on, None
+        if going_on is not None:
+            going_on.result()
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -77,34 +96,33 @@ class GangSteps:
         Raises:
             CheckpointTooLargeError: it does not fit into the memory of this host.
         """
-        self.finish()
-        if step == self._latest:
-            return
-        plan, key = self._planned(leaves), f"saved/{next(self._counter)}/{step}"
+        key = f"saved/{next(self._counter)}/{step}"
         try:
+            self.finish()
+            self._stage = Stage.BEGUN
+            plan = self._planned(leaves)
             slot, memory = self._files.begin(plan.size)
-        except CheckpointTooLargeError as error:
-            self._tell(key, error)  # the others wait for it
+            arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
+            for each in plan.kept:
+                if leaves[each.leaf].lasting:
+                    arrays[each.leaf][each.box].copy_to_host_async()
+            later: list[tuple[int, Bytes]] = []
+            for each, offset in zip(plan.kept, plan.offsets, strict=True):
+                content = bytes_of(arrays[each.leaf][each.box])
+                if leaves[each.leaf].lasting:
+                    later.append((offset, content))
+                else:
+                    np.copyto(memory[offset : offset + each.size], content)
+        except Exception as error:
+            self._tell(key, error)  # the others wait for it, and take part in nothing else before
             raise
-        arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
-        for each in plan.kept:
-            if leaves[each.leaf].lasting:
-                arrays[each.leaf][each.box].copy_to_host_async()
-        later: list[tuple[int, Bytes]] = []
-        for each, offset in zip(plan.kept, plan.offsets, strict=True):
-            content = bytes_of(arrays[each.leaf][each.box])
-            if leaves[each.leaf].lasting:
-                later.append((offset, content))
-            else:
-                np.copyto(memory[offset : offset + each.size], content)
         about = tuple(leaf.leaf for leaf in leaves)
-        self._latest = step
 
         def complete() -> None:
             self._complete(step, key, slot, memory, about, plan, later)
             meanwhile()
 
-        self._background = _Background(complete)
+        self._files.going_on = _in_background(complete)
 
     def _complete(
         self,
@@ -126,15 +144,21 @@ class GangSteps:
                 Shard(each.leaf, each.box, offset, each.size, checksum(memory[offset : offset + each.size]))
                 for each, offset in zip(plan.kept, plan.offsets, strict=True)
             ]
-            self._files.commit(step, slot, Part(leaves, tuple(shards)))
-            self._copy(step, memory, Part(leaves, tuple(shards[: plan.alone])), plan)
+            name = self._files.commit(step, slot, Part(leaves, tuple(shards)))
+            self._stage = Stage.HERE
+            self._copy(name, memory, Part(leaves, tuple(shards[: plan.alone])))
+            self._stage = Stage.COPIED
         except Exception as caught:  # the others must hear of it
             error = caught
         if failures := self._tell(key, error):
             logger.warning("Step %d is not whole in memory, the step before stays: %s", step, failures[0])
         else:
-            self._files.settled(step)
-            self._drop_copies(plan, but=step)
+            self._stage = Stage.WHOLE
+            try:
+                self._files.settle(self._files.saves)
+                self._drop_copies()
+            except (OSError, CheckpointTooLargeError) as caught:  # the next save tries again
+                logger.warning("Something older than step %d stays in memory for now: %s", step, caught)
         if error is not None and not isinstance(error, OSError):
             raise error
 
@@ -142,24 +166,27 @@ class GangSteps:
         """Tell the other processes how this one fared; return all failures."""
         return self._gang.talk.agree(key, None if error is None else f"process {self._gang.index}: {error}")
 
-    def _copy(self, step: int, memory: Bytes, part: Part, plan: "_Plan") -> None:
-        """Give the shards that no other slice has to a host of another slice."""
-        if plan.partner is None or not part.shards:
-            return
-        gang = self._gang
-        there, name = gang.hosts[gang.host_of[plan.partner]], PartName(gang.attempt, step, gang.index)
-        self._copied.add(step)
-        there.write(f"{gang.folder}/{name.data}", memory.data[: part.size])
-        there.write(f"{gang.folder}/{name.record}", memoryview(part.to_bytes()))
+    def _copy(self, name: PartName, memory: Bytes, part: Part) -> None:
+        """Give the shards that no other slice has to a host of another slice. It keeps at most two copies at a time."""
+        self._drop_copies()
+        if self._partner is not None and part.shards:
+            copy = dataclasses.replace(name, slot=None)
+            self._files.copies.add(copy)
+            self._partner.write(f"{self._gang.folder}/{copy.data}", memory.data[: part.size])
+            self._partner.write(f"{self._gang.folder}/{copy.record}", memoryview(part.to_bytes()))
 
-    def _drop_copies(self, plan: "_Plan", but: int) -> None:
-        gang = self._gang
-        for step in sorted(self._copied - {but}):
-            assert plan.partner is not None, "it has the copy"
-            there, name = gang.hosts[gang.host_of[plan.partner]], PartName(gang.attempt, step, gang.index)
-            for each in (name.record, name.data):
-                there.delete(f"{gang.folder}/{each}")
-            self._copied.remove(step)
+    def _drop_copies(self) -> None:
+        """Delete the copies of all saves but the newest whole one.
+
+        Raises:
+            OSError: the partner's host can't do it now.
+        """
+        settled = self._files.settled
+        for copy in sorted(self._files.copies):
+            if self._partner is not None and (settled is None or copy.save != settled.save):
+                for each in (copy.record, copy.data):
+                    self._partner.delete(f"{self._gang.folder}/{each}")
+                self._files.copies.remove(copy)
 
     def _planned(self, leaves: Sequence[StateLeaf]) -> "_Plan":
         """Return which shards this process keeps, and where. It is planned anew when the state looks different."""
@@ -175,23 +202,28 @@ class GangSteps:
 
     def _prepare(self, leaves: Sequence[StateLeaf]) -> None:
         """Have the first file made while the program compiles. If it does not fit, `save` raises the error."""
+
+        def prepare() -> None:
+            with contextlib.suppress(CheckpointTooLargeError):
+                self._files.prepare(size)
+
         with contextlib.suppress(CheckpointTooLargeError):
             size = self._planned(leaves).size
-            self._background = _Background(lambda: self._files.prepare(size))
+            self._files.going_on = _in_background(prepare)
 
     def _why_too_large(self, plan: "_Plan") -> str | None:
         """Return why the steps don't fit into the memory of this host; None if they do."""
         gang = self._gang
         here = [process for process, host in enumerate(gang.host_of) if host == gang.host_of[gang.index]]
-        need = sum(self._keep * plan.sizes[process] for process in here)
+        need = sum(self._files.keep * plan.sizes[process] for process in here)
         need += sum(2 * size for giver, size in plan.copies.items() if partner(giver, gang.domains) in here)
         used = sum(gang.own.list(gang.folder).values())
         room = room_in(gang.own.root) + used
         if need <= (most := room if self._limit is None else self._limit):
             return None
         return (
-            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as {self._keep}"
-            f" files{' and the copies of other slices' * bool(plan.copies)}, and"
+            f"steps of this state take {need:,} bytes of the memory of process {gang.index}'s host, as"
+            f" {self._files.keep} files{' and the copies of other slices' * bool(plan.copies)}, and"
             f" {'there is room for' if self._limit is None else 'limit is'} {most:,}; shard the state over more hosts,"
             " or keep it in a bucket only"
         )
@@ -207,17 +239,17 @@ class GangSteps:
         self.finish()
         with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
             found, built = self._agreed(leaves, at_least, pool)
-        if found is not None and found.attempt == self._gang.attempt:
-            self._files.settled(found.step)
+        if found is not None and found.name.attempt == self._gang.attempt:
+            self._files.settle(found.name.save)
         self._prepare(leaves)
-        return None if found is None else (found.step, built)
+        return None if found is None else (found.name.step, built)
 
     def newest(self, at_least: int = 0) -> int | None:
         """Return the newest step that is whole; None if there is none, or only an older one."""
         self.finish()
         with ThreadPoolExecutor(READERS, "iris_ray.checkpoint") as pool:
             found = self._found(f"newest/{next(self._counter)}", at_least, (), pool)
-        return None if found is None else found.step
+        return None if found is None else found.name.step
 
     def _agreed(
         self, leaves: Sequence[StateLeaf], at_least: int, pool: ThreadPoolExecutor
@@ -242,7 +274,7 @@ class GangSteps:
             for host, why in failures:
                 if host == -1:
                     raise CheckpointMismatchError(why)
-                logger.warning("host %d of the gang can't give its part of step %d: %s", host, found.step, why)
+                logger.warning("host %d of the gang can't give its part of step %d: %s", host, found.name.step, why)
                 failed.add(host)
             if not failures:
                 return found, built
@@ -253,8 +285,8 @@ class GangSteps:
 
         def decision() -> str:
             found = newest_whole(self._gang.hosts, self._gang.folder, without, pool)
-            if found is not None and found.step < at_least:
-                logger.info("step %d in memory is older than %d, which the program has elsewhere", found.step, at_least)
+            if found is not None and (step := found.name.step) < at_least:
+                logger.info("step %d in memory is older than %d, which the program has elsewhere", step, at_least)
                 found = None
             return "" if found is None else found.to_text()
 
@@ -264,8 +296,8 @@ class GangSteps:
     def _built(self, leaves: Sequence[StateLeaf], found: FoundStep, pool: ThreadPoolExecutor) -> list[Any]:
         if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):
             raise CheckpointMismatchError(
-                f"step {found.step} of attempt {found.attempt} in memory is of another state: {why}; give restore() a"
-                " target like the state that was saved, or a new state another name="
+                f"step {found.name.step} of attempt {found.name.attempt} in memory is of another state: {why}; give"
+                " restore() a target like the state that was saved, or a new state another name="
             )
         gang = self._gang
         number = {leaf.name: each for each, leaf in enumerate(found.leaves)}
@@ -288,7 +320,6 @@ class _Plan:
         size: bytes of the file.
         alone: how many shards no other slice keeps.
         alone_anywhere: whether any process keeps such shards.
-        partner: the process whose host takes a copy of those of this one.
         sizes: bytes that each process keeps.
         copies: bytes that processes give away, by process.
     """
@@ -299,7 +330,6 @@ class _Plan:
     size: int
     alone: int
     alone_anywhere: bool
-    partner: int | None
     sizes: list[int]
     copies: dict[int, int]
 
@@ -317,28 +347,22 @@ class _Plan:
             if process == gang.index:
                 offsets = ends[:-1]
         kept = shares[gang.index]
-        to = partner(gang.index, gang.domains) if gang.index in given else None
         alone = sum(each.alone for each in kept)
         lonely = any(each.alone for share in shares for each in share)
-        return _Plan(held, kept, offsets, sizes[gang.index], alone, lonely, to, sizes, given)
+        return _Plan(held, kept, offsets, sizes[gang.index], alone, lonely, sizes, given)
 
 
-class _Background:
-    """A function that runs in a thread, and does not keep the process from ending."""
+def _in_background(function: Callable[[], None]) -> Future[None]:
+    """Run a function in a thread that doesn't keep the process from ending. Return its end."""
+    end: Future[None] = Future()
 
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(function,), name="iris_ray.checkpoint", daemon=True)
-        self._thread.start()
-
-    def _run(self, function: Callable[[], None]) -> None:
+    def run() -> None:
         try:
             function()
         except BaseException as error:
-            self._error = error
+            end.set_exception(error)
+        else:
+            end.set_result(None)
 
-    def finish(self) -> None:
-        """Wait for the end of the function, and raise its error."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    threading.Thread(target=run, name="iris_ray.checkpoint", daemon=True).start()
+    return end

@@ -1,6 +1,6 @@
 """The files of saved steps in a host's memory: a ring of files that one process writes again and again.
 
-First touches of fresh memory cost more than the copy itself, so files are made ahead, mapped once and used again, also
+Touching fresh memory costs more than the copy itself. So files are made ahead, mapped once and used again, including
 those that an earlier attempt on the host has left.
 """
 
@@ -8,8 +8,9 @@ import contextlib
 import errno
 import mmap
 import os
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class DirectoryFiles:
         """Fill a buffer with the bytes of a file from an offset on.
 
         Raises:
-            OSError: the file does not have so many bytes, or can't be read.
+            OSError: the file is too short, or can't be read.
         """
         left = into.cast("B")
         with (self.root / path).open("rb", buffering=0) as file:
@@ -57,7 +58,11 @@ class DirectoryFiles:
         final = self.root / path
         self._make_folder(path)
         unfinished = final.with_name(final.name + _UNFINISHED)
-        unfinished.write_bytes(source.read_bytes() if isinstance(source, Path) else source)
+        try:
+            unfinished.write_bytes(source.read_bytes() if isinstance(source, Path) else source)
+        except OSError:  # a full disk keeps nothing of it
+            unfinished.unlink(missing_ok=True)
+            raise
         self.rename(str(unfinished.relative_to(self.root)), path)
 
     def delete(self, path: str) -> None:
@@ -70,10 +75,14 @@ class DirectoryFiles:
         """Give a file that size, and the memory for it; return it mapped, with its pages touched."""
         self._make_folder(path)
         with (self.root / path).open("ab") as file:
-            pass
+            before = file.tell()
         with (self.root / path).open("r+b") as file:
             os.ftruncate(file.fileno(), size)
-            os.posix_fallocate(file.fileno(), 0, size)  # a write to a mapped file that is too large kills the process
+            try:  # without its memory, a write to the mapped file would kill the process
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError:  # some file systems keep what they have found, and stay full
+                os.ftruncate(file.fileno(), before)
+                raise
             return mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
     def _make_folder(self, path: str) -> None:
@@ -85,15 +94,21 @@ class DirectoryFiles:
 class StepFiles:
     """The steps that one process of an attempt keeps on its host.
 
-    At every moment the newest step that is whole in the gang stays as it is; `settled` says which one that is. What
-    earlier attempts have left stays until a step of this one has settled.
+    The newest save that is whole in the gang stays as it is until `settle` names a newer one. So does what earlier
+    attempts have left, until a save of this attempt is whole.
 
     Args:
         files: the host's.
         folder: where in it.
         attempt: the attempt's number.
         task: index of the process.
-        keep: how many files of data; at least 2.
+        keep: the number of files of data; at least 2.
+
+    Attributes:
+        keep: as above.
+        saves: how many saves have begun: the number of the latest one. All processes count alike.
+        copies: the parts that may lie on the partner's host, whole or not.
+        going_on: the end of what goes on in the background; None if nothing does.
     """
 
     def __init__(self, files: DirectoryFiles, folder: str, attempt: int, task: int, keep: int) -> None:
@@ -101,13 +116,25 @@ class StepFiles:
         self._folder = folder
         self._attempt = attempt
         self._task = task
-        self._keep = keep
+        self.keep = keep
+        self.saves = 0
+        self.copies: set[PartName] = set()
+        self.going_on: Future[None] | None = None
         self._maps: dict[int, mmap.mmap] = {}
-        names = [PartName.of(path.rpartition("/")[2]) for path in files.list(folder)]
-        mine = [name for name in names if name is not None and (name.attempt, name.task) == (attempt, task)]
-        self._steps = {name.slot: name.step for name in mine if name.slot is not None}
-        """The steps in the slots that have a record."""
-        self._settled = min(self._steps.values(), default=None)
+        self._records: dict[int, PartName] = {}  # of the slots that hold a part
+        self._settled: int | None = None  # the slot that holds this process's part of the newest whole save
+
+    @staticmethod
+    def of(files: DirectoryFiles, folder: str, attempt: int, task: int, keep: int) -> "StepFiles":
+        """Return the files that this process has used before in this place, or new ones."""
+        found = _known.setdefault((files.root, folder, attempt, task), StepFiles(files, folder, attempt, task, keep))
+        found.keep = keep
+        return found
+
+    @property
+    def settled(self) -> PartName | None:
+        """This process's part of the newest save of this attempt that is whole in the gang; None before."""
+        return None if self._settled is None else self._records[self._settled]
 
     def prepare(self, size: int) -> None:
         """Make the first file ahead, so that the first step of that size need not wait for its memory.
@@ -119,46 +146,50 @@ class StepFiles:
             self._make(self._free_slot(), size)
 
     def begin(self, size: int) -> tuple[int, Bytes]:
-        """Return a file of data to write into, with its number. It belongs to no step any more.
+        """Begin a save. Return a file of data to write into, with its number. It belongs to no other save any more.
 
         Raises:
             CheckpointTooLargeError: the host's memory is full.
         """
+        self.saves += 1
         slot = self._free_slot()
         self._forget(slot)
         self._make(slot, size)
         return slot, np.frombuffer(self._maps[slot], np.uint8, count=size)
 
-    def commit(self, step: int, slot: int, part: Part) -> None:
-        """Write the record that makes the content of a slot count as this process's part of a step."""
-        self._files.write(self._path(self._name(step, slot).record), memoryview(part.to_bytes()))
-        self._steps[slot] = step
+    def commit(self, step: int, slot: int, part: Part) -> PartName:
+        """Write the record that makes the content of a slot this process's part of the latest save. Return its name."""
+        name = self._records[slot] = PartName(self._attempt, self.saves, step, self._task, slot)
+        self._files.write(self._path(name.record), memoryview(part.to_bytes()))
+        return name
 
-    def settled(self, step: int) -> None:
-        """Forget what is older than a step that is now whole in the gang, and make all files for the steps to come."""
-        self._settled = step
-        for slot in [slot for slot, saved in self._steps.items() if saved != step]:
+    def settle(self, save: int) -> None:
+        """Forget all other saves, now that this one is whole in the gang, and make all files for those to come."""
+        self._settled = next((slot for slot, name in self._records.items() if name.save == save), None)
+        for slot in self._records.keys() - {self._settled}:
             self._forget(slot)
         for path, name in self._old().items():
             if name is not None:
                 self._files.delete(path)
         size = max(map(len, self._maps.values()), default=0)
-        for slot in range(self._keep):
+        for slot in range(self.keep):
             if slot not in self._maps:
                 self._make(slot, size)
         for path in self._old():
             self._files.delete(path)
 
     def _free_slot(self) -> int:
-        free = [slot for slot in range(self._keep) if slot not in self._steps]
-        if free:
-            return min(free, key=lambda slot: (slot not in self._maps, slot))
-        return min((step, slot) for slot, step in self._steps.items() if step != self._settled)[1]
+        """Return a slot without a part, best one that has a file, or the slot with the oldest part."""
+
+        def order(slot: int) -> tuple[int, bool, int]:
+            return self._records[slot].save if slot in self._records else 0, slot not in self._maps, slot
+
+        return min((slot for slot in range(self.keep) if slot != self._settled), key=order)
 
     def _forget(self, slot: int) -> None:
-        if slot in self._steps:
-            self._files.delete(self._path(self._name(self._steps[slot], slot).record))
-            del self._steps[slot]
+        if slot in self._records:
+            self._files.delete(self._path(self._records[slot].record))
+            del self._records[slot]
 
     def _old(self) -> dict[str, PartName | None]:
         """Return the files of earlier attempts, with the names of the parts whose records they are."""
@@ -174,7 +205,7 @@ class StepFiles:
         """Give a slot a file of that size, if it has none. Take over one that an earlier attempt has left."""
         if slot in self._maps and len(self._maps[slot]) >= size:
             return
-        path = self._path(self._name(0, slot).data)
+        path = self._path(PartName(self._attempt, 0, 0, self._task, slot).data)
         old = self._old()
         needed = {self._path(name.data) for name in old.values() if name is not None}
         for left in old if slot not in self._maps else ():
@@ -192,8 +223,9 @@ class StepFiles:
                 f" {error.strerror}; free memory there, or shard the state over more hosts"
             ) from error
 
-    def _name(self, step: int, slot: int) -> PartName:
-        return PartName(self._attempt, step, self._task, slot)
-
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
+
+
+_known: Final[dict[tuple[Path, str, int, int], StepFiles]] = {}
+"""The files of this process, by place: a second MemoryCheckpointer of a name goes on with those of the first."""

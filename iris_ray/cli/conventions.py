@@ -27,9 +27,14 @@ def exit_code(error: IrisError) -> int:
     return FAILED
 
 
+MOST_SHOWN = 4000
+"""The number of characters that are shown of a message. Some quote an argument whole."""
+
+
 def say_error(message: str) -> None:
     """Print a message to stderr. It may quote strangers' text, so characters that control a terminal are escaped."""
-    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
+    short = message if len(message) <= MOST_SHOWN else f"{message[: MOST_SHOWN // 2]} … {message[-MOST_SHOWN // 2 :]}"
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in short)
     click.echo(f"iris-ray: {shown}", err=True)
 
 
@@ -90,10 +95,13 @@ def really_cancel(otherwise: str, default: bool) -> bool:
 
 def require_place(path: Path, what: str = "--output") -> None:
     """Refuse a new file that can't be written, before anybody waits for it; ``what`` names the option."""
-    if path.is_dir():
-        raise InvalidRequestError(f"{what} {path} is a directory; give a file")
-    if not path.parent.is_dir():
-        raise InvalidRequestError(f"{what} {path}: {path.parent} is not a directory")
+    try:
+        if path.is_dir():
+            raise InvalidRequestError(f"{what} {path} is a directory; give a file")
+        if not path.parent.is_dir():
+            raise InvalidRequestError(f"{what} {path}: {path.parent} is not a directory")
+    except OSError as error:  # a name that is too long
+        raise InvalidRequestError(f"{what} can't be written: {error.strerror}") from None
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidRequestError(f"{what} {path}: {path.parent} can't be written to")
 

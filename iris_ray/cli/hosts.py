@@ -14,7 +14,7 @@ from iris_ray.cli.options import TARGET_HELP, json_option, reason_option
 from iris_ray.cli.printing import counted, print_json, print_table
 from iris_ray.dashboard.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.model.checks import unknown
+from iris_ray.model.checks import shown, unknown
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.workers import GPU, SUB_SLICE, TPU
 
@@ -110,13 +110,13 @@ def _sub_slices(host: WorkerStatus) -> str:
 
 DRAINED = "drained"
 """The taint of a host that is drained without naming a taint."""
-_TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TAINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 def _check_taint(_: click.Context, __: click.Parameter, name: str) -> str:
     if not _TAINT.fullmatch(name):
         raise InvalidRequestError(
-            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
+            f"{shown(name)} is not the name of a taint; give up to 63 letters, digits and _.-, such as big-jobs"
         )
     return name
 

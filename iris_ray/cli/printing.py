@@ -79,7 +79,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], none: 
     if rows:
         click.echo(format_table(headers, rows, _terminal_width()))
     else:
-        click.echo(none, err=True)
+        click.echo(one_line(none), err=True)
 
 
 def print_facts(facts: Mapping[str, object]) -> None:

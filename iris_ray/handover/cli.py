@@ -80,7 +80,7 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "lines": Counter(one["kind"] for one in found.lines), "left_out": left_out})
         return
-    click.echo(f"{file}: {_counts([*found.lines, *packages])}")
+    click.echo(f"{click.format_filename(file)}: {_counts([*found.lines, *packages])}")
     _say_left_out(left_out, "can't be carried over")
 
 

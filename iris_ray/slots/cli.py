@@ -1,15 +1,17 @@
 """``iris-ray slots``: the models that a `SlotClient` with a name serves. ``iris-ray serve``: those of a file."""
 
+import functools
 import gc
 import signal
 import sys
-import threading
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from iris_ray.cli.address import Command, address_option, cluster
+from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
@@ -19,7 +21,7 @@ from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.client.slot_client import SlotClient
 
 if TYPE_CHECKING:
-    from iris_ray.slots.serving import FileModel
+    from iris_ray.slots.serving import FileModel, ServedFile
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
@@ -27,9 +29,16 @@ _RUNNERS = ("RUNNER", "MB OF EACH DEVICE", "FREE", "IN USE", "SLOTS", "MODELS")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
 
 
-def name_option(command: Command) -> Command:
-    """Give a command ``--name``."""
-    return click.option("--name", default="slots", show_default=True, help="That of the SlotClient.")(command)
+def of_models(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``--name`` and ``--address``. It is called with the `SlotClient` of that name."""
+
+    @functools.wraps(command)
+    def called(name: str, **given: Any) -> None:
+        with cluster():
+            command(SlotClient.connect(name), **given)
+
+    named = click.option("--name", default="slots", show_default=True, help="That of the SlotClient.")(called)
+    return address_option(named)
 
 
 @click.group("slots", cls=SuggestingGroup)
@@ -45,45 +54,37 @@ def slots() -> None:
 
 
 @slots.command()
-@name_option
 @json_option
-@address_option
-def ls(name: str, as_json: bool) -> None:
+@of_models
+def ls(client: SlotClient, as_json: bool) -> None:
     """Slots: the models that are loaded, and where."""
-    with cluster():
-        found = SlotClient.connect(name).status().slots
+    found = client.status().slots
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     print_table(_SLOTS, [_slot(row) for row in found], "no slots")
 
 
 @slots.command()
-@name_option
 @json_option
-@address_option
-def models(name: str, as_json: bool) -> None:
+@of_models
+def models(client: SlotClient, as_json: bool) -> None:
     """Models: how many slots each has, and how many requests wait."""
-    with cluster():
-        found = SlotClient.connect(name).status().models
+    found = client.status().models
     if as_json:
-        print_json(found)
-        return
+        return print_json(found)
     print_table(_MODELS, [_model(row) for row in found], "no models")
 
 
 @slots.command()
-@name_option
 @json_option
-@address_option
-def runners(name: str, as_json: bool) -> None:
+@of_models
+def runners(client: SlotClient, as_json: bool) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
 
     FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver reported it
     in the last minute; on hosts for CPUs, that of slots.
     """
-    with cluster():
-        found = SlotClient.connect(name).status()
+    found = client.status()
     rows = [_runner(runner, found) for runner in found.runners]
     if as_json:
         print_json([dict(zip(("runner", "memory", "free", "in_use", "slots", "models"), row, strict=True))
@@ -96,40 +97,33 @@ def runners(name: str, as_json: bool) -> None:
 
 @slots.command()
 @click.argument("slot")
-@name_option
-@address_option
-def evict(slot: str, name: str) -> None:
+@of_models
+def evict(client: SlotClient, slot: str) -> None:
     """Let a slot end once its requests have."""
-    with cluster():
-        SlotClient.connect(name).evict(slot)
+    client.evict(slot)
     click.echo(f"slot {slot} takes no more requests, and ends after those that it has")
 
 
 @slots.command()
 @click.argument("model")
-@name_option
-@address_option
-def prewarm(model: str, name: str) -> None:
+@of_models
+def prewarm(client: SlotClient, model: str) -> None:
     """Load a model on every runner that has room, and on new ones."""
-    with cluster():
-        SlotClient.connect(name).prewarm(model)
+    client.prewarm(model)
     click.echo(f"{model} is loaded where nothing has to be evicted for it")
 
 
 @slots.command()
 @click.argument("model")
-@name_option
 @json_option
-@address_option
-def why(model: str, name: str, as_json: bool) -> None:
+@of_models
+def why(client: SlotClient, model: str, as_json: bool) -> None:
     """Why requests for a model wait, or replicas are missing."""
-    with cluster():
-        rows = {row.model: row for row in SlotClient.connect(name).status().models}
+    rows = {row.model: row for row in client.status().models}
     if model not in rows:
         raise unknown("model", model, list(rows))
     if as_json:
-        print_json(rows[model])
-        return
+        return print_json(rows[model])
     click.echo(f"{model}: {_reason(rows[model])}")
 
 
@@ -157,41 +151,47 @@ def serve(file: Path, dry_run: bool) -> None:
 
     sys.path.insert(0, "")  # classes of the file may be in this directory
     said = serving.read(file)
-    rows = [(model.name, _what(model), said.place(model.name), model.replicas, ", ".join(model.aliases))
-            for model in said.models.values()]  # fmt: skip
+    rows = [(name, _what(model), said.place(name), said.orders[name].replicas, ", ".join(model.aliases))
+            for name, model in said.models.items()]  # fmt: skip
     print_table(("MODEL", "SERVES", "FITS ON", "REPLICAS", "ALIASES"), rows, "no models")
     if dry_run:
         return
-    asked: list[int] = []
-    came = threading.Event()
-
-    def note(number: int, _: object) -> None:
-        asked.append(number)
-        came.set()
-
+    serving.require_free_port(said)
+    heard: SimpleQueue[int] = SimpleQueue()
+    signal.signal(signal.SIGHUP, lambda number, _: heard.put(number))  # else it would end a start that takes long
     with cluster(show_logs=True), SlotClient(said.hosts, name=said.name, policy=said.policy) as client:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, note)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, lambda number, _: heard.put(number))
         served = serving.ServedFile(client, said)
+        client._when_lost(lambda: heard.put(_LOST))
         gc.collect()
         gc.freeze()  # else Python looks at all modules again and again, which holds up requests for 100 ms
         with served.front as front:
             click.echo(f"{len(said.models)} models at {front.url}/v1; Ctrl-C ends it, SIGHUP reads the file again")
-            while True:
-                came.wait()
-                came.clear()
-                if signal.SIGTERM in asked or signal.SIGINT in asked:
-                    front.close(GRACE_S if signal.SIGTERM in asked else CLOSE_S)
-                    return
-                asked.clear()
-                try:
-                    changes = served.change(serving.read(file))
-                    click.echo("; ".join(changes) or "nothing has changed")
-                except InvalidSlotError as error:
-                    click.echo(f"nothing has changed: {error}", err=True)
-                except Exception as error:  # what is served goes on
-                    why = f"{type(error).__name__}: {error}"
-                    click.echo(f"not all changes are made; SIGHUP tries again: {why}", err=True)
+            while (number := heard.get()) in (signal.SIGHUP, _LOST):
+                if number == signal.SIGHUP:
+                    _read_again(served, file)
+                    continue
+                click.echo("the SlotManager is gone; a new one loads the models again", err=True)
+                served.recover()
+                client._when_lost(lambda: heard.put(_LOST))
+            front.close(GRACE_S if number == signal.SIGTERM else CLOSE_S)
+
+
+_LOST = 0
+"""Stands for the loss of the SlotManager among the numbers of signals."""
+
+
+def _read_again(served: "ServedFile", file: Path) -> None:
+    from iris_ray.slots import serving
+
+    try:
+        changes = served.change(serving.read(file))
+        click.echo("; ".join(changes) or "nothing has changed")
+    except InvalidSlotError as error:
+        click.echo(f"nothing has changed: {error}", err=True)
+    except Exception as error:  # what is served goes on
+        click.echo(f"perhaps not all is changed; SIGHUP tries again: {type(error).__name__}: {error}", err=True)
 
 
 def _what(model: "FileModel") -> str:

@@ -2,15 +2,16 @@
 
 import importlib
 import os
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from iris_ray.errors import InvalidSlotError, IrisError, UnknownNameError
-from iris_ray.model.checks import NAME, Holds, Number, is_texts, nearest, require
+from iris_ray.errors import InvalidSlotError, IrisError
+from iris_ray.model.checks import NAME, Holds, ListOf, Number, is_texts, nearest, require
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -39,19 +40,13 @@ class FileModel:
 
     Attributes:
         model: a program, or where its class is: ``module:Class``.
-        memory: bytes on each device, by the number of devices; None: the class knows.
-        arguments: of the class.
-        spec: further fields of `ModelSpec`.
+        how: the other arguments of `SlotClient.register`.
         aliases: further names.
     """
 
     name: str
     model: ServedCommand | str
-    memory: Mapping[int, int | Sequence[int]] | None
-    arguments: Mapping[str, Any]
-    replicas: int
-    prewarm: bool
-    spec: Mapping[str, Any]
+    how: Mapping[str, Any]
     aliases: Sequence[str]
 
     def order(self, kind: DeviceKind) -> ModelOrder:
@@ -63,15 +58,8 @@ class FileModel:
         Raises:
             InvalidSlotError: it could not be served as written.
         """
-        return model_order(
-            self.model if isinstance(self.model, ServedCommand) else class_at(self.model),
-            self.name,
-            memory=self.memory,
-            arguments=self.arguments,
-            replicas=self.replicas,
-            prewarm=self.prewarm,
-            **{"kind": kind, **self.spec},
-        )
+        model = self.model if isinstance(self.model, ServedCommand) else class_at(self.model)
+        return model_order(model, self.name, **{"kind": kind, **self.how})
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +124,21 @@ class ServedFile:
 
     def __init__(self, client: SlotClient, said: ModelsFile) -> None:
         self._client, self._said = client, said
-        for order in said.orders.values():
-            client._take_order(order)
+        self._unsure: set[str] = set()
+        """Models of changes that failed. The SlotManager may have made such a change, and only its answer was lost."""
+        client._change(list(said.orders.values()))
         where: Any = {"host": said.host, "port": said.port, "timeout_s": said.timeout_s}
         self.front = HttpFront(client, **where, keys=said.keys, aliases=said.aliases)
+
+    def recover(self) -> None:
+        """Serve the models again after the SlotManager was lost, by a new one."""
+        self._client._attach(list(self._said.orders.values()))
 
     def change(self, said: ModelsFile) -> list[str]:
         """Serve the new contents of the file. Running requests go on. Return the changes in words.
 
-        After an error other than `InvalidSlotError` it may be called again.
+        The models change all at once, or not at all. An error other than `InvalidSlotError` leaves that open; then call
+        it again, with the contents from before or after the change.
 
         Raises:
             InvalidSlotError: something changed that can't change while it is served. Nothing was changed.
@@ -152,19 +146,17 @@ class ServedFile:
         before = self._said
         if said.fixed != before.fixed:
             raise InvalidSlotError("hosts, name, address, timeout_s and policy hold until `iris-ray serve` starts anew")
-        changed = [model for name, model in said.models.items() if before.models.get(name) != model]
-        for model in changed:
-            self._client._take_order(said.orders[model.name])
+        differs = {name for name, model in said.models.items() if before.models.get(name) != model}
+        changed = [name for name in said.models if name in differs | self._unsure]
+        gone = sorted((before.models.keys() | self._unsure) - said.models.keys())
+        self._unsure.update(changed, gone)
+        self._client._change([said.orders[name] for name in changed], gone)
         self.front.set_access(said.keys, said.aliases)
-        gone = before.models.keys() - said.models.keys()
-        for name in sorted(gone):
-            with suppress(UnknownNameError):  # an earlier try has removed it
-                self._client.remove(name)
-        words = [f"{model.name} is {'changed' if model.name in before.models else 'new'}" for model in changed]
-        words += [f"{name} is served no more" for name in sorted(gone)]
-        words += ["keys have changed"] if list(said.keys) != list(before.keys) else []
+        self._unsure.clear()
         self._said = said
-        return words
+        words = [f"{name} is {'changed' if name in before.models else 'new'}" for name in changed]
+        words += [f"{name} is served no more" for name in gone]
+        return words + (["keys have changed"] if list(said.keys) != list(before.keys) else [])
 
 
 def class_at(place: str) -> type:
@@ -180,6 +172,16 @@ def class_at(place: str) -> type:
         why = f"{type(error).__name__}: {error}"
         raise InvalidSlotError(f"class {place!r} can't be imported ({why}); give module:Class") from None
     return found
+
+
+def require_free_port(said: ModelsFile) -> None:
+    """Refuse a port or address at which this process can't listen, before anything is acquired."""
+    family = socket.AF_INET6 if ":" in said.host else socket.AF_INET
+    try:
+        socket.create_server((said.host, said.port), family=family).close()
+    except OSError as error:
+        why = f"port {said.port} of {said.host} can't be used: {error.strerror or error}"
+        raise InvalidSlotError(f"{why}; give a free port and an address of this machine") from None
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ def _check_groups(found: ModelsFile) -> None:
                 near = nearest(spec.group, set(groups) - {spec.group})
                 hint = f"did you mean {near[0]!r}?" if near else "give it to another one, or leave it out"
                 raise InvalidSlotError(f"group: no other model has group = {spec.group!r}; {hint}")
-            kept = {other: found.models[other].replicas for other, each in specs.items() if spec.excludes(each)}
+            kept = {other: found.orders[other].replicas for other, each in specs.items() if spec.excludes(each)}
             kept = {other: count for other, count in kept.items() if count and specs[other].kind is spec.kind}
             hosts = sum(_runners(each) for each in found.hosts if each.kind is spec.kind)
             if kept and sum(kept.values()) >= hosts:
@@ -318,12 +320,14 @@ def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
     with _at(str(path)):
         _check_names(table, {"name", "host", "port", "timeout_s", "hosts", "models", "keys", "policy"})
         plain = {name: table[name] for name in ("name", "host", "port", "timeout_s") if name in table}
-        hosts = [_hosts(each) for each in _list(table.get("hosts", []), "[[hosts]]")]
+        with _at("[[hosts]]"):
+            hosts = [_hosts(each) for each in _list(table.get("hosts", []), "[[hosts]]")]
         models = {name: _model(name, each) for name, each in _tables(table, "models")}
         keys = [_key(name, each, environ) for name, each in _tables(table, "keys")]
-        policy = table.get("policy", {})
-        _check_names(policy, SIMPLE_POLICY)
-        found = ModelsFile(hosts, models, keys, **plain, policy=ServingPolicy(**policy))
+        with _at("[policy]"):
+            _check_names(table.get("policy", {}), SIMPLE_POLICY)
+            policy = ServingPolicy(**table.get("policy", {}))
+        found = ModelsFile(hosts, models, keys, **plain, policy=policy)
         check(found)
     return found
 
@@ -338,43 +342,42 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
         found["memory"] = _bytes(table["memory_gb"])
     elif found.get("kind") is not DeviceKind.GPU:
         raise InvalidSlotError(
-            "[[hosts]] has no memory_gb; give the gigabytes of each chip, or of the host for CPUs. Only GPUs can say it"
+            "it has no memory_gb; give the gigabytes of each chip, or of the host for CPUs. Only GPUs can say it"
         )
     if "priority" in table:
-        found["priority"] = PriorityBand[_choice_name(PriorityBand.__members__, table["priority"], "priority")]
+        found["priority"] = _choice(PriorityBand, table["priority"], "priority")
     for name in {"constraints", "preferences"} & table.keys():
         found[name] = tuple(map(Constraint.parse, _texts(table[name], name)))
     return SlotHosts(**found, tolerations=_texts(table.get("tolerations", []), "tolerations"))
 
 
 def _model(name: str, table: Mapping[str, Any]) -> FileModel:
-    of_command, of_spec = (
-        {"health", "load_s", "environment"},
-        {"concurrency", "runtime", "lora", "idle_s", "group", "alone"},
-    )
-    known = of_command | of_spec | {"command", "class", "memory_gb", "kind", "arguments", "replicas", "prewarm"}
+    of_program = {"health", "load_s", "environment"}
+    simple = {"concurrency", "runtime", "lora", "idle_s", "group", "alone", "arguments", "replicas", "prewarm"}
     with _at(f"[models.{name}]"):
-        _check_names(table, known | {"aliases", "constraints"})
+        _check_names(table, of_program | simple | {"command", "class", "memory_gb", "kind", "constraints", "aliases"})
         if ("command" in table) == ("class" in table):
             raise InvalidSlotError('give either command = "PROGRAM … --port {port}", or class = "module:Class"')
-        memory = _memory(table["memory_gb"]) if "memory_gb" in table else None
-        spec = {each: table[each] for each in of_spec if each in table}
+        how = {each: table[each] for each in simple if each in table}
+        if "memory_gb" in table:
+            how["memory"] = _memory(table["memory_gb"])
         if "kind" in table:
-            spec["kind"] = _choice(DeviceKind, table["kind"], "kind")
+            how["kind"] = _choice(DeviceKind, table["kind"], "kind")
         if "constraints" in table:
-            spec["constraints"] = tuple(map(Constraint.parse, _texts(table["constraints"], "constraints")))
+            how["constraints"] = tuple(map(Constraint.parse, _texts(table["constraints"], "constraints")))
         model: ServedCommand | str
         if "command" in table:
-            model = ServedCommand(table["command"], **{each: table[each] for each in of_command if each in table})
-            if memory is None:
+            model = ServedCommand(table["command"], **{each: table[each] for each in of_program if each in table})
+            if "memory" not in how:
                 raise InvalidSlotError("a program needs memory_gb: gigabytes on a device, or { 1 = 16, 2 = 9 }")
+            if "arguments" in how:
+                raise InvalidSlotError("arguments are for classes; those of a program belong to its command")
         elif wrong := {"health", "environment"} & table.keys():
             raise InvalidSlotError(f"{min(wrong)} is for programs; a class has a method of its own")
         else:
             model = str(table["class"])
-            spec |= {"load_s": table["load_s"]} if "load_s" in table else {}
-        extra = table.get("arguments", {}), table.get("replicas", 0), table.get("prewarm", False)
-        return FileModel(name, model, memory, *extra, spec, _texts(table.get("aliases", []), "aliases"))
+            how |= {"load_s": table["load_s"]} if "load_s" in table else {}
+        return FileModel(name, model, how, _texts(table.get("aliases", []), "aliases"))
 
 
 def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> ApiKey:
@@ -382,17 +385,22 @@ def _key(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Api
         _check_names(table, {"secret", "variable", "models", "at_a_time", "per_minute"})
         if ("secret" in table) == ("variable" in table):
             raise InvalidSlotError('give either variable = "NAME", an environment variable with the key, or secret')
+        if "variable" in table:
+            require("variable", table["variable"], NAME, InvalidSlotError)
         secret = table["secret"] if "secret" in table else environ.get(table["variable"], "")
         if not secret:
             raise InvalidSlotError(f"the environment variable {table.get('variable')} is not set; it has to be the key")
-        limits = {each: table[each] for each in ("models", "at_a_time", "per_minute") if each in table}
+        limits = {each: table[each] for each in ("at_a_time", "per_minute") if each in table}
+        limits |= {"models": _texts(table["models"], "models")} if "models" in table else {}
         return ApiKey(name, secret, **limits)
 
 
 def _memory(given: Any) -> dict[int, int | Sequence[int]]:
     if isinstance(given, dict) and "total" in given:
         _check_names(given, {"total", "on"})
-        return dict(split_memory(_bytes(given["total"]), given.get("on", (1,))))
+        on = given.get("on", [1])
+        require("memory_gb: on", on, ListOf(int, "a list of numbers of devices, such as [2, 4]"), InvalidSlotError)
+        return dict(split_memory(_bytes(given["total"]), on))
     by_number = given if isinstance(given, dict) else {"1": given}
     if not all(each.isdecimal() for each in by_number):
         raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")
@@ -403,7 +411,7 @@ def _memory(given: Any) -> dict[int, int | Sequence[int]]:
 
 
 def _bytes(gigabytes: Any) -> int:
-    require("memory_gb", gigabytes, Number(above=True), InvalidSlotError)
+    require("memory_gb", gigabytes, Number(above=True, most=1e9), InvalidSlotError)
     return round(float(gigabytes) * GB)
 
 
@@ -421,19 +429,16 @@ def _list(given: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _texts(given: Any, name: str) -> tuple[str, ...]:
-    require(name, given, Holds(is_texts, "a list of texts"), InvalidSlotError)
+    are_words = Holds(lambda value: is_texts(value) and all(value), "a list of texts that are not empty")
+    require(name, given, are_words, InvalidSlotError)
     return tuple(given)
 
 
 def _choice(kind: type[T], given: Any, name: str) -> T:
-    choices: Any = kind
-    return choices[_choice_name(choices.__members__, given, name)]  # type: ignore[no-any-return]
-
-
-def _choice_name(members: Mapping[str, Any], given: Any, name: str) -> str:
-    if str(given).upper() not in members:
-        raise InvalidSlotError(f"{name} is {given!r}; give one of {', '.join(each.lower() for each in members)}")
-    return str(given).upper()
+    choices: Mapping[str, T] = kind.__members__  # type: ignore[attr-defined]
+    if (chosen := choices.get(str(given).upper())) is None:
+        raise InvalidSlotError(f"{name} is {given!r}; give one of {', '.join(each.lower() for each in choices)}")
+    return chosen
 
 
 def _check_names(table: Any, known: set[str]) -> None:

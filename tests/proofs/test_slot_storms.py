@@ -75,14 +75,14 @@ class SlotStorm(RuleBasedStateMachine):
         name = f"r{len(self.asked)}"
         self.asked.add(name)
         deadline = None if patience is None else self.world.now + patience
-        self.world.ask(name, spec.identity, priority=priority, deadline=deadline)
+        self.world.ask(name, spec.name, priority=priority, deadline=deadline)
 
     @rule(spec=SPECS, idle_s=st.sampled_from([3.0, 20.0, 1000.0]), patience=st.sampled_from([None, 20.0]))
     def open(self, spec, idle_s: float, patience: float | None) -> None:
         name = f"s{len(self.asked)}"
         self.asked.add(name)
         deadline = None if patience is None else self.world.now + patience
-        self.world.open(name, spec.identity, idle_s, deadline=deadline)
+        self.world.open(name, spec.name, idle_s, deadline=deadline)
 
     @rule(n=ANY, ago=st.sampled_from([0.0, 2.0, 10.0]))
     def renew(self, n: int, ago: float) -> None:

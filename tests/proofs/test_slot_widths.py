@@ -63,8 +63,8 @@ class Mixed(TimedWorld):
 
     def ask_at_random(self, spec: ModelSpec, every_s: float) -> None:
         def ask() -> None:
-            if self.reconciler.queue.waiting(spec.identity) < 20:  # who has the answers asks on
-                self.ask(f"{spec.name}-{next(self._numbers)}", spec.identity)
+            if self.reconciler.queue.waiting(spec.name) < 20:  # who has the answers asks on
+                self.ask(f"{spec.name}-{next(self._numbers)}", spec.name)
             self.later(self.chance.expovariate(1 / every_s), ask)
 
         self.later(self.chance.uniform(0.0, 60.0), ask)
@@ -81,14 +81,14 @@ class Mixed(TimedWorld):
     def hear(self, event: ev.Event) -> None:
         super().hear(event)
         queue, models = self.reconciler.queue, self.reconciler.models
-        waiting = {each.name: each.identity for each in self.specs if queue.waiting(each.identity)}
-        asked_at = {name: max(queue.oldest(each), models[each].served_at) for name, each in waiting.items()}
-        starve = [name for name, each in waiting.items() if queue.oldest(each) + POLICY.ageing_s <= self.now]
+        waiting = [each.name for each in self.specs if queue.waiting(each.name)]
+        asked_at = {name: max(queue.oldest(name), models[name].turn_at) for name in waiting}
+        starve = [name for name in waiting if queue.oldest(name) + POLICY.ageing_s <= self.now]
         for name in waiting:
             self.since.setdefault(name, self.now)
             ahead = self.ahead.setdefault(name, set())
             ahead.update(other for other in starve if other != name and asked_at[other] <= asked_at[name])
-        for name in self.since.keys() - waiting.keys():  # served
+        for name in self.since.keys() - set(waiting):  # served
             del self.since[name], self.ahead[name]
 
     def look_at_waits(self) -> None:
@@ -97,7 +97,7 @@ class Mixed(TimedWorld):
             self._note_wait(name)
 
     def _order(self, runner_id: str, order: Order) -> None:
-        if isinstance(order, StartRequest) and (name := order.request.identity.model) in self.since:
+        if isinstance(order, StartRequest) and (name := order.request.model) in self.since:
             self._note_wait(name)
             del self.since[name], self.ahead[name]
         super()._order(runner_id, order)
@@ -134,7 +134,7 @@ def takes_planned_room(real: Any) -> Any:
 
 def keeps_no_room(real: Any) -> Any:
     """No room is kept for a model that starves: its devices have to be free by chance, all at once."""
-    return lambda self, identity, now: False
+    return lambda self, name, now: False
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.support.slots import host_here
 MAKER = Maker("ann", "job", "worker", "process 1 on host")
 NO_PORT = "address not available"
 HANGS = "its load never ends"
+RAISES = "its load raises, instead of returning why it failed"
 
 
 class Method:
@@ -73,6 +74,8 @@ class Slot:
         self.meets_at = meeting
         if self._why_not == HANGS:
             await self.killed.wait()
+        if self._why_not == RAISES:
+            raise RayTaskError("load", "", ValueError(RAISES))
         return self._why_not
 
     async def _watch(self) -> None:

@@ -8,7 +8,7 @@ from itertools import combinations
 from iris_ray.slots.core.allocator import Allocator, Decision, Place, SlotRequirement
 from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.models import SlotIdentity
+from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import PlacementPolicy
 from iris_ray.slots.core.slot import USES_MEMORY, Slot, SlotState
 
@@ -23,7 +23,7 @@ class Snapshot:
     runners: tuple[Runner, ...]
     slots: tuple[Slot, ...] = ()
     closed: frozenset[str] = frozenset()
-    prices: Mapping[SlotIdentity, int] = field(default_factory=dict, hash=False)
+    prices: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 def decide(snapshot: Snapshot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> Decision:
@@ -39,8 +39,16 @@ def plan(
     for number, requirement in enumerate(queue):
         decision = allocator.decide(requirement, now)
         if isinstance(decision, Place):
-            allocator.commit(f"planned {number}", requirement.spec, decision, now)
+            commit(allocator, f"planned {number}", requirement.spec, decision, now)
         yield decision
+
+
+def commit(allocator: Allocator, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
+    """Carry a decision out in the books."""
+    for evicted in place.evict:
+        allocator.fleet.retire(evicted, SlotState.DRAINING)
+    allocator.fleet.plan(slot_id, spec, place.allocation, now)
+    allocator.fleet.start(slot_id, now)
 
 
 def fleet_of(snapshot: Snapshot) -> SlotFleet:
@@ -91,7 +99,7 @@ def all_plans(
                         continue
                     left = [promised_left(runner, slots, evict, device) for device in devices]
                     if all(free >= each for free, each in zip(left, charge, strict=True)):
-                        price = sum(snapshot.prices.get(slot.identity, 0) for slot in evict)
+                        price = sum(snapshot.prices.get(slot.model, 0) for slot in evict)
                         size = sum(slot.allocation.total for slot in evict)
                         newest = max((slot.last_activity for slot in evict), default=LONG_AGO)
                         ids = frozenset(slot.slot_id for slot in evict)
@@ -103,7 +111,7 @@ def tiered(policy: PlacementPolicy, degree: int, key: Score) -> Score:
 
 
 def evictable(slot: Slot, requirement: SlotRequirement, policy: PlacementPolicy, now: float) -> bool:
-    if slot.state is not SlotState.READY or slot.active or slot.claimed or slot.identity == requirement.spec.identity:
+    if slot.state is not SlotState.READY or slot.active or slot.claimed or slot.model == requirement.spec.name:
         return False
     assert slot.ready_at is not None
     stale_at = policy.stale_at(slot.allocation.runner_id, slot.last_activity)

@@ -25,7 +25,7 @@ from iris_ray.slots.core.instructions import (
     RequeueRequest,
     StartRequest,
 )
-from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity, WorkloadKind
+from iris_ray.slots.core.models import ModelSpec, Request, WorkloadKind
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, SlotState
@@ -44,7 +44,7 @@ class Process:
     """
 
     slot_id: str
-    identity: SlotIdentity
+    model: str
     allocation: Allocation
     seats: int
     ready: bool = False
@@ -96,11 +96,11 @@ class SlotWorld:
         self.processes = {n: p for n, p in self.processes.items() if p.allocation.runner_id != runner_id}
         self.hear(ev.RunnerLost(runner_id))
 
-    def ask(self, request_id: str, identity: SlotIdentity, **kw) -> None:
-        self.hear(ev.RequestArrived(Request(request_id, identity, self.now, **kw)))
+    def ask(self, request_id: str, model: str, **kw) -> None:
+        self.hear(ev.RequestArrived(Request(request_id, model, self.now, **kw)))
 
-    def open(self, session_id: str, identity: SlotIdentity, idle_s: float = 60.0, **kw) -> None:
-        self.ask(session_id, identity, kind=WorkloadKind.SESSION, idle_s=idle_s, **kw)
+    def open(self, session_id: str, model: str, idle_s: float = 60.0, **kw) -> None:
+        self.ask(session_id, model, kind=WorkloadKind.SESSION, idle_s=idle_s, **kw)
 
     def open_sessions(self) -> dict[str, Process]:
         """The sessions that may be used, and where."""
@@ -130,7 +130,7 @@ class SlotWorld:
         order = self.orders[runner_id].popleft()
         match order:
             case CreateSlot(slot_id, spec, allocation):
-                self.processes[slot_id] = Process(slot_id, spec.identity, allocation, spec.requests_at_a_time)
+                self.processes[slot_id] = Process(slot_id, spec.name, allocation, spec.requests_at_a_time)
                 self.created.append(slot_id)
             case DeleteSlot(slot_id, _, reason):
                 gone = self.processes.pop(slot_id, None)
@@ -143,7 +143,7 @@ class SlotWorld:
                 self._stop(request_id, slot_id)
             case (AskRunner(), as_of):
                 here = [each for each in self.processes.values() if each.allocation.runner_id == runner_id]
-                self.hear(ev.RunnerReported(runner_id, as_of, {each.slot_id: each.identity for each in here}))
+                self.hear(ev.RunnerReported(runner_id, as_of, {each.slot_id for each in here}))
 
     def load(self, slot_id: str) -> None:
         self.processes[slot_id].ready = True
@@ -215,7 +215,7 @@ class SlotWorld:
 
     def ready(self, name: str) -> list[str]:
         """The slots of a model that are loaded."""
-        return [each.slot_id for each in self.processes.values() if each.identity.model == name and each.ready]
+        return [each.slot_id for each in self.processes.values() if each.model == name and each.ready]
 
     def check_devices(self) -> None:
         """No device is over-committed, whatever anybody believes."""
@@ -308,7 +308,7 @@ class TimedWorld(SlotWorld):
         """Ask for a model again and again."""
 
         def ask() -> None:
-            self.ask(f"{name}{next(self._numbers)}", spec.identity)
+            self.ask(f"{name}{next(self._numbers)}", spec.name)
             self.later(seconds, ask)
 
         self.later(first, ask)
@@ -333,21 +333,21 @@ class TimedWorld(SlotWorld):
 
     def longest_wait(self, name: str) -> float:
         """The longest wait for a model, that of requests which still wait included."""
-        waiting = [self.now - each.arrived_at for each in self.reconciler.queue if each.identity.model == name]
+        waiting = [self.now - each.arrived_at for each in self.reconciler.queue if each.model == name]
         return max([*self.waits.get(name, []), *waiting], default=0.0)
 
     def _order(self, runner_id: str, order: Order) -> None:
         match order:
             case CreateSlot(slot_id, spec, place):
-                self.processes[slot_id] = Process(slot_id, spec.identity, place, spec.requests_at_a_time)
+                self.processes[slot_id] = Process(slot_id, spec.name, place, spec.requests_at_a_time)
                 self.created.append(slot_id)
                 self.later(self.load_s[spec.name], lambda: self._loaded(slot_id))
             case DeleteSlot(slot_id, _, reason):
                 self.later(self.end_s, lambda: self._gone(slot_id, reason))
             case StartRequest(request, slot_id):
-                self.waits.setdefault(request.identity.model, []).append(self.now - request.arrived_at)
+                self.waits.setdefault(request.model, []).append(self.now - request.arrived_at)
                 self.processes[slot_id].requests.add(request.request_id)
-                takes_s = self.answer_takes(request.identity.model)
+                takes_s = self.answer_takes(request.model)
                 self.later(takes_s, lambda: self.end_request(request.request_id, slot_id))
             case EndRequest(request_id, slot_id, _):
                 self.later(0.0, lambda: self.end_request(request_id, slot_id, answered=False))
@@ -364,5 +364,5 @@ class TimedWorld(SlotWorld):
         self.hear(ev.SlotEnded(slot_id))
 
     def _report(self, runner_id: str, as_of: float) -> None:
-        here = {n: each.identity for n, each in self.processes.items() if each.allocation.runner_id == runner_id}
+        here = {n for n, each in self.processes.items() if each.allocation.runner_id == runner_id}
         self.hear(ev.RunnerReported(runner_id, as_of, here))

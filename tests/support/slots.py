@@ -7,9 +7,15 @@ from iris_ray.model.constraints import AttributeValue
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
+from iris_ray.slots.core.slot import Slot, SlotState
 
 GB = 10**9
+
+
+def in_state(fleet: SlotFleet, state: SlotState) -> list[Slot]:
+    return [slot for slot in fleet.slots.values() if slot.state is state]
 
 
 def gpus(name: str = "a", count: int = 2, gigabytes: int = 80) -> Runner:

@@ -7,12 +7,14 @@ import math
 import mmap
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from iris_ray.checkpoint import store
 from iris_ray.checkpoint.boxes import Box, shape_of, whole, within
 from iris_ray.checkpoint.gang import JaxGang, Talk
 from iris_ray.checkpoint.leaves import StateLeaf
@@ -29,11 +31,16 @@ class Killed(BaseException):
 
 
 class Service:
-    """JAX's coordination service: it fails for all as soon as one process is dead."""
+    """JAX's coordination service: it fails for all as soon as one process is dead. It keeps names of barriers.
+
+    Attributes:
+        values: the keys that are set, with their values.
+        arrived: how often a process has come to each barrier.
+    """
 
     def __init__(self, count: int) -> None:
-        self._values: dict[str, str] = {}
-        self._arrived: dict[str, int] = {}
+        self.values: dict[str, str] = {}
+        self.arrived: dict[str, int] = {}
         self._count = count
         self._changed = threading.Condition()
         self._broken = False
@@ -45,23 +52,28 @@ class Service:
 
     def key_value_set(self, key: str, value: str) -> None:
         with self._changed:
-            assert key not in self._values, "as JAX does"
-            self._values[key] = value
+            assert key not in self.values, "as JAX does"
+            self.values[key] = value
             self._changed.notify_all()
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
-        self._await(lambda: key in self._values)
-        return self._values[key]
+        self._await(lambda: key in self.values)
+        return self.values[key]
+
+    def key_value_delete(self, key: str) -> None:
+        with self._changed:
+            del self.values[key]
 
     def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
         with self._changed:
-            self._arrived[barrier_id] = self._arrived.get(barrier_id, 0) + 1
+            came = self.arrived.get(barrier_id, 0)
+            self.arrived[barrier_id] = came + 1
             self._changed.notify_all()
-        self._await(lambda: self._arrived[barrier_id] == self._count)
+        self._await(lambda: self.arrived[barrier_id] >= (came // self._count + 1) * self._count)
 
     def key_value_dir_get(self, key: str) -> list[tuple[str, str]]:
         with self._changed:
-            return [(each, value) for each, value in self._values.items() if each.startswith(f"{key}/")]
+            return [(each, value) for each, value in self.values.items() if each.startswith(f"{key}/")]
 
     def _await(self, condition: Callable[[], bool]) -> None:
         with self._changed:
@@ -175,6 +187,67 @@ def _leaf(name: str, array: np.ndarray, held: HeldArray, boxes: tuple[Box, ...])
 # -- attempts ----------------------------------------------------------------------------------------------------------
 
 
+class Attempt:
+    """The processes of an attempt, each on a host of its own.
+
+    Args:
+        layouts: of the arrays of their state.
+        hosts: the directory of each process's host.
+        slices: of how many slices they are.
+        attempt: its number.
+        files: returns the files of a host as a process sees them; takes the numbers of both.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[Layout],
+        hosts: Sequence[Path],
+        slices: int,
+        attempt: int = 1,
+        files: Callable[[int, int], DirectoryFiles] | None = None,
+    ) -> None:
+        store._known.clear()  # as in a new process
+        count, self._a_slice = len(hosts), len(hosts) // slices
+        self.layouts, self.slices, self.number = layouts, slices, attempt
+        self.service = Service(count)
+        self.gangs = []
+        domains = [each // self._a_slice if slices > 1 else each for each in range(count)]
+        for index in range(count):
+            seen = [files(index, host) if files else DirectoryFiles(hosts[host]) for host in range(count)]
+            talk = Talk(self.service, index, "state")
+            self.gangs.append(
+                JaxGang(index, count, attempt, seen, range(count), seen[index], FOLDER, domains, slices > 1, talk)
+            )
+        self.again()
+
+    def again(self) -> None:
+        """Have each process make another checkpointer of the same name."""
+        self.steps = [GangSteps(gang, keep=2, copies=True, limit=None) for gang in self.gangs]
+
+    def leaves(self, index: int, arrays: Sequence[np.ndarray]) -> list[StateLeaf]:
+        return leaves_of(self.layouts, arrays, index, self.slices, self._a_slice)
+
+    def save(self, step: int, seed: int | None = None) -> list[bool]:
+        """Save a step in all processes, with a content that depends on the seed; return whether it is whole."""
+
+        def save(index: int) -> bool:
+            arrays = content(self.layouts, self.number if seed is None else seed, step)
+            self.steps[index].save(step, self.leaves(index, arrays))
+            self.steps[index].finish()
+            return self.steps[index].is_whole
+
+        return self.on_all(save)
+
+    def restore(self) -> list[tuple[int, list[Any]] | None]:
+        blank = [np.zeros(layout.shape, np.int64) for layout in self.layouts]
+        return self.on_all(lambda index: self.steps[index].restore(self.leaves(index, blank)))
+
+    def on_all(self, work: Callable[[int], Any]) -> list[Any]:
+        """Return what a function returns for each process; it is called in a thread for each."""
+        with ThreadPoolExecutor(len(self.gangs)) as pool:
+            return list(pool.map(work, range(len(self.gangs))))
+
+
 class Program:
     """A program that keeps steps of its state, attempt by attempt.
 
@@ -216,65 +289,59 @@ class Program:
             refused: steps of which no host takes a copy, as if it had no room.
         """
         self._attempt += 1
-        attempt, count = self._attempt, len(hosts)
-        service = Service(count)
+        count = len(hosts)
+        fuses = [Fuse(at_write if index == dies else None) for index in range(count)]
+
+        def files(index: int, host: int) -> DirectoryFiles:
+            return FilesUntilDeath(hosts[host], fuses[index], refused)
+
+        attempt = Attempt(self.layouts, hosts, slices, self._attempt, files)
         restored: dict[int, tuple[int, list[Any]] | None] = {}
         errors: list[BaseException] = []
         kept: list[int] = [0] * count
 
         def process(index: int) -> None:
-            fuse = Fuse(at_write if index == dies else None)
-            own = FilesUntilDeath(hosts[index], fuse)
-            files = [own if host == index else FilesUntilDeath(path, fuse, refused) for host, path in enumerate(hosts)]
-            a_slice = count // slices
-            domains = [each // a_slice if slices > 1 else each for each in range(count)]
-            talk = Talk(service, index, "state")
-            gang = JaxGang(index, count, attempt, files, range(count), own, FOLDER, domains, slices > 1, talk)
-            states = GangSteps(gang, keep=2, copies=True, limit=None)
+            states = attempt.steps[index]
             try:
                 blank = [np.zeros(layout.shape, np.int64) for layout in self.layouts]
-                restored[index] = states.restore(leaves_of(self.layouts, blank, index, slices, a_slice))
+                restored[index] = states.restore(attempt.leaves(index, blank))
                 for step in range(1, steps + 1):
-                    arrays = content(self.layouts, attempt, step)
-                    states.save(step, leaves_of(self.layouts, arrays, index, slices, a_slice))
+                    states.save(step, attempt.leaves(index, content(self.layouts, self._attempt, step)))
                     states.finish()
-                    if step not in refused:
+                    if states.is_whole:
                         kept[index] = step
-                states.finish()
             except Killed:
                 pass
             except BaseException as error:
                 errors.append(error)
             else:
                 return
-            fuse.blow()
-            service.end()
+            fuses[index].blow()
+            attempt.service.end()
             with contextlib.suppress(Killed):
                 states.finish()
 
-        threads = [threading.Thread(target=process, args=(index,)) for index in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        attempt.on_all(process)
         if errors:
             raise errors[0]
         if min(kept):
-            self.settled = attempt, min(kept)
+            self.settled = self._attempt, min(kept)
         return [restored[index] for index in range(count)] if len(restored) == count else []
 
     def expected(self, hosts: Sequence[Path]) -> tuple[int, int] | None:
         """The newest attempt and step of which the hosts have every element, found element by element."""
-        masks: dict[tuple[int, int], list[np.ndarray]] = {}
+        masks: dict[tuple[int, int, int], list[np.ndarray]] = {}
         for host in hosts:
             for path in (host / FOLDER).glob("*.json"):
                 name = PartName.of(path.name)
                 assert name is not None
                 shapes = [layout.shape for layout in self.layouts]
-                mask = masks.setdefault((name.attempt, name.step), [np.zeros(shape, bool) for shape in shapes])
+                key = name.attempt, name.save, name.step
+                mask = masks.setdefault(key, [np.zeros(shape, bool) for shape in shapes])
                 for shard in Part.from_bytes(path.read_bytes()).shards:
                     mask[shard.leaf - 1][within(shard.box, whole(mask[shard.leaf - 1].shape))] = True
-        return max((step for step, found in masks.items() if all(mask.all() for mask in found)), default=None)
+        whole_ones = [key for key, found in masks.items() if all(mask.all() for mask in found)]
+        return (max(whole_ones)[0], max(whole_ones)[2]) if whole_ones else None
 
     def check(self, restored: Sequence[tuple[int, list[Any]] | None], expected: tuple[int, int] | None) -> None:
         """Every process has the same step, the newest that was whole, bit by bit; None exactly if none was."""

@@ -10,7 +10,7 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.errors import InvalidSlotError, RemoteUserError
-from iris_ray.model.checks import FLAG, Check, Holds, Whole, is_timeout, require, require_fields
+from iris_ray.model.checks import FLAG, NAME, Check, Holds, Seconds, Whole, is_timeout, require, require_fields
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -20,11 +20,12 @@ from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
 UNKNOWN = 2**60
 """Stands for the bytes of a device that have not been read yet: every model may fit."""
-
+MOST_HOSTS = 10_000
+"""The limit for hosts, and for devices of a host. A mistyped number must not fill the memory."""
 
 _CHECKS: Mapping[str, Check] = {
-    "count": Whole(1, exactly=True),
-    "devices": Whole(1, exactly=True),
+    "count": Whole(1, MOST_HOSTS, exactly=True),
+    "devices": Whole(1, MOST_HOSTS, exactly=True),
     "memory": Whole(1, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
 }
@@ -134,6 +135,16 @@ class ModelOrder:
         return ModelRegistered(self.spec, self.replicas, self.prewarm, code=code)
 
 
+_ASK_CHECKS: Mapping[str, Check] = {
+    "request_id": NAME,
+    "model": Holds(str, "a model's name"),
+    "timeout_s": Holds(is_timeout, "seconds, or None to wait for as long as it takes", or_none=True),
+    "priority": FLAG,
+    "retriable": FLAG,
+    "kind": Holds(WorkloadKind, "a WorkloadKind"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request.
@@ -149,7 +160,7 @@ class Ask:
         client_id: the client who renews it; the request is given up if that client falls silent. "": no client.
 
     Raises:
-        InvalidSlotError: ``timeout_s`` is not a number.
+        InvalidSlotError: a value makes no sense.
     """
 
     request_id: str
@@ -163,9 +174,9 @@ class Ask:
     client_id: str = ""
 
     def __post_init__(self) -> None:
-        wait = Holds(is_timeout, "seconds, or None to wait for as long as it takes")
-        if self.timeout_s is not None:
-            require("timeout_s", self.timeout_s, wait, InvalidSlotError)
+        require_fields("", self, _ASK_CHECKS, InvalidSlotError)
+        if self.kind is WorkloadKind.SESSION:
+            require("idle_s", self.idle_s, Seconds(above=True), InvalidSlotError)
 
 
 @dataclass(frozen=True, slots=True)

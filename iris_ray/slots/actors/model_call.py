@@ -150,6 +150,7 @@ class RunningCalls:
     loop: ModelLoop
     _by_id: dict[str, ModelCall] = field(default_factory=dict)
     _stopped: StopReasons = field(default_factory=StopReasons)
+    _over: StopReasons = field(default_factory=StopReasons)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -158,6 +159,7 @@ class RunningCalls:
         call, call_id = ModelCall(self.loop), request.request_id
         with self._lock:
             self._by_id[call_id] = call
+            self._over.forget(call_id)
             if self._stopped.forget(call_id):
                 call.stop()
         try:
@@ -168,13 +170,14 @@ class RunningCalls:
         finally:
             with self._lock:
                 del self._by_id[call_id]
+                self._over.note(call_id, "over")
 
     def stop(self, call_id: str) -> None:
-        """Stop a call, even if it has not begun yet."""
+        """Stop a call, even if it has not begun yet. If it is over, a later call with its id is not concerned."""
         with self._lock:
             if call := self._by_id.get(call_id):
                 call.stop()
-            else:
+            elif not self._over.knows(call_id):
                 self._stopped.note(call_id, "stopped")
 
 

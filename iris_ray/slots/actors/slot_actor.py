@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
@@ -28,6 +29,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 HEALTH_S = 10.0
 """The interval between two calls of a model's ``health()``."""
+HEALTH_ANSWER_S = 60.0
+"""How long ``health()`` may take. A missing answer is a bad one."""
 MOST_UNWELL = 3
 """The number of bad answers of ``health()`` in a row after which the slot ends."""
 CALLS: Final = "calls"
@@ -236,13 +239,15 @@ class LoadedModel:
 
     def _watch_health(self) -> None:
         """End this process, and so the slot, when the model is not well. Its requests run again on another slot."""
-        unwell = 0
+        unwell, threads = 0, ThreadPoolExecutor(MOST_UNWELL)
         while unwell < MOST_UNWELL:
             time.sleep(HEALTH_S)
+            answer = threads.submit(self._run_if_there, "health")
             try:
-                why = None if self._run_if_there("health") is not False else "health() returned False"
-            except Exception as error:
-                why = f"health() raised {type(error).__name__}: {error}"
+                why = None if answer.result(HEALTH_ANSWER_S) is not False else "health() returned False"
+            except (Exception, asyncio.CancelledError) as error:
+                late = f"health() did not answer within {HEALTH_ANSWER_S:g} s"
+                why = f"health() raised {type(error).__name__}: {error}" if answer.done() else late
             unwell = 0 if why is None else unwell + 1
         print(f"the model was not well {MOST_UNWELL} times in a row: {why}; its slot ends", file=sys.stderr, flush=True)
         os._exit(1)

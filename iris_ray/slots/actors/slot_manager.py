@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, err
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
 from iris_ray.slots.core.devices import DeviceKind, Runner
-from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.models import Request
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 
@@ -55,8 +55,7 @@ class SlotManager:
         self._maker = maker
         self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
         self._waiting: dict[str, WaitingCaller] = {}
-        self._orders: dict[SlotIdentity, ModelOrder] = {}
-        self._by_name: dict[str, SlotIdentity] = {}
+        self._orders: dict[str, ModelOrder] = {}
         self._background = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
         self._runners = Runners(self._hear)
@@ -94,24 +93,26 @@ class SlotManager:
         self._runners.close()
         return self._jobs
 
+    async def watch(self) -> None:
+        """Never return: the call fails when this process is gone."""
+        await asyncio.Event().wait()
+
     async def register(self, order: ModelOrder) -> None:
         """Serve a model from now on."""
-        identity = order.spec.identity
-        before = self._by_name.get(order.spec.name, identity)
-        if before != identity:  # requests can't name it any more
-            self._forget(before)
-        self._orders[identity] = order
-        self._by_name[order.spec.name] = identity
+        self._orders[order.spec.name] = order
         self._hear(order.event)
 
     async def remove(self, model: str) -> None:
         """Stop serving a model."""
-        self._forget(self._identity(model))
-        del self._by_name[model]
+        del self._orders[self._known(model)]
+        self._hear(ev.ModelRemoved(model))
 
-    def _forget(self, identity: SlotIdentity) -> None:
-        self._hear(ev.ModelRemoved(identity))
-        del self._orders[identity]
+    async def change(self, orders: Sequence[ModelOrder], gone: Collection[str]) -> None:
+        """Serve some models from now on, and others no longer. It never waits: all of it is done, or nothing."""
+        for order in orders:
+            await self.register(order)
+        for model in self._orders.keys() & set(gone):
+            await self.remove(model)
 
     async def submit(self, ask: Ask) -> AnswerPiece:
         """Return the answer to a request, or its error."""
@@ -158,8 +159,7 @@ class SlotManager:
 
     async def prewarm(self, model: str) -> None:
         """Give each runner a slot of a model, if there is room without evicting."""
-        order = self._orders[self._identity(model)]
-        self._hear(replace(order.event, prewarm=True))
+        self._hear(replace(self._orders[self._known(model)].event, prewarm=True))
 
     async def status(self) -> SlotStatus:
         """Return the status of runners, slots and models."""
@@ -218,7 +218,7 @@ class SlotManager:
     def _carry_out(self, instruction: todo.Instruction) -> None:
         match instruction:
             case todo.CreateSlot(spec=spec):
-                self._processes.create(instruction, self._orders[spec.identity].pickled)
+                self._processes.create(instruction, self._orders[spec.name].pickled)
             case todo.DeleteSlot(slot_id=slot_id):
                 self._processes.delete(slot_id)
             case todo.StartRequest(request=request, slot_id=slot_id):
@@ -255,14 +255,14 @@ class SlotManager:
     def _admit(self, ask: Ask, streams: bool) -> WaitingCaller:
         if ask.request_id in self._waiting:
             raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
-        identity, now = self._identity(ask.model), self._now()
+        model, now = self._known(ask.model), self._now()
         if self._cancelled_early.forget(ask.request_id):
             raise cancelled(ask.request_id)
         if ask.client_id:
             self._clients.heard(ask.client_id)
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
         how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s, len(ask.payload)
-        request = Request(ask.request_id, identity, now, *how)
+        request = Request(ask.request_id, model, now, *how)
         waiting = self._waiting[ask.request_id] = WaitingCaller(ask, streams)
         try:
             self._hear(ev.RequestArrived(request))
@@ -271,11 +271,11 @@ class SlotManager:
             raise
         return waiting
 
-    def _identity(self, model: str) -> SlotIdentity:
-        if model not in self._by_name:
-            known = ", ".join(sorted(self._by_name)) or "none"
+    def _known(self, model: str) -> str:
+        if model not in self._orders:
+            known = ", ".join(sorted(self._orders)) or "none"
             raise UnknownNameError(f"there is no model {model!r}; there are: {known}")
-        return self._by_name[model]
+        return model
 
     async def _serve(self, request: Request, slot_id: str) -> None:
         waiting, made = self._waiting.get(request.request_id), self._processes.by_slot.get(slot_id)

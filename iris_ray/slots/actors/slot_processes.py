@@ -22,7 +22,6 @@ from iris_ray.slots.actors.slot_actor import CALLS, SlotActor
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.core.instructions import CreateSlot
-from iris_ray.slots.core.models import SlotIdentity
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
@@ -31,6 +30,8 @@ UNLOAD_S = 5.0
 """How long a user's ``unload`` may take."""
 GONE_S = 10.0
 """How long one look waits for a killed process to be gone."""
+LONGEST_REASON = 4_000
+"""The number of characters that are kept of the reason of a failed load, which status and answers repeat."""
 SHARE_BYTES = "IRIS_SLOT_MEMORY"
 """The variable that tells a slot its bytes on each of its devices, with commas between them."""
 SHARE = "IRIS_SLOT_MEMORY_SHARE"
@@ -65,11 +66,6 @@ class SlotProcess:
     def actor(self) -> Actor[SlotActor]:
         """The leader, which gets the requests."""
         return self.actors[0]
-
-    @property
-    def identity(self) -> SlotIdentity:
-        """What it serves."""
-        return self.order.spec.identity
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -116,8 +112,8 @@ class SlotProcesses:
             made.ending = True
             self._background.start(self._end(made), f"ending slot {slot_id}")
 
-    async def alive_on(self, runner_id: str, runner: RunnerHere) -> dict[str, SlotIdentity]:
-        """Return the identities of the slots with processes on a runner, starting ones included.
+    async def alive_on(self, runner_id: str, runner: RunnerHere) -> set[str]:
+        """Return the ids of the slots with processes on a runner, starting ones included.
 
         Raises:
             RayError: an agent of the runner can't be reached.
@@ -129,7 +125,7 @@ class SlotProcesses:
             for number, host in enumerate(runner.hosts)
         ]
         alive = set[str]().union(*await asyncio.gather(*asked))  # its place is in use while a process is on any host
-        return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
+        return {slot_id for slot_id in here if slot_id not in known or slot_id in alive}
 
     async def memory_on(self, runner: RunnerHere) -> dict[int, int]:
         """Return the bytes that are used of the memory of GPUs, or of a host by slots, by device; nothing for chips.
@@ -147,10 +143,14 @@ class SlotProcesses:
         return {0: await host.agent.call(RunnerAgent.memory, processes)}
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
-        with suppress(RayError):  # `_watch` sees that one is gone
+        try:
             why_not = await self._loaded(made, pickled)
-            event = SlotFailed(made.order.slot_id, why_not) if why_not else SlotReady(made.order.slot_id)
-            self.hear(event)
+        except RayTaskError as error:  # what a user's class does beside `load` may raise
+            why_not = f"{type(error.cause).__name__}: {error.cause}"
+        except RayError:
+            return  # `_watch` sees that one is gone
+        slot_id = made.order.slot_id
+        self.hear(SlotFailed(slot_id, why_not[:LONGEST_REASON]) if why_not else SlotReady(slot_id))
 
     async def _loaded(self, made: SlotProcess, pickled: bytes) -> str | None:
         """Load the model in all processes. Return why that failed in one of them, or None."""
@@ -205,7 +205,7 @@ def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
         "num_cpus": 0,
         "max_concurrency": seats + BESIDE_SEATS,
         "scheduling_strategy": host.placement(),
-        "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
+        "name": f"slot {order.slot_id} of {order.spec.name}" + (f", host {host.host}" if host.hosts > 1 else ""),
     }
     each = order.allocation.bytes_each
     share = {SHARE_BYTES: ",".join(map(str, each)), SHARE: f"{host.share(order.allocation.devices, each):.4f}"}
@@ -239,7 +239,7 @@ def status_of(
     Args:
         in_use: the bytes that are used of each device, by runner, as they were last measured.
     """
-    runners = {runner_id: tuple(core.fleet.ledger.free_now(runner_id)) for runner_id in core.fleet.runners}
+    runners = {runner_id: tuple(core.fleet.books[runner_id].free_now()) for runner_id in core.fleet.runners}
     slots = tuple(_slot_row(core, slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
     models = tuple(_model_row(core, model) for model in core.models.values())
     memory = {each.runner_id: tuple(device.memory for device in each.devices) for each in core.fleet.runners.values()}
@@ -250,7 +250,7 @@ def status_of(
 def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:
     return SlotRow(
         slot_id=slot.slot_id,
-        model=str(slot.identity),
+        model=slot.model,
         runner=slot.allocation.runner_id,
         devices=slot.allocation.devices,
         memory=slot.allocation.total,
@@ -263,8 +263,8 @@ def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float
 
 
 def _model_row(core: Reconciler, model: ServedModel) -> ModelRow:
-    slots = core.fleet.of_identity(model.spec.identity)
-    waiting = core.queue.waiting(model.spec.identity)
+    slots = core.fleet.slots_of(model.spec.name)
+    waiting = core.queue.waiting(model.spec.name)
     misses_replicas = sum(slot.wanted for slot in slots) < model.replicas
     return ModelRow(
         model=model.spec.name,

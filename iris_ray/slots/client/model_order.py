@@ -40,7 +40,7 @@ def model_order(
     _require_arguments(model, keywords)
     if memory is None:
         memory = _estimated(model, keywords)
-    made = ModelSpec(name or model.__name__, memory, **spec)
+    made = ModelSpec(model.__name__ if name is None else name, memory, **spec)
     return ModelOrder(made, _pickled(model, keywords), replicas, prewarm)
 
 

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any, Final
+from urllib.request import ProxyHandler, build_opener
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import VARIABLES, Check, Holds, Seconds, is_name, is_texts, require_fields
@@ -34,6 +35,10 @@ LOST_S: Final = 5.0
 """How long a request whose connection broke waits for the end of the program, and so for another slot."""
 MOST_LINES: Final = 20
 """The limit for lines of the program's output in the reason of a failed load."""
+LONGEST_LINE: Final = 2**12
+"""The limit for characters of a line. A longer one is split."""
+MOST_SAID: Final = 3_000
+"""The limit for characters of the output in that reason."""
 PATHS: Final = {"messages": "/v1/chat/completions", "prompt": "/v1/completions", "input": "/v1/embeddings"}
 """The path of a request, by the field that the request has."""
 
@@ -77,7 +82,7 @@ class ServedCommand:
         require_fields("ServedCommand: ", self, _CHECKS, InvalidSlotError)
         try:
             said = self.words(port=1, model="m", devices=1, memory=1, share=1.0)
-        except (KeyError, IndexError, ValueError) as error:
+        except (LookupError, ValueError, AttributeError, TypeError) as error:
             raise InvalidSlotError(
                 f"ServedCommand: command can't be filled in ({type(error).__name__}: {error}); it may have {{port}},"
                 " {model}, {devices}, {memory} and {share}, and other braces doubled"
@@ -151,10 +156,11 @@ class ServedProgram:
 
     def health(self) -> bool:
         """Return whether the program says that it is well."""
+        direct = build_opener(ProxyHandler({}))  # a proxy would not lead back to this host
         try:
-            with urllib.request.urlopen(self._url + self._served.health, timeout=HEALTH_ANSWER_S) as answer:
+            with direct.open(self._url + self._served.health, timeout=HEALTH_ANSWER_S) as answer:
                 return 200 <= int(answer.status) < 300
-        except OSError:  # also an answer of 400 and more
+        except (OSError, HTTPException):  # also an answer of 400 and more, and one that is not HTTP
             return False
 
     async def unload(self) -> None:
@@ -239,7 +245,7 @@ class ServedProgram:
     def _copy_output(self) -> None:
         assert self._process.stdout is not None, "it was opened as a pipe"
         with self._process.stdout as lines:
-            for line in lines:
+            while line := lines.readline(LONGEST_LINE):
                 self._said.append(line)
                 print(line, end="", flush=True)
 
@@ -250,5 +256,5 @@ class ServedProgram:
             os._exit(1)
 
     def _words(self, what: str) -> str:
-        said = "".join(self._said).strip()
+        said = "".join(self._said).strip()[-MOST_SAID:]
         return f"the program of {self._model} {what}" + (f"; its last words: {said}" if said else "; it said nothing")

@@ -1,10 +1,9 @@
 """The public API of slots: register models, and have them answer requests."""
 
 import uuid
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import ray
@@ -62,15 +61,22 @@ class SlotClient:
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
-        self._manager, is_new, self._is_ours = make_or_find(policy or ServingPolicy(), name)
-        self._keeper = ClientKeeper(self._manager)
+        self._of_manager = policy or ServingPolicy(), tuple(hosts), name
+        self._attach()
+
+    def _attach(self, orders: Sequence[ModelOrder] = ()) -> None:
+        """Make the SlotManager, or find the one of this name. Use it once it serves some models."""
+        policy, hosts, name = self._of_manager
+        manager, is_new, is_ours = make_or_find(policy, name)
         if is_new:
             try:
-                jobs = submit_runners(self._manager, hosts, name)
+                jobs = submit_runners(manager, hosts, name)
             except BaseException:
-                ray.kill(self._manager.handle)  # so the next try makes it anew
+                ray.kill(manager.handle)  # so the next try makes it anew
                 raise
-            ray.get(self._manager.call(SlotManager.start, tuple(hosts), jobs))
+            ray.get(manager.call(SlotManager.start, hosts, jobs))
+        _get(manager.call(SlotManager.change, orders, ()))
+        self._manager, self._is_ours, self._keeper = manager, is_ours, ClientKeeper(manager)
 
     @classmethod
     def connect(cls, name: str) -> Self:
@@ -125,7 +131,7 @@ class SlotClient:
         """
         how: Any = {"memory": memory, "arguments": arguments, "replicas": replicas, "prewarm": prewarm}
         order = model_order(model, name, **how, **{"kind": self._kind, **spec})
-        self._take_order(order)
+        self._change([order])
         return order.spec
 
     def remove(self, name: str) -> None:
@@ -246,12 +252,17 @@ class SlotClient:
         self._keeper.require_connection()
         return self._manager
 
-    def _take_order(self, order: ModelOrder) -> None:
-        _get(self._there().call(SlotManager.register, order))
+    def _change(self, orders: Sequence[ModelOrder], gone: Sequence[str] = ()) -> None:
+        """Serve models from now on, and others no longer: all at once, or nothing. It may be repeated."""
+        _get(self._there().call(SlotManager.change, orders, gone))
+
+    def _when_lost(self, tell: Callable[[], None]) -> None:
+        """Have a thread of Ray's call a function once the SlotManager is gone, or does not answer."""
+        self._there().call(SlotManager.watch).future().add_done_callback(lambda _: tell())
 
     def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
-        ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)
-        return replace(ask, **how)
+        request_id = uuid.uuid4().hex if request_id is None else request_id
+        return Ask(request_id, model, packed(payload).data, client_id=self._keeper.client_id, **how)
 
     def _pieces(self, ask: Ask) -> Any:
         return self._manager.stream(SlotManager.stream, ask)

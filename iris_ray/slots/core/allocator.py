@@ -11,19 +11,19 @@ If `PlacementPolicy.spread_before_evicting` is off, evicting for one device come
 Slots are evicted only if the new slot has a place afterwards.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from math import inf
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.core.devices import DeviceKind, DeviceSet, Runner
 from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest, plus
 from iris_ray.slots.core.fleet import SlotFleet
-from iris_ray.slots.core.models import ModelSpec, Shape, SlotIdentity
+from iris_ray.slots.core.models import ModelSpec, Shape
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
-from iris_ray.slots.core.slot import Allocation, SlotState
+from iris_ray.slots.core.slot import Allocation
 
 MOST_PLANS: Final = 32
 """On how many runners one decision computes the cheapest plan. The others are judged by what an eviction costs there at
@@ -42,6 +42,8 @@ class SlotRequirement(NamedTuple):
             end after the last one, and those that load serve for a while first.
         asked_at: since when its model waits: since its oldest request arrived, or since one was served. A slot that is
             only planned, for a model that waits since later, may be evicted, too.
+        there: how many slots of the model are on each runner, if it is to go where the fewest are.
+        evicts: whether slots may be evicted for it.
     """
 
     spec: ModelSpec
@@ -49,6 +51,8 @@ class SlotRequirement(NamedTuple):
     starving: bool = False
     asked_at: float = inf
     prefer: Collection[str] = ()
+    there: Mapping[str, int] = MappingProxyType({})
+    evicts: bool = True
 
 
 class Place(NamedTuple):
@@ -61,25 +65,17 @@ class Place(NamedTuple):
     evict: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
-    """There is no place now, not even with evictions; there may be one later."""
+class NoPlace(NamedTuple):
+    """There is no place, not even with evictions: now, or ``for_ever`` because not even an empty runner is enough."""
 
     reason: str
+    for_ever: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Never:
-    """Not even an empty runner could hold the slot. Waiting is of no use."""
-
-    reason: str
+Decision = Place | NoPlace
 
 
-Decision = Place | Full | Never
-
-
-@dataclass(frozen=True, slots=True)
-class _Pool:
+class _Pool(NamedTuple):
     """The runners of a kind that satisfy some constraints; ``alike`` holds one of each hardware."""
 
     runners: list[str]
@@ -96,14 +92,6 @@ class _Lack(Enum):
     FULL = "all is full"
 
 
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """There was no place for a model when the runners had gained room so many times."""
-
-    asked_at: float
-    gains: int
-
-
 class Allocator:
     """Decides on a fleet that others change. It looks anew only at runners that have changed.
 
@@ -116,7 +104,8 @@ class Allocator:
         self.policy = policy
         self.staleness = Staleness(policy)
         self._views = {starving: Views(fleet, self.staleness, starving) for starving in (False, True)}
-        self._refused: dict[tuple[bool, Shape, SlotIdentity | None], _Refused] = {}
+        self._refused: dict[tuple[bool, Shape, str | None], tuple[float, int]] = {}
+        """For what there was no place, with `SlotRequirement.asked_at` and the number of `Views.gains` at that time."""
         self._seen = {False: 0}
         """How many gains were seen, by whether for models that starve: only after one of them was refused."""
         self._pools: dict[tuple[DeviceKind, tuple[Constraint, ...]], _Pool] = {}
@@ -132,11 +121,11 @@ class Allocator:
             views.gains.clear()
             self._refused.clear()
             self._seen[starving] = 0
-        is_special = self.fleet.of_model(spec.identity).all or spec.group or spec.alone
-        own = spec.identity if is_special else None  # others of its shape get other answers
+        is_special = self.fleet.of_model(spec.name).all or spec.group or spec.alone
+        own = spec.name if is_special else None  # others of its shape get other answers
         refused = self._refused.get((starving, spec.shape, own))
-        if refused is not None and refused.asked_at <= requirement.asked_at and not requirement.avoid:
-            gained = dict.fromkeys(views.gains[refused.gains :])
+        if refused is not None and refused[0] <= requirement.asked_at and not requirement.avoid:
+            gained = dict.fromkeys(views.gains[refused[1] :])
             if not gained:
                 return self._no_place(spec)
             views.refresh(now)
@@ -151,11 +140,12 @@ class Allocator:
             free = [each for each in runners if not self.fleet.excluded(each, spec)]
         for some in [degrees] if self.policy.spread_before_evicting else [[degree] for degree in degrees]:
             place = _free_place(views, requirement, some, free)
-            if place := place or self._evicting_place(views, requirement, some, runners):
+            place = place or self._evicting_place(views, requirement, some, runners)
+            if place and (requirement.evicts or not place.evict):
                 return place
-        if not requirement.avoid:
+        if not requirement.avoid and requirement.evicts:
             self._seen.setdefault(starving, len(views.gains))
-            self._refused[starving, spec.shape, own] = _Refused(requirement.asked_at, len(views.gains))
+            self._refused[starving, spec.shape, own] = requirement.asked_at, len(views.gains)
         return self._no_place(spec)
 
     def has_gained(self, now: float) -> bool:
@@ -174,30 +164,18 @@ class Allocator:
 
     def forget(self, spec: ModelSpec) -> None:
         """Forget a model that is served no more, and the answers of its shape."""
-        left = (key for key in self._refused if spec.shape != key[1] and spec.identity != key[2])
+        left = (key for key in self._refused if spec.shape != key[1] and spec.name != key[2])
         self._refused = {key: self._refused[key] for key in left}
         self._lacks.pop(spec.shape, None)
         self._pools.pop((spec.kind, spec.constraints), None)
 
-    def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
-        """Carry a decision out in the books: drain the evicted slots, plan the new one, and start it if it can."""
-        for evicted in place.evict:
-            self.fleet.retire(evicted, SlotState.DRAINING)
-        self.fleet.plan(slot_id, spec, place.allocation, now)
-        self.fleet.start(slot_id, now)
-
-    def free_place_on(self, runner_id: str, spec: ModelSpec) -> Place | None:
+    def free_place_on(self, runner_id: str, spec: ModelSpec, now: float) -> Place | None:
         """Return free devices of one runner for a slot of the model, or None."""
-        runner = self.fleet.runners[runner_id]
-        free = self.fleet.ledger.free_now(runner_id)
-        is_closed = runner_id in self.fleet.closed or self.fleet.excluded(runner_id, spec)
-        if not is_closed and _suits(runner, spec):
-            for degree, need in spec.memory.items():
-                if degree <= len(free) and next(iter(runner.sets(degree)), None):
-                    devices = freest(runner, free, degree)
-                    if min(free[device] for device in devices) >= need:
-                        return Place(_allocation(runner, devices, spec))
-        return None
+        if not _suits(self.fleet.runners[runner_id], spec) or self.fleet.excluded(runner_id, spec):
+            return None
+        views = self._views[False]
+        views.refresh(now)
+        return _free_place(views, SlotRequirement(spec), spec.memory, [runner_id])
 
     def _evicting_place(
         self, views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Sequence[str]
@@ -222,14 +200,14 @@ class Allocator:
         return Place(allocation, tuple([slot.slot_id for slot in best.evict]))
 
     def _plan_on(self, view: RunnerView, requirement: SlotRequirement, degree: int) -> EvictionPlan | None:
-        """Return the cheapest plan on a runner that evicts no slot of the same identity, and no older plan.
+        """Return the cheapest plan on a runner that evicts no slot of the model, and no older plan.
 
         It evicts all slots beside which there may be none of the model.
         """
         spec = requirement.spec
         kept = [slot for slot in view.planned if slot.asked_at <= requirement.asked_at]
-        if self.fleet.of_model(spec.identity).all:
-            kept += [slot for slot in view.slots if slot.identity == spec.identity]
+        if self.fleet.of_model(spec.name).all:
+            kept += [slot for slot in view.slots if slot.model == spec.name]
         view = view.without(kept) if kept else view
         if not (excluded := self.fleet.excluded(view.runner.runner_id, spec)):
             return view.plan(degree, spec.memory[degree])
@@ -241,26 +219,29 @@ class Allocator:
 
     # -- no places --------------------------------------------------------------------------------
 
-    def fits_nowhere(self, spec: ModelSpec) -> Never | None:
-        """Return why not even an empty runner could hold the model; None: one could, or one may come."""
-        lack = self._lack(spec)
-        return self._never(spec, lack) if lack in (_Lack.TOO_SMALL, _Lack.IMPOSSIBLE) else None
+    def fits_nowhere(self, spec: ModelSpec) -> str:
+        """Return why not even an empty runner could hold the model; "": one could, or one may come."""
+        match self._lack(spec):
+            case _Lack.IMPOSSIBLE:
+                return f"there is no runner for {spec.name}: {self.fleet.problems[spec.kind]}"
+            case _Lack.TOO_SMALL:
+                return why_never(self._pool(spec).alike or self._to_come(spec), spec)
+        return ""
 
-    def _no_place(self, spec: ModelSpec) -> Full | Never:
-        who = spec.identity
-        match lack := self._lack(spec):
+    def _no_place(self, spec: ModelSpec) -> NoPlace:
+        if never := self.fits_nowhere(spec):
+            return NoPlace(never, for_ever=True)
+        match self._lack(spec):
             case _Lack.UNSUITABLE:
-                return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {who}")
-            case _Lack.TOO_SMALL | _Lack.IMPOSSIBLE:
-                return self._never(spec, lack)
+                return NoPlace(f"no runner with {spec.kind.value} devices satisfies the constraints of {spec.name}")
             case _Lack.HOSTLESS:
-                return Full(f"no runner that could hold {who} has its host; `iris-ray ls` shows their jobs")
-            case _Lack.FULL:
-                if spec.group or spec.alone:
-                    beside = f"of group {spec.group!r}" if spec.group and not spec.alone else "of other models"
-                    why = f"all hosts that could hold {who} are full or have slots {beside} that may not be evicted"
-                    return Full(f"{why} now")
-                return Full(f"all devices that could hold {who} are full, and nothing there may be evicted now")
+                return NoPlace(f"no runner that could hold {spec.name} has its host; `iris-ray ls` shows their jobs")
+        if spec.group or spec.alone:
+            beside = f"of group {spec.group!r}" if spec.group and not spec.alone else "of other models"
+            why = f"hosts that could hold {spec.name} are full or have slots {beside} that may not be evicted now"
+        else:
+            why = f"devices that could hold {spec.name} are full, and nothing there may be evicted now"
+        return NoPlace(f"all {why}")
 
     def _lack(self, spec: ModelSpec) -> _Lack:
         """Return why there is no place, the same for all models of a shape until a runner comes, goes or opens."""
@@ -276,11 +257,6 @@ class Allocator:
         if any(fits_when_empty(runner, spec) for runner in alike):
             return _Lack.FULL
         return _Lack.HOSTLESS if any(fits_when_empty(runner, spec) for runner in to_come) else _Lack.TOO_SMALL
-
-    def _never(self, spec: ModelSpec, lack: _Lack) -> Never:
-        if lack is _Lack.IMPOSSIBLE:
-            return Never(f"there is no runner for {spec.identity}: {self.fleet.problems[spec.kind]}")
-        return Never(why_never(self._pool(spec).alike or self._to_come(spec), spec))
 
     def _to_come(self, spec: ModelSpec) -> list[Runner]:
         return [runner for runner in self.fleet.expected if runner.kind is spec.kind]
@@ -302,15 +278,17 @@ class Allocator:
 def _free_place(
     views: Views, requirement: SlotRequirement, degrees: Iterable[int], runners: Sequence[str]
 ) -> Place | None:
-    spec, prefer = requirement.spec, requirement.prefer
+    spec = requirement.spec
     for degree in degrees:
         free, need = views.free.get(degree, {}), spec.memory[degree]
         if max(free.values(), default=0) >= need:
-            known = [each for each in prefer if free.get(each, 0) >= need and each in runners]
-            amounts = [free.get(each, 0) for each in known or runners]
-            most = max(amounts, default=0)
-            if most >= need:
-                view = views.by_runner[(known or runners)[amounts.index(most)]]
+            roomy = [each for each in runners if free.get(each, 0) >= need]
+            if requirement.there:
+                fewest = min([requirement.there.get(each, 0) for each in roomy], default=0)
+                roomy = [each for each in roomy if requirement.there.get(each, 0) == fewest]
+            if roomy:
+                known = [each for each in requirement.prefer if each in roomy]
+                view = views.by_runner[max(known or roomy, key=free.__getitem__)]
                 return Place(_allocation(view.runner, freest(view.runner, view.free, degree), spec))
     return None
 
@@ -333,7 +311,7 @@ def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
     most = max(len(runner.devices) for runner in runners)
     needs = ", ".join(f"{need:,} bytes on each of {degree}" for degree, need in spec.memory.items())
     return (
-        f"{spec.identity} fits on no runner, not even on an empty one. It needs {needs} {spec.kind.value} devices of "
+        f"{spec.name} fits on no runner, not even on an empty one. It needs {needs} {spec.kind.value} devices of "
         f"one runner; the largest device has {largest:,} bytes, and no runner has more than {most} of them. Give it "
         f"less memory, allow it to be split over more devices, or add larger runners."
     )

@@ -1,10 +1,10 @@
 """The events that the reconciler takes. They may come late, twice or not at all; reports of runners correct that."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.slots.core.devices import DeviceKind, Runner
-from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
+from iris_ray.slots.core.models import ModelSpec, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RunnerClosed:
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistered:
-    """Requests for this model may come. It replaces a model of the same identity.
+    """Requests for this model may come. It replaces a model of the same name.
 
     Slots of another spec or code end after their last requests; new requests go to new slots.
 
@@ -74,7 +74,7 @@ class ModelRegistered:
 class ModelRemoved:
     """The model is served no more; its waiting requests are refused."""
 
-    identity: SlotIdentity
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,13 @@ class RunnerReported:
 
     Attributes:
         as_of: when it was asked. The report shows all orders from before that time, but perhaps not later ones.
-        slots: the identity that each slot serves, by slot id.
+        slots: the ids of the slots.
         observed: bytes in use by device, as far as the driver tells.
     """
 
     runner_id: str
     as_of: float
-    slots: Mapping[str, SlotIdentity]
+    slots: Collection[str]
     observed: Mapping[int, int] = field(default_factory=dict)
 
 

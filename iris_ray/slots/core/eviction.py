@@ -343,7 +343,7 @@ class Views:
 
     def _view_of(self, runner: Runner, now: float) -> RunnerView:
         fleet, runner_id = self._fleet, runner.runner_id
-        unpromised, slots = fleet.ledger.unpromised(runner_id), dict[Slot, int]()
+        unpromised, slots = fleet.books[runner_id].unpromised(), dict[Slot, int]()
         for slot in fleet.on_runner(runner_id):
             if slot.stuck:
                 for device, need in slot.allocation.needs:
@@ -351,10 +351,10 @@ class Views:
             elif slot.wanted and not slot.claimed:
                 when = self._evictable_at(slot)
                 if when <= now:
-                    slots[slot] = fleet.prices.get(slot.identity, 0)
+                    slots[slot] = fleet.prices.get(slot.model, 0)
                 elif slot.state is SlotState.READY and not slot.active:
                     self._look_again(runner_id, when, now)
-        return RunnerView(runner, fleet.ledger.free_now(runner_id), unpromised, slots)
+        return RunnerView(runner, fleet.books[runner_id].free_now(), unpromised, slots)
 
     def _evictable_at(self, slot: Slot) -> float:
         if self._starving:

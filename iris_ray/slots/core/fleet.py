@@ -1,15 +1,15 @@
-"""All runners and slots, and the ledger of their memory. Only `SlotFleet` changes slots."""
+"""All runners and slots, and the books of their memory. Only `SlotFleet` changes slots."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, islice
 from operator import sub
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.slots.core.devices import DeviceKind, Runner
-from iris_ray.slots.core.models import ModelSpec, SlotIdentity
+from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.slot import USES_MEMORY, WANTED, Allocation, Slot, SlotState
 
 ALARM_SHARE = 0.05
@@ -17,87 +17,64 @@ ALARM_SHARE = 0.05
 
 
 @dataclass(slots=True)
-class _Books:
-    memory: tuple[int, ...]
-    promised: list[int] = field(init=False)
-    used: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.promised, self.used = [0] * len(self.memory), [0] * len(self.memory)
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The books of all runners: which bytes of each device are promised, and which are in use.
+class Books:
+    """The bytes of each device of a runner: which are promised to slots, and which are in use.
 
     *Promised* are the bytes of slots that are to stay, planned ones included. *In use* are the bytes of slots whose
     process may exist. A device can be promised to a slot before its predecessor is gone, but no process starts before
     the bytes are really free. Neither sum ever exceeds the device. Observed use of memory only raises `alarms`.
     """
 
-    _books: dict[str, _Books] = field(default_factory=dict)
+    runner: Runner
+    memory: tuple[int, ...] = field(init=False)
+    promised: list[int] = field(init=False)
+    used: list[int] = field(init=False)
 
-    def open(self, runner: Runner) -> None:
-        """Open empty books for a new runner."""
-        self._books[runner.runner_id] = _Books(tuple(device.memory for device in runner.devices))
-
-    def close(self, runner_id: str) -> None:
-        """Forget a runner that is gone, and its books."""
-        del self._books[runner_id]
+    def __post_init__(self) -> None:
+        self.memory = tuple([device.memory for device in self.runner.devices])
+        self.promised, self.used = [0] * len(self.memory), [0] * len(self.memory)
 
     def promise(self, place: Allocation, sign: int = 1) -> None:
         """Promise a place to a slot, or with sign -1 take the promise back."""
-        books = self._books[place.runner_id]
-        _add(place, books.promised, books.memory, sign)
+        self._add(place, self.promised, sign)
 
     def use(self, place: Allocation, sign: int = 1) -> None:
         """Book a place for a process that is about to start, or with sign -1 free it: the process is gone."""
-        books = self._books[place.runner_id]
-        _add(place, books.used, books.memory, sign)
+        self._add(place, self.used, sign)
 
     def can_start(self, place: Allocation) -> bool:
         """Return whether the place's bytes are free of all processes that may exist."""
-        books = self._books[place.runner_id]
         for device, need in place.needs:  # noqa: SIM110 — faster than all() with a generator
-            if books.used[device] + need > books.memory[device]:
+            if self.used[device] + need > self.memory[device]:
                 return False
         return True
 
     def can_promise(self, place: Allocation) -> bool:
         """Return whether the place's bytes are promised to no slot."""
-        books = self._books[place.runner_id]
-        return all(books.promised[device] + need <= books.memory[device] for device, need in place.needs)
+        return all(self.promised[device] + need <= self.memory[device] for device, need in place.needs)
 
-    def unpromised(self, runner_id: str) -> list[int]:
+    def unpromised(self) -> list[int]:
         """Return the bytes of each device that are promised to no slot. Slots that end may still use some of them."""
-        books = self._books[runner_id]
-        return list(map(sub, books.memory, books.promised))
+        return list(map(sub, self.memory, self.promised))
 
-    def free_now(self, runner_id: str) -> list[int]:
+    def free_now(self) -> list[int]:
         """Return the bytes of each device that are neither promised nor in use."""
-        books = self._books[runner_id]
-        return list(map(sub, books.memory, map(max, books.promised, books.used)))
+        return list(map(sub, self.memory, map(max, self.promised, self.used)))
 
-    def used(self, runner_id: str) -> Sequence[int]:
-        """Return the bytes of each device that processes may use."""
-        return tuple(self._books[runner_id].used)
-
-    def alarms(self, runner_id: str, observed: Mapping[int, int]) -> Iterator[str]:
+    def alarms(self, observed: Mapping[int, int]) -> Iterator[str]:
         """Yield an alarm for each device whose observed use clearly exceeds the booked bytes."""
-        books = self._books[runner_id]
         for device, seen in sorted(observed.items()):
-            booked = books.used[device]
-            if seen > booked + ALARM_SHARE * books.memory[device]:
-                yield f"runner {runner_id}: device {device} uses {seen:,} bytes, but slots have only {booked:,} booked"
+            if seen > (booked := self.used[device]) + ALARM_SHARE * self.memory[device]:
+                use = f"device {device} uses {seen:,} bytes, but slots have only {booked:,} booked"
+                yield f"runner {self.runner.runner_id}: {use}"
 
-
-def _add(place: Allocation, sums: list[int], memory: Sequence[int], sign: int) -> None:
-    for device, need in place.needs:
-        total = sums[device] + sign * need
-        if not 0 <= total <= memory[device]:
-            where = f"device {device} of runner {place.runner_id}"
-            raise IllegalTransitionError(f"{total:,} of {memory[device]:,} bytes of {where} can't be booked")
-        sums[device] = total
+    def _add(self, place: Allocation, sums: list[int], sign: int) -> None:
+        for device, need in place.needs:
+            total, most = sums[device] + sign * need, self.memory[device]
+            if not 0 <= total <= most:
+                where = f"device {device} of runner {place.runner_id}"
+                raise IllegalTransitionError(f"{total:,} of {most:,} bytes of {where} can't be booked")
+            sums[device] = total
 
 
 # -- fleet -------------------------------------------------------------------------------------------------------------
@@ -174,12 +151,12 @@ _NO_SLOTS = ModelSlots()
 
 @dataclass(slots=True, eq=False)
 class FleetChanges:
-    """What has changed since somebody looked, in order. The reader clears it.
+    """The changes since the last look, in order. The reader clears them.
 
     Attributes:
         runners: ids of runners that have come, gone, opened or closed, or whose slots or promises have changed.
         used: slots on which requests have begun or ended, by id.
-        idle: the same, for a second reader: some of them may be idle now.
+        idle: the slots of ``used``, for a second reader: some of them may be idle now.
     """
 
     runners: dict[str, None] = field(default_factory=dict)
@@ -189,20 +166,21 @@ class FleetChanges:
 
 @dataclass(slots=True, eq=False)
 class SlotFleet:
-    """Runners, slots and the ledger.
+    """Runners, slots and the books of the runners' memory.
 
     Attributes:
         runners: by id.
         slots: by id; without those that are gone.
         closed: ids of runners that take no new slots.
-        prices: the price of evicting one slot, by identity: milliseconds of loading × demand; 0 if missing.
+        prices: the price of evicting one slot, by model: milliseconds of loading × demand; 0 if missing.
+        books: the memory of each runner.
         expected: runners that come and go, including those that are there.
         problems: why an expected runner does not come, by the kind of its devices.
         runner_changes: how often a runner has come, gone, opened or closed.
         requests_on: how many requests run on each runner.
-        changed: identities of slots that have become ready, ended, or have a seat again; the reader clears it.
+        changed: models of which a slot has become ready, has ended or has a seat again; the reader clears it.
         to_look: slots that may have to start, to end, or to stay after all; the reader clears it.
-        watchers: those who hear of every change.
+        watchers: where every change is noted.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -210,18 +188,17 @@ class SlotFleet:
     problems: Mapping[DeviceKind, str] = field(default_factory=dict)
     slots: dict[str, Slot] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
-    prices: dict[SlotIdentity, int] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    prices: dict[str, int] = field(default_factory=dict)
+    books: dict[str, Books] = field(default_factory=dict)
     runner_changes: int = 0
     requests_on: Counter[str] = field(default_factory=Counter)
-    changed: dict[SlotIdentity, None] = field(default_factory=dict)
+    changed: dict[str, None] = field(default_factory=dict)
     to_look: dict[str, None] = field(default_factory=dict)
     watchers: list["FleetChanges"] = field(default_factory=list)
     _on_runner: dict[str, dict[str, Slot]] = field(default_factory=dict)
-    _of_model: dict[SlotIdentity, ModelSlots] = field(default_factory=dict)
+    _of_model: dict[str, ModelSlots] = field(default_factory=dict)
     _alone: int = 0
     """How many slots are of models that are to be alone."""
-    _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -229,17 +206,13 @@ class SlotFleet:
         """Return the slots of a runner, oldest first."""
         return list(self._on_runner[runner_id].values())
 
-    def of_model(self, identity: SlotIdentity) -> ModelSlots:
-        """Return the slots of this identity. Only look at them."""
-        return self._of_model.get(identity, _NO_SLOTS)
+    def of_model(self, name: str) -> ModelSlots:
+        """Return the slots of a model. Only look at them."""
+        return self._of_model.get(name, _NO_SLOTS)
 
-    def of_identity(self, identity: SlotIdentity) -> list[Slot]:
-        """Return the slots of this identity, oldest first."""
-        return list(self.of_model(identity).all.values())
-
-    def in_state(self, state: SlotState) -> list[Slot]:
-        """Return the slots in a state, in the order in which they entered it."""
-        return list(self._in_state[state].values())
+    def slots_of(self, name: str) -> list[Slot]:
+        """Return the slots of a model, oldest first."""
+        return list(self.of_model(name).all.values())
 
     def has_rules_for(self, spec: ModelSpec) -> bool:
         """Return whether there may be slots anywhere beside which there may be none of a model."""
@@ -262,7 +235,7 @@ class SlotFleet:
         if runner.runner_id in self.runners:
             raise IllegalTransitionError(f"there is a runner {runner.runner_id} already")
         self.runners[runner.runner_id] = runner
-        self.ledger.open(runner)
+        self.books[runner.runner_id] = Books(runner)
         self._on_runner[runner.runner_id] = {}
         self._touch_runner(runner.runner_id)
 
@@ -276,8 +249,7 @@ class SlotFleet:
         lost = self.on_runner(runner_id)
         for slot in lost:
             self.end(slot.slot_id)
-        del self.runners[runner_id], self._on_runner[runner_id], self.requests_on[runner_id]
-        self.ledger.close(runner_id)
+        del self.runners[runner_id], self.books[runner_id], self._on_runner[runner_id], self.requests_on[runner_id]
         self.closed.discard(runner_id)
         self._touch_runner(runner_id)
         return lost
@@ -298,12 +270,12 @@ class SlotFleet:
     def adopt(self, slot: Slot) -> None:
         """Take over a slot in its present state, and book its bytes."""
         if slot.wanted:
-            self.ledger.promise(slot.allocation)
+            self.books[slot.allocation.runner_id].promise(slot.allocation)
         if slot.state in USES_MEMORY:
-            self.ledger.use(slot.allocation)
+            self.books[slot.allocation.runner_id].use(slot.allocation)
         self.slots[slot.slot_id] = self._on_runner[slot.allocation.runner_id][slot.slot_id] = slot
-        of_model = self._of_model.setdefault(slot.identity, ModelSlots())
-        of_model.all[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
+        of_model = self._of_model.setdefault(slot.model, ModelSlots())
+        of_model.all[slot.slot_id] = slot
         of_model.add(slot)
         self._alone += slot.spec.alone
         self.requests_on[slot.allocation.runner_id] += len(slot.active)
@@ -312,12 +284,12 @@ class SlotFleet:
 
     def start(self, slot_id: str, now: float) -> bool:
         """Start a planned slot if its place is really free, and no older plan waits for it; return whether it is."""
-        slot = self.slots[slot_id]
-        excluded = self.excluded(slot.allocation.runner_id, slot.spec)
-        if not self.ledger.can_start(slot.allocation) or excluded or self._delays_others(slot):
+        slot, place = self.slots[slot_id], self.slots[slot_id].allocation
+        books, excluded = self.books[place.runner_id], self.excluded(place.runner_id, slot.spec)
+        if not books.can_start(place) or excluded or self._delays_others(slot):
             return False
         self._move(slot, SlotState.STARTING)
-        self.ledger.use(slot.allocation)
+        books.use(place)
         slot.started_at = now
         return True
 
@@ -346,7 +318,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         slot.ready_at = slot.last_activity = now
         self._move(slot, SlotState.READY, slot.leaving)
-        self.changed[slot.identity] = None
+        self.changed[slot.model] = None
 
     def leave(self, slot_id: str, now: float) -> None:
         """Free a slot's place for promises, though it goes on until `retire`."""
@@ -363,7 +335,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         slot.stuck = False
         self._move(slot, SlotState.READY if slot.state is SlotState.DRAINING else slot.state)
-        self.changed[slot.identity] = None
+        self.changed[slot.model] = None
 
     def retire(self, slot_id: str, state: SlotState, now: float = -math.inf) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
@@ -376,23 +348,22 @@ class SlotFleet:
         else:
             slot.going_since = now if slot.wanted else slot.going_since
             self._move(slot, state)
-            self.changed[slot.identity] = None
+            self.changed[slot.model] = None
 
     def end(self, slot_id: str) -> Slot:
         """Free a slot's bytes: its process is gone, or was never created."""
         slot, runner_id = self.slots[slot_id], self.slots[slot_id].allocation.runner_id
         if slot.state in USES_MEMORY:
-            self.ledger.use(slot.allocation, -1)
+            self.books[slot.allocation.runner_id].use(slot.allocation, -1)
         del self.slots[slot_id], self._on_runner[runner_id][slot_id]
         self._move(slot, SlotState.GONE)
-        del self._in_state[SlotState.GONE][slot_id]
         self._alone -= slot.spec.alone
         self.requests_on[runner_id] -= len(slot.active)
-        of_model = self._of_model[slot.identity]
+        of_model = self._of_model[slot.model]
         del of_model.all[slot_id]
         if not of_model.all:
-            del self._of_model[slot.identity]
-        self.changed[slot.identity] = None
+            del self._of_model[slot.model]
+        self.changed[slot.model] = None
         return slot
 
     def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
@@ -404,7 +375,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         if slot.free_seats < 1:
             raise IllegalTransitionError(f"slot {slot_id} has no seat for request {request_id}")
-        of_model = self._of_model[slot.identity]
+        of_model = self._of_model[slot.model]
         of_model.drop(slot)
         slot.active[request_id] = slot.last_activity = now
         of_model.add(slot)
@@ -416,14 +387,14 @@ class SlotFleet:
         slot = self.slots[slot_id]
         slot.last_activity = now
         self.remove_request(slot, request_id)
-        self.changed[slot.identity] = None
+        self.changed[slot.model] = None
 
     def remove_request(self, slot: Slot, request_id: str) -> None:
         """Remove a request from a slot, which may be gone already."""
         if slot.slot_id not in self.slots:
             del slot.active[request_id]
             return
-        of_model = self._of_model[slot.identity]
+        of_model = self._of_model[slot.model]
         of_model.drop(slot)
         del slot.active[request_id]
         of_model.add(slot)
@@ -440,7 +411,7 @@ class SlotFleet:
         """Set whether a slot is kept for a target of replicas."""
         slot = self.slots[slot_id]
         if slot.claimed is not claimed:
-            of_model = self._of_model[slot.identity]
+            of_model = self._of_model[slot.model]
             of_model.drop(slot)
             slot.claimed = claimed
             of_model.add(slot)
@@ -451,26 +422,24 @@ class SlotFleet:
         self.slots[slot_id].stuck = True
         self._touch(self.slots[slot_id].allocation.runner_id)
 
-    def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
-        """Set the prices of evicting one slot of these identities."""
-        for identity, price in prices.items():
-            if self.prices.get(identity, 0) != price:
-                self.prices[identity] = price
-                for slot in self.of_model(identity).all.values():
+    def set_prices(self, prices: Mapping[str, int]) -> None:
+        """Set the prices of evicting one slot of these models."""
+        for name, price in prices.items():
+            if self.prices.get(name, 0) != price:
+                self.prices[name] = price
+                for slot in self.of_model(name).all.values():
                     self._touch(slot.allocation.runner_id)
 
     def _move(self, slot: Slot, state: SlotState, leaving: bool = False) -> None:
         """Change a slot's state, and book or free its promise. Slots beside it may start, or stay, after that."""
-        of_model, wanted = self._of_model[slot.identity], slot.wanted
+        of_model, wanted = self._of_model[slot.model], slot.wanted
         of_model.drop(slot)
         if state is not slot.state:
-            del self._in_state[slot.state][slot.slot_id]
             slot.move_to(state)
-            self._in_state[state][slot.slot_id] = slot
         slot.leaving = leaving
         of_model.add(slot)
         if slot.wanted is not wanted:
-            self.ledger.promise(slot.allocation, 1 if slot.wanted else -1)
+            self.books[slot.allocation.runner_id].promise(slot.allocation, 1 if slot.wanted else -1)
         runner_id = slot.allocation.runner_id
         for other in self._on_runner[runner_id].values():
             if other.state is not SlotState.READY or other.leaving:
@@ -506,17 +475,16 @@ class SlotFleet:
                 together = [slot for slot in self.on_runner(runner_id) if slot.state in state]
                 together = [slot for slot in together if slot.wanted or state is USES_MEMORY]
                 for one, other in combinations(together, 2):
-                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.identity} beside {other.identity}"
-            left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
-            assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
-            assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"
+                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.model} beside {other.model}"
+            booked = self.books[runner_id].promised, self.books[runner_id].used
+            assert booked == (promised, used), f"{runner_id}: the books are not those of its slots"
         for slot in self.slots.values():
             most = min(slot.most_together, slot.spec.requests_at_a_time)
             assert len(slot.active) <= most, f"{slot.slot_id}: too many requests"
             assert not slot.active or slot.state is not SlotState.PLANNED, f"{slot.slot_id}: nothing can run on it"
-        for identity, of_model in self._of_model.items():
+        for name, of_model in self._of_model.items():
             anew = ModelSlots(of_model.all)
             for slot in of_model.all.values():
                 anew.add(slot)
             counted = [(each.coming, each.ready, each.wanted, each.claimed) for each in (anew, of_model)]
-            assert counted[0] == counted[1], f"{identity}: its slots are not counted well"
+            assert counted[0] == counted[1], f"{name}: its slots are not counted well"

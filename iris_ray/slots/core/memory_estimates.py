@@ -11,7 +11,7 @@ from math import ceil
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import Whole, require
+from iris_ray.model.checks import Number, Whole, require, shown
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
@@ -211,9 +211,7 @@ def gguf_memory(
     Raises:
         InvalidSlotError: a number makes no sense, the file lacks a fact that is needed, or it holds a part of a model.
     """
-    degrees = tuple(degrees)
-    for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
-        require(name, value, Whole(1, exactly=True), InvalidSlotError)
+    degrees = _checked(degrees, context=context, concurrency=concurrency)
     if (parts := model.facts.get("split.count", 1)) != 1:
         raise InvalidSlotError(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
@@ -236,10 +234,10 @@ def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] =
         degrees: the values of its ``tensor_parallel_size`` that would do.
 
     Raises:
-        InvalidSlotError: the share is not above 0 and at most 1.
+        InvalidSlotError: a number makes no sense.
     """
-    if not 0 < utilisation <= 1:
-        raise InvalidSlotError(f"utilisation is {utilisation!r}; give a share above 0 and at most 1, such as 0.9")
+    degrees = _checked(degrees, device_memory=device_memory)
+    require("utilisation", utilisation, Number(above=True, most=1), InvalidSlotError)
     return dict.fromkeys(degrees, ceil(device_memory * utilisation))
 
 
@@ -258,10 +256,19 @@ def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[in
         >>> split_memory(140 * 10**9, (2, 4))
         {2: 70000000000, 4: 35000000000}
     """
-    degrees = tuple(degrees)
-    for name, value, least in (("total", total, 1), ("beside", beside, 0), *(("a degree", n, 1) for n in degrees)):
-        require(name, value, Whole(least, exactly=True), InvalidSlotError)
+    degrees = _checked(degrees, total=total)
+    require("beside", beside, Whole(exactly=True), InvalidSlotError)
     return {degree: ceil(total / degree) + beside for degree in degrees}
+
+
+def _checked(degrees: Iterable[int], **values: int) -> tuple[int, ...]:
+    """Return the numbers of devices; refuse them, or values by name, unless all are ints of 1 or more."""
+    if not isinstance(degrees, Iterable):
+        raise InvalidSlotError(f"degrees is {shown(degrees)}; give numbers of devices, such as (1, 2)")
+    found = tuple(degrees)
+    for name, value in (*values.items(), *(("a degree", degree) for degree in found)):
+        require(name, value, Whole(1, exactly=True), InvalidSlotError)
+    return found
 
 
 def _layer_bytes(model: GGUFModel) -> dict[str, int]:

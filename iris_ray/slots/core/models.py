@@ -15,7 +15,6 @@ from iris_ray.model.checks import (
     ListOf,
     Seconds,
     Whole,
-    is_timeout,
     require,
     require_fields,
 )
@@ -24,17 +23,6 @@ from iris_ray.slots.core.devices import DeviceKind
 
 CONCURRENCY: Final = {"vllm": 256, "program": 64, "ollama": 2}
 """Requests that one slot serves at a time, by runtime; 1 for others."""
-
-
-class SlotIdentity(NamedTuple):
-    """What a slot serves. Slots of the same identity can replace one another."""
-
-    model: str
-    runtime: str
-    lora: str
-
-    def __str__(self) -> str:
-        return f"{self.model} with {self.lora}" if self.lora else self.model
 
 
 class Shape(NamedTuple):
@@ -99,7 +87,6 @@ class ModelSpec:
     group: str = ""
     alone: bool = False
     sizes: Mapping[int, tuple[int, ...]] = field(init=False, hash=False)
-    identity: SlotIdentity = field(init=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +107,6 @@ class ModelSpec:
         object.__setattr__(self, "sizes", several)
         object.__setattr__(self, "constraints", tuple(self.constraints))
         object.__setattr__(self, "memory", dict(sorted(memory.items())))
-        object.__setattr__(self, "identity", SlotIdentity(self.name, self.runtime, self.lora))
         object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
 
     def sizes_on(self, degree: int) -> tuple[int, ...]:
@@ -130,7 +116,7 @@ class ModelSpec:
     def excludes(self, other: "ModelSpec") -> bool:
         """Return whether slots of the two models may not be on a runner together."""
         together = not (self.alone or other.alone or (self.group and self.group == other.group))
-        return not together and self.identity != other.identity
+        return not together and self.name != other.name
 
     @property
     def requests_at_a_time(self) -> int:
@@ -154,7 +140,7 @@ class Request:
 
     Args:
         request_id: never used twice.
-        identity: the identity of slots that can serve it.
+        model: the name of its model.
         arrived_at: when it came; this and ``deadline`` are seconds on the caller's clock.
         priority: whether it goes before all requests without priority.
         deadline: when it is given up if it has not begun, or None.
@@ -168,7 +154,7 @@ class Request:
     """
 
     request_id: str
-    identity: SlotIdentity
+    model: str
     arrived_at: float
     priority: bool = False
     deadline: float | None = None
@@ -178,13 +164,6 @@ class Request:
     size: int = 0
     attempt: int = 0
     crashes: int = 0
-
-    def __post_init__(self) -> None:
-        require("a request's id", self.request_id, NAME, InvalidSlotError)
-        if self.deadline is not None and not is_timeout(self.deadline):
-            raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
-        if self.is_session:
-            require(f"session {self.request_id}: idle_s", self.idle_s, Seconds(above=True), InvalidSlotError)
 
     @property
     def is_session(self) -> bool:

@@ -10,11 +10,11 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
-from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.models import Request
 from iris_ray.slots.core.policy import ACTIVITY_S, RECHECK_S, REPORT_S, ServingPolicy
 from iris_ray.slots.core.request_queue import CLOSED, ActiveRequests, RequestQueue, Sessions
-from iris_ray.slots.core.served_models import ServedModel, mismatches, strangers, vanished
-from iris_ray.slots.core.slot import Slot, SlotState
+from iris_ray.slots.core.served_models import ServedModel
+from iris_ray.slots.core.slot import USES_MEMORY, Slot, SlotState
 from iris_ray.slots.core.slot_planner import Defects, Endings, EndsHow, IdleLimit, SlotPlanner
 
 
@@ -33,7 +33,7 @@ class Reconciler:
     policy: ServingPolicy
     new_id: Callable[[], str]
     fleet: SlotFleet = field(default_factory=SlotFleet)
-    models: dict[SlotIdentity, ServedModel] = field(default_factory=dict)
+    models: dict[str, ServedModel] = field(default_factory=dict)
     queue: RequestQueue = field(init=False)
     active: ActiveRequests = field(init=False)
     sessions: Sessions = field(init=False)
@@ -65,7 +65,7 @@ class Reconciler:
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take an event, and return the instructions that follow. ``now`` must not go backwards."""
         self._handled_at = now
-        done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
+        done = [*(_HANDLERS[type(event)](self, event, now) or ()), *self._at_intervals(now)]
         return [*done, *self._planner.due_instructions(now), *self._complain(now)]
 
     def wakeup(self) -> float:
@@ -99,7 +99,7 @@ class Reconciler:
         for model in self.models.values():
             if model.prewarm:
                 model.to_prewarm.add(runner_id)
-                self._planner.agenda.wait_for_room(model.spec.identity)
+                self._planner.agenda.wait_for_room(model.spec.name)
         yield AskRunner(runner_id)
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
@@ -115,30 +115,29 @@ class Reconciler:
                 model.loaded_on.pop(event.runner_id, None)
             for slot in self.fleet.remove_runner(event.runner_id):
                 lost = self.active.lose(slot, f"runner {event.runner_id} is lost", now)
-                yield from self._defects.contained(slot.identity, lost)
+                yield from self._defects.contained(slot.model, lost)
 
-    def _runner_closed(self, event: ev.RunnerClosed, now: float) -> Iterator[Instruction]:
+    def _runner_closed(self, event: ev.RunnerClosed, now: float) -> None:
         if event.runner_id in self.fleet.runners:
             (self._drained.add if event.closed else self._drained.discard)(event.runner_id)
             self._set_open(event.runner_id)
-            slots = self.fleet.on_runner(event.runner_id) if event.closed else []
-            for slot in slots:
+            for slot in self.fleet.on_runner(event.runner_id) if event.closed else []:
                 self._endings.drain(slot, now, event.reason)
-        yield from ()
 
     def _runner_reported(self, event: ev.RunnerReported, now: float) -> Iterator[Instruction]:
         if event.as_of < self._joined_at.get(event.runner_id, inf):
             return  # the runner is lost, or was asked before it was, and has come back
-        found = list(strangers(self.fleet, event))
-        (self._unknown.add if found else self._unknown.discard)(event.runner_id)
+        here = {slot.slot_id: slot for slot in self.fleet.on_runner(event.runner_id)}
+        strangers = [slot_id for slot_id in event.slots if slot_id not in here]
+        (self._unknown.add if strangers else self._unknown.discard)(event.runner_id)
         self._set_open(event.runner_id)
-        for finding in found:
-            yield DeleteSlot(finding.slot_id, event.runner_id, finding.reason)
-        for finding in list(mismatches(self.fleet, event)):
-            yield from self._slot_failed(ev.SlotFailed(finding.slot_id, finding.reason), now)
-        for slot_id in list(vanished(self.fleet, event)):
-            yield from self._slot_ended(ev.SlotEnded(slot_id), now)
-        for text in self.fleet.ledger.alarms(event.runner_id, event.observed):
+        for slot_id in strangers:
+            yield DeleteSlot(slot_id, event.runner_id, "the runner has no slot of this id")
+        for slot_id, slot in here.items():
+            expected = slot.state in USES_MEMORY and slot.started_at is not None and slot.started_at < event.as_of
+            if expected and slot_id not in event.slots:
+                yield from self._slot_ended(ev.SlotEnded(slot_id), now)
+        for text in self.fleet.books[event.runner_id].alarms(event.observed):
             yield RaiseAlarm(text)
 
     def _set_open(self, runner_id: str) -> None:
@@ -149,9 +148,8 @@ class Reconciler:
     # -- models -----------------------------------------------------------------------------------
 
     def _model_registered(self, event: ev.ModelRegistered, now: float) -> Iterator[Instruction]:
-        identity = event.spec.identity
-        before = self.models.get(identity)
-        for slot in self.fleet.of_identity(identity):
+        name, before = event.spec.name, self.models.get(event.spec.name)
+        for slot in self.fleet.slots_of(name):
             has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
             if slot.spec != event.spec or has_other_code:
                 self._endings.drain(slot, now, "its model was registered anew", EndsHow.FINISHES)
@@ -161,20 +159,20 @@ class Reconciler:
         if before is not None:
             model.load_s, model.demand, model.loaded_on = before.load_s, before.demand, before.loaded_on
         model.to_prewarm = set(self.fleet.runners) if event.prewarm else set()
-        self.models[identity] = model
-        self._planner.agenda.note([identity])
-        yield from ()
+        self.models[name] = model
+        self._planner.agenda.note([name])
+        yield from self._planner.refuse_what_fits_nowhere()
 
     def _model_removed(self, event: ev.ModelRemoved, now: float) -> Iterator[Instruction]:
-        if model := self.models.pop(event.identity, None):
-            for request in self.queue.of_identity(event.identity):
+        if model := self.models.pop(event.model, None):
+            for request in self.queue.of_model(event.model):
                 self.queue.remove(request.request_id)
-                yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.identity} is served no more")
-            for slot in self.fleet.of_identity(event.identity):
+                yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.model} is served no more")
+            for slot in self.fleet.slots_of(event.model):
                 self._endings.drain(slot, now, "its model was removed", EndsHow.FINISHES)
-            self.fleet.prices.pop(event.identity, None)
+            self.fleet.prices.pop(event.model, None)
             self.allocator.forget(model.spec)
-            self._defects.forget(event.identity)
+            self._defects.forget(event.model)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -184,25 +182,25 @@ class Reconciler:
         if refused is None:
             try:
                 self.queue.add(request)
-                self.models[request.identity].arrivals += 1
+                self.models[request.model].arrivals += 1
             except SlotQueueFullError as error:
                 refused = Refusal.QUEUE_FULL, str(error)
         if refused is not None:
             yield RefuseRequest(request.request_id, *refused)
 
     def _refusal(self, request: Request, now: float) -> tuple[Refusal, str] | None:
-        model = self.models.get(request.identity)
+        model = self.models.get(request.model)
         if model is None:
             known = ", ".join(sorted(map(str, self.models))) or "none"
-            return Refusal.UNKNOWN_MODEL, f"there is no model {request.identity}; there are: {known}"
+            return Refusal.UNKNOWN_MODEL, f"there is no model {request.model}; there are: {known}"
         if request.request_id in self.queue or request.request_id in self.active.by_id:
             return Refusal.DUPLICATE, f"request {request.request_id} is here already; give each one an id of its own"
         if request.deadline is not None and request.deadline <= now:
             return Refusal.EXPIRED, f"the deadline of request {request.request_id} has passed"
         if why := self._planner.why_not_loaded(model, now):
             return Refusal.LOAD_FAILED, why
-        never = self.allocator.fits_nowhere(model.spec)
-        return (Refusal.FITS_NOWHERE, never.reason) if never else None
+        why = self.allocator.fits_nowhere(model.spec)
+        return (Refusal.FITS_NOWHERE, why) if why else None
 
     def _request_cancelled(self, event: ev.RequestCancelled, now: float) -> Iterator[Instruction]:
         if event.request_id in self.queue:
@@ -211,16 +209,13 @@ class Reconciler:
             active.given_up = True
             yield self.active.stop(active, CLOSED if active.request.is_session else "nobody waits for it", now)
 
-    def _request_ended(self, event: ev.RequestEnded, now: float) -> Iterator[Instruction]:
-        if self.active.end(event.request_id, event.slot_id, now):
-            model = self.models.get(self.fleet.slots[event.slot_id].identity)
-            if model is not None:
-                model.note_served()
-        yield from ()
+    def _request_ended(self, event: ev.RequestEnded, now: float) -> None:
+        is_over = self.active.end(event.request_id, event.slot_id, now)
+        if is_over and (model := self.models.get(self.fleet.slots[event.slot_id].model)):
+            model.crashes = 0
 
-    def _sessions_renewed(self, event: ev.SessionsRenewed, now: float) -> Iterator[Instruction]:
+    def _sessions_renewed(self, event: ev.SessionsRenewed, now: float) -> None:
         self.sessions.renew(event.used, now)
-        yield from ()
 
     # -- slots ------------------------------------------------------------------------------------
 
@@ -229,11 +224,11 @@ class Reconciler:
         if slot is not None and slot.state is SlotState.STARTING:
             assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
             self.fleet.set_ready(slot.slot_id, now)
-            if model := self.models.get(slot.identity):
+            if model := self.models.get(slot.model):
                 model.note_ready(slot.allocation.runner_id, now - slot.started_at)
-                self.fleet.set_prices({slot.identity: model.price})
-            serve = self._planner.dispatch(slot.identity, now)  # first: even a slot that is to leave serves once
-            yield from self._defects.contained(slot.identity, serve)
+                self.fleet.set_prices({slot.model: model.price})
+            serve = self._planner.dispatch(slot.model, now)  # first: even a slot that is to leave serves once
+            yield from self._defects.contained(slot.model, serve)
 
     def _slot_failed(self, event: ev.SlotFailed, now: float) -> Iterator[Instruction]:
         slot = self.fleet.slots.get(event.slot_id)
@@ -253,14 +248,9 @@ class Reconciler:
         yield from self.active.lose(slot, f"slot {slot.slot_id} has ended", now, crashed)
         self.fleet.end(slot.slot_id)
 
-    def _slot_evicted(self, event: ev.SlotEviction, now: float) -> Iterator[Instruction]:
-        slot = self.fleet.slots.get(event.slot_id)
-        if slot is not None:
+    def _slot_evicted(self, event: ev.SlotEviction, now: float) -> None:
+        if slot := self.fleet.slots.get(event.slot_id):
             self._endings.drain(slot, now)
-        yield from ()
-
-    def _tick(self, event: ev.Tick, now: float) -> Iterator[Instruction]:
-        yield from ()
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -275,7 +265,7 @@ class Reconciler:
             self._aged_at = now
             for model in self.models.values():
                 model.age_demand()
-            self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
+            self.fleet.set_prices({name: model.price for name, model in self.models.items()})
             yield from self._endings.end_idle_slots(now, IdleLimit.POLICY)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
@@ -285,7 +275,7 @@ class Reconciler:
             yield RaiseAlarm(problem)
 
 
-_HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]] = {
+_HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction] | None]] = {
     ev.RunnerJoined: Reconciler._runner_joined,
     ev.RunnersExpected: Reconciler._runners_expected,
     ev.RunnerLost: Reconciler._runner_lost,
@@ -301,7 +291,7 @@ _HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]]
     ev.SlotFailed: Reconciler._slot_failed,
     ev.SlotEnded: Reconciler._slot_ended,
     ev.SlotEviction: Reconciler._slot_evicted,
-    ev.Tick: Reconciler._tick,
+    ev.Tick: lambda core, event, now: None,
 }
 
 
@@ -315,7 +305,7 @@ def needs_room(core: Reconciler) -> bool:
     """Return whether requests wait for a slot, or a model has fewer slots than its replicas."""
     if len(core.queue):
         return True
-    return any(core.fleet.of_model(identity).wanted < model.replicas for identity, model in core.models.items())
+    return any(core.fleet.of_model(name).wanted < model.replicas for name, model in core.models.items())
 
 
 def idle_runners(core: Reconciler, now: float) -> set[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from iris_ray.errors import InvalidSlotError, SlotQueueFullError
+from iris_ray.errors import SlotQueueFullError
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import (
     EndRequest,
@@ -18,8 +18,8 @@ from iris_ray.slots.core.instructions import (
     RequeueRequest,
     StartRequest,
 )
-from iris_ray.slots.core.models import ModelSpec, Request, SlotIdentity
-from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.models import ModelSpec, Request
+from iris_ray.slots.core.policy import REPORT_S, ServingPolicy
 from iris_ray.slots.core.slot import Slot
 
 Turn = tuple[bool, int, str]
@@ -36,15 +36,15 @@ class RequestQueue:
         most_bytes: how many bytes these may have. One request may always wait.
 
     Attributes:
-        changed: identities for which requests have begun to wait, or wait no more; the reader clears it.
+        changed: models for which requests have begun to wait, or wait no more; the reader clears it.
     """
 
-    most: int = 10_000
-    most_bytes: int = 2**30
-    changed: dict[SlotIdentity, None] = field(default_factory=dict, init=False)
+    most: int
+    most_bytes: int
+    changed: dict[str, None] = field(default_factory=dict, init=False)
     _requests: dict[str, Request] = field(default_factory=dict)
     _turns: dict[str, Turn] = field(default_factory=dict)
-    _waiting: dict[SlotIdentity, list[Turn]] = field(default_factory=dict)
+    _waiting: dict[str, list[Turn]] = field(default_factory=dict)
     _deadlines: list[tuple[float, str]] = field(default_factory=list)
     _arrivals: int = 0
     _bytes: int = 0
@@ -56,14 +56,11 @@ class RequestQueue:
         return request_id in self._requests
 
     def add(self, request: Request) -> None:
-        """Let a request wait for its turn.
+        """Let a request wait for its turn. None of its id may wait already.
 
         Raises:
-            InvalidSlotError: a request of this id waits already.
             SlotQueueFullError: the limit of requests or of bytes is reached.
         """
-        if request.request_id in self._requests:
-            raise InvalidSlotError(f"request {request.request_id} waits already; give each request an id of its own")
         if len(self._requests) >= self.most:
             raise SlotQueueFullError(f"{self.most:,} requests wait already, which is the limit; try again in a moment")
         if self._requests and self._bytes + request.size > self.most_bytes:
@@ -74,13 +71,13 @@ class RequestQueue:
         self._arrivals += 1
         self._insert(request, (not request.priority, self._arrivals, request.request_id))
 
-    def first(self, identity: SlotIdentity) -> Request:
-        """Return the first request for this identity."""
-        return self._requests[self._waiting[identity][0][2]]
+    def first(self, name: str) -> Request:
+        """Return the first request for a model."""
+        return self._requests[self._waiting[name][0][2]]
 
-    def take(self, identity: SlotIdentity) -> tuple[Request, Turn]:
-        """Remove the first request for this identity, and return it with its turn, for `put_back`."""
-        turn = self._waiting[identity][0]
+    def take(self, name: str) -> tuple[Request, Turn]:
+        """Remove the first request for a model, and return it with its turn, for `put_back`."""
+        turn = self._waiting[name][0]
         return self._take(turn[2]), turn
 
     def put_back(self, request: Request, turn: Turn) -> None:
@@ -89,17 +86,17 @@ class RequestQueue:
 
     def remove(self, request_id: str) -> Request:
         """Remove a request that waits. A slot may be superfluous now."""
-        self.changed[self._requests[request_id].identity] = None
+        self.changed[self._requests[request_id].model] = None
         return self._take(request_id)
 
     def _take(self, request_id: str) -> Request:
         turn = self._turns.pop(request_id)
         request = self._requests.pop(request_id)
         self._bytes -= request.size
-        waiting = self._waiting[request.identity]
+        waiting = self._waiting[request.model]
         del waiting[bisect_left(waiting, turn)]
         if not waiting:
-            del self._waiting[request.identity]
+            del self._waiting[request.model]
         return request
 
     def expired(self, now: float) -> list[Request]:
@@ -116,28 +113,28 @@ class RequestQueue:
         """Return when the next request expires, or None. That request may have left the queue already."""
         return self._deadlines[0][0] if self._deadlines else None
 
-    def waiting(self, identity: SlotIdentity) -> int:
-        """Return how many requests for this identity wait."""
-        return len(self._waiting.get(identity, ()))
+    def waiting(self, name: str) -> int:
+        """Return how many requests for a model wait."""
+        return len(self._waiting.get(name, ()))
 
-    def oldest(self, identity: SlotIdentity) -> float:
-        """Return when the longest-waiting request for this identity arrived; infinity if none waits."""
-        turns = self._waiting.get(identity, [])
+    def oldest(self, name: str) -> float:
+        """Return when the longest-waiting request for a model arrived; infinity if none waits."""
+        turns = self._waiting.get(name, [])
         usual = bisect_left(turns, (True, 0, ""))  # the first without priority
         ends = [turns[place] for place in {0, usual} if place < len(turns)]
         return min((self._requests[turn[2]].arrived_at for turn in ends), default=float("inf"))
 
-    def identities(self) -> list[SlotIdentity]:
-        """Return the identities for which requests wait."""
+    def models(self) -> list[str]:
+        """Return the models for which requests wait."""
         return list(self._waiting)
 
-    def in_turn(self, among: Iterable[SlotIdentity]) -> list[SlotIdentity]:
-        """Return identities in the order of their first requests' turns; those for which no request waits come last."""
-        return sorted(among, key=lambda identity: self._waiting[identity][0] if identity in self._waiting else _NO_TURN)
+    def in_turn(self, among: Iterable[str]) -> list[str]:
+        """Return models in the order of their first requests' turns; those for which no request waits come last."""
+        return sorted(among, key=lambda name: self._waiting[name][0] if name in self._waiting else _NO_TURN)
 
-    def of_identity(self, identity: SlotIdentity) -> list[Request]:
-        """Return the requests for this identity, in order."""
-        return [self._requests[turn[2]] for turn in self._waiting.get(identity, ())]
+    def of_model(self, name: str) -> list[Request]:
+        """Return the requests for a model, in order."""
+        return [self._requests[turn[2]] for turn in self._waiting.get(name, ())]
 
     def __iter__(self) -> Iterator[Request]:
         yield from (self._requests[turn[2]] for turn in sorted(self._turns.values()))
@@ -146,8 +143,8 @@ class RequestQueue:
         self._requests[request.request_id] = request
         self._bytes += request.size
         self._turns[request.request_id] = turn
-        self.changed[request.identity] = None
-        insort(self._waiting.setdefault(request.identity, []), turn)
+        self.changed[request.model] = None
+        insort(self._waiting.setdefault(request.model, []), turn)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
             if len(self._deadlines) > 2 * len(self._requests) + 1000:  # most of those have left
@@ -174,6 +171,7 @@ class Active:
         begun_at: when the slot got it.
         used_at: when the session was last used.
         heard_at: when the session's client was last heard of.
+        silent: how many looks in a row have found nothing new of that client.
         granted: whether the client has the session, so that it is not begun again.
         given_up: whether the client has cancelled the request or closed the session.
         stopped: why it was told to stop, or "".
@@ -187,6 +185,7 @@ class Active:
     begun_at: float
     used_at: float
     heard_at: float
+    silent: int = 0
     granted: bool = False
     given_up: bool = False
     stopped: str = ""
@@ -204,7 +203,7 @@ class ActiveRequests:
 
     Attributes:
         stopped: those that were told to stop, by id.
-        sessions: those that are sessions, by identity and id.
+        sessions: those that are sessions, by model and id.
     """
 
     fleet: SlotFleet
@@ -212,24 +211,24 @@ class ActiveRequests:
     most_attempts: int
     by_id: dict[str, Active] = field(default_factory=dict)
     stopped: dict[str, Active] = field(default_factory=dict)
-    sessions: dict[SlotIdentity, dict[str, Active]] = field(default_factory=dict)
+    sessions: dict[str, dict[str, Active]] = field(default_factory=dict)
 
-    def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
-        """Give waiting requests for this identity to slots, until there are no more requests or no more seats."""
-        slots = self.fleet.of_model(identity)
-        while slots.ready and self.queue.waiting(identity):
+    def dispatch(self, name: str, now: float) -> Iterator[Instruction]:
+        """Give waiting requests for a model to slots, until there are no more requests or no more seats."""
+        slots = self.fleet.of_model(name)
+        while slots.ready and self.queue.waiting(name):
             spec = next(reversed(slots.all.values())).spec  # older ones may end because they have another one
-            most = self.most_together(self.queue.first(identity), spec)
+            most = self.most_together(self.queue.first(name), spec)
             slot = slots.best_seat(most, self.fleet.requests_on)
             if slot is None:
                 return
-            request, turn = self.queue.take(identity)
+            request, turn = self.queue.take(name)
             request = replace(request, attempt=request.attempt + 1)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
             self.fleet.limit(slot, min(most, slot.most_together))
             made = self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
             if request.is_session:
-                self.sessions.setdefault(identity, {})[request.request_id] = made
+                self.sessions.setdefault(name, {})[request.request_id] = made
             yield StartRequest(request, slot.slot_id)
 
     def most_together(self, request: Request, spec: ModelSpec) -> int:
@@ -273,10 +272,10 @@ class ActiveRequests:
         del self.by_id[request.request_id]
         self.stopped.pop(request.request_id, None)
         if request.is_session:
-            of_model = self.sessions[request.identity]
+            of_model = self.sessions[request.model]
             del of_model[request.request_id]
             if not of_model:
-                del self.sessions[request.identity]
+                del self.sessions[request.model]
 
     def _lift_limit(self, slot: Slot) -> None:
         """Let a slot serve as many requests as its remaining ones allow."""
@@ -338,13 +337,18 @@ class Sessions:
         """Note that a client has these sessions, and when it used each."""
         for session_id, used_at in used.items():
             if found := self.active.by_id.get(session_id):
-                found.granted = True
+                found.granted, found.silent = True, 0
                 found.heard_at, found.used_at = now, max(found.used_at, min(used_at, now))
 
     def stop_unused(self, now: float) -> Iterator[Instruction]:
-        """Stop the sessions that are unused for too long, or whose client is silent."""
+        """Look at all sessions: stop those that were unused for too long, or whose client is silent.
+
+        Both follow from what clients have reported and from the number of looks, one in `REPORT_S`. If this process was
+        frozen, the reports from that time are still on their way.
+        """
         for each in [each for of_model in self.active.sessions.values() for each in of_model.values()]:
-            if not each.stopped and (reason := self._unused(each, now)):
+            each.silent += 1
+            if not each.stopped and (reason := self._unused(each)):
                 yield self.active.stop(each, reason, now)
 
     def stop_on(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
@@ -353,22 +357,22 @@ class Sessions:
             if not each.stopped:
                 yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}", now)
 
-    def call_back(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+    def call_back(self, name: str, now: float) -> Iterator[Instruction]:
         """Stop the oldest session of a model for which other requests have waited long.
 
         Only a session that has had its seat for `ServingPolicy.ageing_s` is stopped, and only after the last one that
         was stopped has ended or has used up `ServingPolicy.drain_s`.
         """
-        sessions = self.active.sessions.get(identity, {}).values()
+        sessions = self.active.sessions.get(name, {}).values()
         long = [each for each in sessions if not each.stopped and each.begun_at + self.policy.ageing_s <= now]
         if long and not any(each.stopped and now - each.stopped_at < self.policy.drain_s for each in sessions):
             oldest = min(long, key=lambda each: (each.begun_at, each.turn))
-            yield self.active.stop(oldest, f"others have waited for {identity} for {self.policy.ageing_s:g} s", now)
+            yield self.active.stop(oldest, f"others have waited for {name} for {self.policy.ageing_s:g} s", now)
 
-    def _unused(self, session: Active, now: float) -> str:
+    def _unused(self, session: Active) -> str:
         idle_s = session.request.idle_s
         assert idle_s is not None, "a session has a limit"
-        if now - session.used_at >= idle_s:
+        if session.heard_at - session.used_at >= idle_s:
             return f"it was not used for {idle_s:g} s"
-        is_silent = now - session.heard_at >= self.policy.silence_s
+        is_silent = (session.silent - 1) * REPORT_S >= self.policy.silence_s
         return f"its client was silent for {self.policy.silence_s:g} s" if is_silent else ""

@@ -1,14 +1,14 @@
 """The record of each served model: its demand, its load times, and how its loads and slots ended."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from iris_ray.slots.core.events import RunnerReported
-from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
-from iris_ray.slots.core.slot import USES_MEMORY
+
+MOST_DOUBLINGS = 3
+"""How often the time doubles in which a model whose loads fail evicts no other one."""
 
 
 @dataclass(slots=True)
@@ -22,11 +22,12 @@ class ServedModel:
         load_s: how long the last load took; or how long a late load had lasted when another one was begun.
         demand: the average number of requests in an interval of `ACTIVITY_S`; the last interval weighs a tenth.
         arrivals: requests in the present interval.
-        served_at: when a request of it last began on a slot.
+        turn_at: when it last had its turn: a request of it began on a slot, or a load of it failed.
         failures: loads that failed in a row, since a slot was last ready.
         crashes: ready slots in a row that ended by themselves, since a request was last served.
         last_failure: why the last load failed, or the last slot crashed.
         not_before: when the next load may be tried.
+        evicts_from: when the next load may evict slots of other models.
         loaded_on: the runners that have loaded it and are there, the latest last.
         avoided: runners where a load failed, and until when they get no slot of the model.
         to_prewarm: new runners that may still get a slot.
@@ -40,11 +41,12 @@ class ServedModel:
     code: bytes = b""
     demand: float = 0.0
     arrivals: int = 0
-    served_at: float = -math.inf
+    turn_at: float = -math.inf
     failures: int = 0
     crashes: int = 0
     last_failure: str = ""
     not_before: float = 0.0
+    evicts_from: float = 0.0
     loaded_on: dict[str, None] = field(default_factory=dict)
     avoided: dict[str, float] = field(default_factory=dict)
     to_prewarm: set[str] = field(default_factory=set)
@@ -64,10 +66,16 @@ class ServedModel:
         """Average the demand at the end of an interval."""
         self.demand, self.arrivals = 0.9 * self.demand + 0.1 * self.arrivals, 0
 
-    def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float) -> None:
-        """Note a failed load: the next one waits for a pause that doubles, and goes to another runner if it can."""
+    def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float, lasted_s: float) -> None:
+        """Note a failed load: the next one waits for a pause that doubles, and goes to another runner if it can.
+
+        The model also evicts no other one until 1, 3, then 7 times as long as the load lasted have passed. So a model
+        whose loads hang leaves most of the time to others.
+        """
         self.failures += 1
+        self.evicts_from = now + lasted_s * (2 ** min(self.failures, MOST_DOUBLINGS) - 1)
         self.last_failure = reason
+        self.turn_at = now
         self.not_before = max(self.not_before, now + policy.pause_after(self.failures))
         self.avoided[runner_id] = now + policy.avoid_runner_s
 
@@ -99,10 +107,6 @@ class ServedModel:
         """
         self.load_s = max(self.load_s, *lasted, 0.0)
 
-    def note_served(self) -> None:
-        """Note that a request was served."""
-        self.crashes = 0
-
     def avoids(self, now: float) -> frozenset[str]:
         """Return the runners that get no slot of the model now."""
         if self.avoided:
@@ -112,40 +116,3 @@ class ServedModel:
     def has_given_up(self, policy: ServingPolicy, now: float) -> bool:
         """Return whether waiting requests should be refused: too many loads have failed, and none may be tried now."""
         return self.failures >= policy.most_load_failures and self.not_before > now
-
-
-# -- reports -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Discrepancy:
-    """A difference between a runner's report and the fleet."""
-
-    slot_id: str
-    reason: str
-
-
-def strangers(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
-    """Yield the reported processes that should not be there: unknown ones, and slots of another runner."""
-    for slot_id in report.slots:
-        slot = fleet.slots.get(slot_id)
-        if slot is None:
-            yield Discrepancy(slot_id, "no slot of this id is wanted")
-        elif slot.allocation.runner_id != report.runner_id:
-            yield Discrepancy(slot_id, f"the slot of this id belongs to runner {slot.allocation.runner_id}")
-
-
-def mismatches(fleet: SlotFleet, report: RunnerReported) -> Iterator[Discrepancy]:
-    """Yield the slots that serve another model than they should."""
-    for slot_id, identity in report.slots.items():
-        slot = fleet.slots.get(slot_id)
-        if slot is not None and slot.allocation.runner_id == report.runner_id and slot.identity != identity:
-            yield Discrepancy(slot_id, f"it serves {identity} instead of {slot.identity}")
-
-
-def vanished(fleet: SlotFleet, report: RunnerReported) -> Iterator[str]:
-    """Yield the slots that should have a process on the runner, but have none."""
-    for slot in fleet.on_runner(report.runner_id):
-        expected = slot.state in USES_MEMORY and slot.started_at is not None and slot.started_at < report.as_of
-        if expected and slot.slot_id not in report.slots:
-            yield slot.slot_id

@@ -7,7 +7,7 @@ from enum import Enum
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.slots.core.devices import DeviceSet
-from iris_ray.slots.core.models import ModelSpec, SlotIdentity
+from iris_ray.slots.core.models import ModelSpec
 
 
 class SlotState(Enum):
@@ -70,7 +70,7 @@ class Allocation:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot. Its identity and allocation never change; only `SlotFleet` changes the rest.
+    """One slot. Its model and allocation never change; only `SlotFleet` changes the rest.
 
     Attributes:
         slot_id: never used again.
@@ -105,11 +105,11 @@ class Slot:
     moves: int = 0
     asked_at: float = math.inf
     most_together: int = field(init=False)
-    identity: SlotIdentity = field(init=False)
+    model: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.most_together = self.spec.requests_at_a_time
-        self.identity = self.spec.identity
+        self.model = self.spec.name
 
     @property
     def wanted(self) -> bool:

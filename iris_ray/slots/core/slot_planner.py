@@ -6,63 +6,63 @@ model (`Defects`).
 
 import heapq
 import traceback
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from iris_ray.model.containment import SetAside, by_a_defect, others_go_on
 from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement
 from iris_ray.slots.core.eviction import AT_ONCE, hold_up
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import CreateSlot, DeleteSlot, Instruction, RaiseAlarm, Refusal, RefuseRequest
-from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.models import Request
 from iris_ray.slots.core.policy import RECHECK_S, ServingPolicy, Staleness
 from iris_ray.slots.core.request_queue import ActiveRequests, RequestQueue, Sessions, slots_wanted
 from iris_ray.slots.core.served_models import ServedModel
 from iris_ray.slots.core.slot import Slot, SlotState
 
-Item = TypeVar("Item", bound=Hashable)
-
 
 @dataclass(slots=True, eq=False)
-class SlotAgenda(Generic[Item]):
-    """Models or slots to look at, in the order in which they were noted: something changed, or their time has come.
+class SlotAgenda:
+    """Names of models, or ids of slots, to look at, in the order in which they were noted: something changed, or their
+    time has come.
 
     Attributes:
         waits_for_room: the models for which there was no place; to look at when a device has more room.
     """
 
-    waits_for_room: dict[Item, None] = field(default_factory=dict)
-    _noted: dict[Item, None] = field(default_factory=dict)
-    _times: list[tuple[float, Item]] = field(default_factory=list)
-    _next: dict[Item, float] = field(default_factory=dict)
+    waits_for_room: dict[str, None] = field(default_factory=dict)
+    _noted: dict[str, None] = field(default_factory=dict)
+    _times: list[tuple[float, str]] = field(default_factory=list)
+    _next: dict[str, float] = field(default_factory=dict)
 
-    def note(self, items: Iterable[Item]) -> None:
+    def note(self, items: Iterable[str]) -> None:
         """Look at these after this event."""
         self._noted.update(dict.fromkeys(items))
 
-    def take_over(self, noted: dict[Item, None]) -> None:
+    def take_over(self, noted: dict[str, None]) -> None:
         """Look at these after this event, and clear the dict that held them."""
         self._noted.update(noted)
         noted.clear()
 
-    def wait_for_room(self, item: Item) -> None:
+    def wait_for_room(self, item: str) -> None:
         """Look at this model when a device has more room."""
         self.waits_for_room[item] = None
 
-    def look_again(self, item: Item, when: float) -> None:
+    def look_again(self, item: str, when: float) -> None:
         """Look at this one at a time, or before."""
         if when < self._next.get(item, inf):
             self._next[item] = when
             heapq.heappush(self._times, (when, item))
 
     def next_time(self) -> float:
-        """Return when the next look is due without an event; by then it may be superfluous."""
+        """Return the time of the next look, if no event comes first."""
         return self._times[0][0] if self._times else inf
 
-    def take(self, now: float) -> list[Item]:
+    def take(self, now: float) -> list[str]:
         """Return what to look at now, and forget that it was noted."""
         while self._times and self._times[0][0] <= now:
             when, item = heapq.heappop(self._times)
@@ -80,23 +80,23 @@ class SlotAgenda(Generic[Item]):
 class Defects:
     """Contains defects of iris_ray that show with one model: an alarm tells each once, and all other models go on."""
 
-    models: Mapping[SlotIdentity, ServedModel]
-    _told: dict[SlotIdentity, SetAside] = field(default_factory=dict)
+    models: Mapping[str, ServedModel]
+    _told: dict[str, SetAside] = field(default_factory=dict)
 
-    def forget(self, identity: SlotIdentity) -> None:
+    def forget(self, name: str) -> None:
         """Forget what was told about a model that is served no more."""
-        self._told.pop(identity, None)
+        self._told.pop(name, None)
 
-    def contained(self, identity: SlotIdentity, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
+    def contained(self, name: str, work: Iterator[Instruction]) -> Generator[Instruction, None, bool]:
         """Yield the instructions for a model, up to an exception. Return whether there was none."""
         try:
             yield from work
         except Exception as error:
-            aside = SetAside(str(identity), f"it can't be served now, {by_a_defect(error)}")
-            if model := self.models.get(identity):
+            aside = SetAside(name, f"it can't be served now, {by_a_defect(error)}")
+            if model := self.models.get(name):
                 model.waits_for = f"{aside.why}. {others_go_on('models', 'SlotManager')}"
-            if self._told.get(identity) != aside:
-                self._told[identity] = aside
+            if self._told.get(name) != aside:
+                self._told[name] = aside
                 yield RaiseAlarm(f"{aside}\n{''.join(traceback.format_exception(error))}")
             return False
         return True
@@ -149,21 +149,20 @@ class Endings:
     """
 
     policy: ServingPolicy
-    models: Mapping[SlotIdentity, ServedModel]
+    models: Mapping[str, ServedModel]
     sessions: Sessions
     fleet: SlotFleet
     staleness: Staleness
     defects: Defects
-    agenda: SlotAgenda[str] = field(default_factory=SlotAgenda)
+    active: ActiveRequests = field(init=False)
+    agenda: SlotAgenda = field(default_factory=SlotAgenda)
     _ending: dict[str, Ending] = field(default_factory=dict)
     """By slot id."""
     _ordered: dict[str, float] = field(default_factory=dict)
     """When a slot's deletion was last ordered, by slot id."""
 
-    @property
-    def active(self) -> ActiveRequests:
-        """The requests and sessions that slots serve."""
-        return self.sessions.active
+    def __post_init__(self) -> None:
+        self.active = self.sessions.active
 
     # -- why they end -----------------------------------------------------------------------------
 
@@ -182,7 +181,7 @@ class Endings:
 
         A slot that still loads goes on if requests wait for it.
         """
-        loads = slot.state is SlotState.STARTING and self.active.queue.waiting(slot.identity) > 0
+        loads = slot.state is SlotState.STARTING and self.active.queue.waiting(slot.model) > 0
         if loads or (slot.state is SlotState.READY and now < self.staleness.resident_until(slot)):
             self.fleet.leave(slot.slot_id, now)
             self._note_end(slot, Ending(now, reason, EndsHow.GIVES_WAY))
@@ -192,10 +191,14 @@ class Endings:
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
         """End a slot that has failed to load or has crashed. Its requests wait again."""
         yield from self.active.lose(slot, reason, now, crashed=slot.state is SlotState.READY)
-        if model := self.models.get(slot.identity):
+        if model := self.models.get(slot.model):
             runner_id = slot.allocation.runner_id
             if slot.ready_at is None:
-                model.note_failed_load(runner_id, reason, self.policy, now)
+                lasted_s = 0.0 if slot.started_at is None else now - slot.started_at
+                model.note_failed_load(runner_id, reason, self.policy, now, lasted_s)
+                for other in self.fleet.slots_of(slot.model):
+                    if other.state is SlotState.PLANNED:  # it would load at once, without the pause
+                        self.drain(other, now)
             else:
                 model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
         self.fleet.retire(slot.slot_id, SlotState.FAILED, now)
@@ -203,17 +206,17 @@ class Endings:
 
     def end_idle_slots(self, now: float, limit: IdleLimit) -> Iterator[Instruction]:
         """End the slots that have been idle for `ModelSpec.idle_s`, or for `ServingPolicy.idle_s`."""
-        for identity, model in list(self.models.items()):
+        for name, model in list(self.models.items()):
             own = model.spec.idle_s
             if (own is not None) is (limit is IdleLimit.OWN):
                 idle_s = self.policy.idle_s if own is None else own
-                yield from self.defects.contained(identity, self._end_idle(identity, idle_s, now))
+                yield from self.defects.contained(name, self._end_idle(name, idle_s, now))
 
-    def _end_idle(self, identity: SlotIdentity, idle_s: float, now: float) -> Iterator[Instruction]:
+    def _end_idle(self, name: str, idle_s: float, now: float) -> Iterator[Instruction]:
         yield from ()
-        if self.active.queue.waiting(identity):
+        if self.active.queue.waiting(name):
             return
-        for slot in list(self.fleet.of_model(identity).ready.get(0, {}).values()):
+        for slot in list(self.fleet.of_model(name).ready.get(0, {}).values()):
             if not slot.claimed and now - slot.last_activity >= idle_s:
                 self.drain(slot, now, f"it was idle for {idle_s:g} s")
 
@@ -222,7 +225,7 @@ class Endings:
         patience_s = max(self.policy.drain_s, model.load_s)
         for slot_id in dict.fromkeys(each.slot_id for each in self.active.stopped.values()):
             slot = self.fleet.slots[slot_id]
-            if slot.identity == model.spec.identity and self.active.stopped_at(slot) + patience_s <= now:
+            if slot.model == model.spec.name and self.active.stopped_at(slot) + patience_s <= now:
                 self.drain(slot, now, f"others wait, and all that runs there was told to stop {patience_s:.0f} s ago")
 
     def _note_end(self, slot: Slot, ending: Ending) -> None:
@@ -236,7 +239,7 @@ class Endings:
         """Start, keep or end these slots, as far as they can be now."""
         for slot_id in slot_ids:
             if slot := self.fleet.slots.get(slot_id):
-                if not (yield from self.defects.contained(slot.identity, self._look_at(slot, now))):
+                if not (yield from self.defects.contained(slot.model, self._look_at(slot, now))):
                     self.agenda.look_again(slot_id, now + RECHECK_S)
             else:
                 self._ending.pop(slot_id, None)
@@ -273,10 +276,10 @@ class Endings:
             return False
         if slot.ends and slot.ready_at is None:  # its load was given up
             return False
-        model, place = self.models.get(slot.identity), slot.allocation
+        model, place = self.models.get(slot.model), slot.allocation
         served = model is not None and model.spec == slot.spec and place.runner_id not in self.fleet.closed
-        excluded = self.fleet.excluded(place.runner_id, slot.spec)
-        return served and self.fleet.ledger.can_promise(place) and not any(each.wanted for each in excluded)
+        has_room = served and self.fleet.books[place.runner_id].can_promise(place)
+        return has_room and not any(each.wanted for each in self.fleet.excluded(place.runner_id, slot.spec))
 
     def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
         yield from self.sessions.stop_on(slot, ending.reason, now)
@@ -307,28 +310,19 @@ class SlotPlanner:
 
     policy: ServingPolicy
     new_id: Callable[[], str]
-    models: Mapping[SlotIdentity, ServedModel]
+    models: Mapping[str, ServedModel]
     sessions: Sessions
     allocator: Allocator
     endings: Endings
     defects: Defects
-    agenda: SlotAgenda[SlotIdentity] = field(default_factory=SlotAgenda)
+    fleet: SlotFleet = field(init=False)
+    active: ActiveRequests = field(init=False)
+    queue: RequestQueue = field(init=False)
+    agenda: SlotAgenda = field(default_factory=SlotAgenda)
     _looked_at_all: float = -inf
 
-    @property
-    def fleet(self) -> SlotFleet:
-        """All slots."""
-        return self.allocator.fleet
-
-    @property
-    def active(self) -> ActiveRequests:
-        """The requests and sessions that slots serve."""
-        return self.sessions.active
-
-    @property
-    def queue(self) -> RequestQueue:
-        """The requests that wait."""
-        return self.active.queue
+    def __post_init__(self) -> None:
+        self.fleet, self.active, self.queue = self.allocator.fleet, self.sessions.active, self.sessions.active.queue
 
     def due_instructions(self, now: float) -> Iterator[Instruction]:
         """Yield the instructions for all that is due now."""
@@ -346,96 +340,102 @@ class SlotPlanner:
 
     def look_at_all(self) -> None:
         """Look at all models that may need a slot after the next event."""
-        self.agenda.note(identity for identity, model in self.models.items() if model.replicas or model.to_prewarm)
-        self.agenda.note(self.queue.identities())
+        self.agenda.note(name for name, model in self.models.items() if model.replicas or model.to_prewarm)
+        self.agenda.note(self.queue.models())
 
-    def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+    def dispatch(self, name: str, now: float) -> Iterator[Instruction]:
         """Give the free seats of a model to its requests."""
-        for start in self.active.dispatch(identity, now):
-            if model := self.models.get(identity):
-                model.served_at = now
+        for start in self.active.dispatch(name, now):
+            if model := self.models.get(name):
+                model.turn_at = now
             yield start
 
     def next_time(self) -> float:
-        """Return when the next look is due without an event; by then it may be superfluous."""
+        """Return the time of the next look, if no event comes first."""
         return min(self.agenda.next_time(), self.endings.agenda.next_time())
 
-    def _to_look_at(self, now: float) -> list[SlotIdentity]:
+    def _to_look_at(self, now: float) -> list[str]:
         self.agenda.take_over(self.queue.changed)
         self.agenda.take_over(self.fleet.changed)
         if self.agenda.waits_for_room and self.allocator.has_gained(now):
             self.agenda.note(self.agenda.waits_for_room)
         return self.agenda.take(now)
 
-    def _serve(self, identities: list[SlotIdentity], now: float) -> Iterator[Instruction]:
+    def _serve(self, names: list[str], now: float) -> Iterator[Instruction]:
         """Take these models through all steps. A model with which a defect shows takes no further step."""
         for step in (self.dispatch, self._serve_queue, self._keep_slots, self._prewarm):
-            in_turn, identities = self.queue.in_turn(identities), []
+            in_turn, names = self.queue.in_turn(names), []
             if step == self._prewarm:
                 in_turn = sorted(filter(self._prewarms, in_turn), key=self._prewarm_turn)
-            for identity in in_turn:
-                if (yield from self.defects.contained(identity, step(identity, now))):
-                    identities.append(identity)
+            for name in in_turn:
+                if (yield from self.defects.contained(name, step(name, now))):
+                    names.append(name)
 
     def _next_look(self, model: ServedModel, now: float) -> float:
         """Return when a model has to be looked at again without an event; infinity: never."""
-        identity = model.spec.identity
-        times = [model.not_before, self.queue.oldest(identity) + self.policy.ageing_s]
-        times += [self._late_at(slot, model) for slot in self.fleet.of_model(identity).coming.values()]
+        name = model.spec.name
+        times = [model.not_before, model.evicts_from, self.queue.oldest(name) + self.policy.ageing_s]
+        times += [self._late_at(slot, model) for slot in self.fleet.of_model(name).coming.values()]
         return min((time for time in times if time > now), default=inf)
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def _serve_queue(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+    def _serve_queue(self, name: str, now: float) -> Iterator[Instruction]:
         """Plan slots for the requests that wait although all seats have been given away."""
-        coming = list(self.fleet.of_model(identity).coming.values())
-        waiting = self.queue.waiting(identity)
+        coming = list(self.fleet.of_model(name).coming.values())
+        waiting = self.queue.waiting(name)
         if not waiting and not coming:
             return
-        if (model := self.models.get(identity)) is None:
-            why = f"{identity} is served no more"
-            yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
+        if (model := self.models.get(name)) is None:
+            why = f"{name} is served no more"
+            yield from self._refuse(self.queue.of_model(name), Refusal.UNKNOWN_MODEL, why)
             return
         coming = self._call_off_plans(model, coming, now)
         if not waiting:
             return
         if why := self.why_not_loaded(model, now):
-            yield from self._refuse(self.queue.of_identity(identity), Refusal.LOAD_FAILED, why)
+            yield from self._refuse(self.queue.of_model(name), Refusal.LOAD_FAILED, why)
             return
         late = [slot for slot in coming if self._is_late(slot, model, now)]
         moved = [slot for slot in late if slot.state is SlotState.PLANNED and self._move(slot, model, now)]
         loads_late = [slot for slot in late if slot.state is SlotState.STARTING]
         seats = _seats(coming) - _seats(loads_late)
-        starving = len(late) == len(coming) and not moved and self._has_waited_long(identity, now)
-        evict_busy = starving and not self.fleet.of_model(identity).has_seat(model.spec.requests_at_a_time)
+        starving = len(late) == len(coming) and not moved and self._has_waited_long(name, now)
+        evict_busy = starving and not self.fleet.of_model(name).has_seat(model.spec.requests_at_a_time)
         avoid = model.avoids(now).union(slot.allocation.runner_id for slot in loads_late)
         for _ in range(slots_wanted(waiting, seats, model.spec)):
-            if not self._add_slot(model, self._requirement(model, avoid, evict_busy), now):
+            if not self._add_slot(model, self._requirement(model, avoid, evict_busy, now), now):
                 break
             starving = evict_busy = False
             model.note_long_loads(now - slot.started_at for slot in loads_late if slot.started_at is not None)
         if starving:
             self.endings.end_hung_slots(model, now)
-            yield from self.sessions.call_back(identity, now)
+            yield from self.sessions.call_back(name, now)
+        slots = self.fleet.of_model(name)
+        if model.failures >= self.policy.most_load_failures and now < model.evicts_from and not slots.wanted:
+            yield from self._refuse(self.queue.of_model(name), Refusal.LOAD_FAILED, model.waits_for)
 
-    def _requirement(self, model: ServedModel, avoid: frozenset[str], starving: bool) -> SlotRequirement:
-        asked_at = max(self.queue.oldest(model.spec.identity), model.served_at)
-        return SlotRequirement(model.spec, avoid, starving, asked_at, model.loaded_on)
+    def _requirement(self, model: ServedModel, avoid: frozenset[str], starving: bool, now: float) -> SlotRequirement:
+        """Return what one more slot of a model needs. Several replicas go to different runners if there is room."""
+        asked_at = max(self.queue.oldest(model.spec.name), model.turn_at)
+        slots = self.fleet.slots_of(model.spec.name) if model.replicas > 1 else []
+        there = Counter(slot.allocation.runner_id for slot in slots if slot.wanted)
+        return SlotRequirement(model.spec, avoid, starving, asked_at, model.loaded_on, there, now >= model.evicts_from)
 
     def _call_off_plans(self, model: ServedModel, coming: list[Slot], now: float) -> list[Slot]:
         """Drop planned slots that no request and no replica needs. Return the slots that are still to come."""
-        identity, seats = model.spec.identity, _seats(coming)
+        name, seats = model.spec.name, _seats(coming)
         for slot in reversed(coming):
             left = seats - slot.spec.requests_at_a_time
-            is_spare = self.fleet.of_model(identity).wanted > model.replicas and self.queue.waiting(identity) <= left
+            is_spare = self.fleet.of_model(name).wanted > model.replicas and self.queue.waiting(name) <= left
             if slot.state is SlotState.PLANNED and is_spare:
                 self.endings.drain(slot, now)
                 seats = left
-        return list(self.fleet.of_model(identity).coming.values())
+        return list(self.fleet.of_model(name).coming.values())
 
-    def _has_waited_long(self, identity: SlotIdentity, now: float) -> bool:
+    def _has_waited_long(self, name: str, now: float) -> bool:
         """Return whether the oldest request has waited so long that busy slots of other models give way."""
-        return self.queue.oldest(identity) + self.policy.ageing_s <= now
+        return self.queue.oldest(name) + self.policy.ageing_s <= now
 
     def _move(self, slot: Slot, model: ServedModel, now: float) -> bool:
         """Plan a slot elsewhere that could not start for long, because slots in its place do not end.
@@ -450,8 +450,8 @@ class SlotPlanner:
         dead = [other for other in goes if other.ends and not other.active and other.last_activity + late_s <= now]
         for other in dead:
             self.fleet.give_up(other.slot_id)
-        starving = self._has_waited_long(slot.identity, now)
-        decision = self.allocator.decide(self._requirement(model, model.avoids(now), starving), now)
+        starving = self._has_waited_long(slot.model, now)
+        decision = self.allocator.decide(self._requirement(model, model.avoids(now), starving, now), now)
         if isinstance(decision, Place):
             here = max([hold_up(other) for other in goes], default=AT_ONCE)
             there = max([hold_up(self.fleet.slots[each]) for each in decision.evict], default=AT_ONCE)
@@ -460,55 +460,55 @@ class SlotPlanner:
                 self.endings.drain(slot, now)
                 self._plan(model, decision, now, slot.asked_at).moves = slot.moves + 1
                 return True
-        self.agenda.wait_for_room(slot.identity)
+        self.agenda.wait_for_room(slot.model)
         return False
 
     def why_not_loaded(self, model: ServedModel, now: float) -> str:
         """Return why requests for a model are refused: no slot of it is ready, and loads fail; "": they are not."""
-        identity = model.spec.identity
-        if not model.has_given_up(self.policy, now) or self.fleet.of_model(identity).ready:
+        name = model.spec.name
+        if not model.has_given_up(self.policy, now) or self.fleet.of_model(name).ready:
             return ""
-        return f"{identity} could not be loaded: {model.last_failure}"
+        return f"{name} could not be loaded: {model.last_failure}"
 
     # -- slots without requests -------------------------------------------------------------------
 
-    def _keep_slots(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+    def _keep_slots(self, name: str, now: float) -> Iterator[Instruction]:
         yield from ()
-        if model := self.models.get(identity):
+        if model := self.models.get(name):
             self._keep_replicas(model, now)
-            self.agenda.look_again(identity, self._next_look(model, now))
+            self.agenda.look_again(name, self._next_look(model, now))
 
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
-        identity = model.spec.identity
-        while self.fleet.of_model(identity).wanted < model.replicas:
-            if not self._add_slot(model, self._requirement(model, model.avoids(now), starving=False), now):
+        name = model.spec.name
+        while self.fleet.of_model(name).wanted < model.replicas:
+            if not self._add_slot(model, self._requirement(model, model.avoids(now), False, now), now):
                 break
-        here = self.fleet.of_model(identity)
+        here = self.fleet.of_model(name)
         if here.claimed != min(here.wanted, model.replicas):
             for number, slot in enumerate([slot for slot in here.all.values() if slot.wanted]):
                 self.fleet.claim(slot.slot_id, number < model.replicas)
 
-    def _prewarms(self, identity: SlotIdentity) -> bool:
-        return identity in self.models and bool(self.models[identity].to_prewarm)
+    def _prewarms(self, name: str) -> bool:
+        return name in self.models and bool(self.models[name].to_prewarm)
 
-    def _prewarm_turn(self, identity: SlotIdentity) -> tuple[int, int, str]:
+    def _prewarm_turn(self, name: str) -> tuple[int, int, str]:
         """Return the order of models that don't all fit: the fewest slots first, then the fewest bytes."""
-        return self.fleet.of_model(identity).wanted, *self.models[identity].prewarm_turn
+        return self.fleet.of_model(name).wanted, *self.models[name].prewarm_turn
 
-    def _prewarm(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+    def _prewarm(self, name: str, now: float) -> Iterator[Instruction]:
         """Give new runners a slot of a model, if they have room without evicting."""
         yield from ()
-        model, slots = self.models[identity], self.fleet.of_identity(identity)
+        model, slots = self.models[name], self.fleet.slots_of(name)
         served = {slot.allocation.runner_id for slot in slots if slot.wanted}
         ends = {slot.allocation.runner_id for slot in slots if not slot.wanted}  # their room may be what is needed
         model.to_prewarm = {runner_id for runner_id in model.to_prewarm if runner_id in self.fleet.runners}
         open_now = sorted(model.to_prewarm - self.fleet.closed - ends)
         for runner_id in open_now:
-            if runner_id not in served and (place := self.allocator.free_place_on(runner_id, model.spec)):
+            if runner_id not in served and (place := self.allocator.free_place_on(runner_id, model.spec, now)):
                 self._plan(model, place, now)
         model.to_prewarm.difference_update(open_now)
         if model.to_prewarm:
-            self.agenda.wait_for_room(identity)
+            self.agenda.wait_for_room(name)
 
     # -- more slots -------------------------------------------------------------------------------
 
@@ -524,14 +524,17 @@ class SlotPlanner:
             decision = elsewhere if isinstance(elsewhere, Place) else decision
         if not isinstance(decision, Place):
             model.waits_for = decision.reason
-            self.agenda.wait_for_room(model.spec.identity)
+            if not requirement.evicts:
+                model.waits_for += f"; its loads fail and evict no other model for {model.evicts_from - now:.0f} s more"
+                model.waits_for += f": {model.last_failure}"
+            self.agenda.wait_for_room(model.spec.name)
             return None
         model.waits_for = ""
         return self._plan(model, decision, now, requirement.asked_at)
 
     def _plan(self, model: ServedModel, place: Place, now: float, asked_at: float = inf) -> Slot:
         for slot_id in place.evict:
-            self.endings.give_way(self.fleet.slots[slot_id], f"its memory is needed for {model.spec.identity}", now)
+            self.endings.give_way(self.fleet.slots[slot_id], f"its memory is needed for {model.spec.name}", now)
         return self.fleet.plan(self.new_id(), model.spec, place.allocation, now, asked_at)
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
@@ -545,9 +548,9 @@ class SlotPlanner:
     def refuse_what_fits_nowhere(self) -> Iterator[Instruction]:
         """Refuse requests that have waited for a runner that turns out to be too small, when no other may come."""
         for model in self.models.values():
-            waiting = self.queue.of_identity(model.spec.identity)
-            if waiting and (never := self.allocator.fits_nowhere(model.spec)):
-                yield from self._refuse(waiting, Refusal.FITS_NOWHERE, never.reason)
+            waiting = self.queue.of_model(model.spec.name)
+            if waiting and (why := self.allocator.fits_nowhere(model.spec)):
+                yield from self._refuse(waiting, Refusal.FITS_NOWHERE, why)
 
     def _refuse(self, requests: list[Request], refusal: Refusal, why: str) -> Iterator[Instruction]:
         for request in requests:

@@ -18,6 +18,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import ray
 
 from iris_ray import SlotClient
 from iris_ray.http_server import MOST_BODIES, MOST_CONNECTIONS
@@ -109,6 +110,30 @@ def test_file_is_served_changed_without_loss_and_ended(cluster: SimulatedCluster
             with pytest.raises(openai.APIError, match="closing"):
                 last.result()
             assert process.wait(60) == 0
+
+
+def test_lost_slot_manager_is_replaced_meanwhile_callers_come_back(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(FILE)
+    with serving(cluster, path) as (process, url), openai.OpenAI(base_url=url, api_key=SECRET, max_retries=0) as user:
+
+        def pid() -> Any:
+            try:
+                return user.completions.create(model="gpt", prompt="a").to_dict()["pid"]
+            except openai.InternalServerError as error:
+                if (error.status_code, error.response.headers["Retry-After"]) != (503, "10"):
+                    raise
+            time.sleep(0.1)
+            return None
+
+        first = pid()
+        ray.kill(SlotClient.connect("serve")._manager.handle)
+        assert wait_until(pid, 120) != first
+        path.write_text(FILE.replace("gpt", "gpt-2"))
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: [model.id for model in user.models.list()] == ["words", "gpt-2"])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
 
 
 def test_after_sigterm_requests_finish_and_programs_end(cluster: SimulatedCluster, tmp_path: Path) -> None:

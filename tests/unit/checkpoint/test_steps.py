@@ -1,14 +1,23 @@
 """What a gang restores after any loss: processes die between any two writes, hosts are lost, the gang changes."""
 
+import errno
+import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iris_ray.checkpoint.gang import BARRIERS
+from iris_ray.checkpoint.parts import CHECKED_BYTES
+from iris_ray.checkpoint.store import DirectoryFiles
+from iris_ray.errors import CheckpointTooLargeError, PeerFilesError
 from tests.support.proofs import examples
-from tests.support.state_gangs import FOLDER, Layout, Program
+from tests.support.state_gangs import FOLDER, Attempt, Layout, Program, content
 
 AXES = st.none() | st.integers(0, 1)
 LAYOUTS = st.lists(
@@ -91,3 +100,239 @@ def test_half_overwritten_step_is_never_chosen(at_write: int, tmp_path: Path) ->
     hosts = [program.new_host() for _ in range(4)]
     program.run(hosts, 2, 3, dies=1, at_write=at_write, refused={2})
     program.check(program.run(hosts, 2, 0), program.expected(hosts))
+
+
+# -- a partner that refuses, or is silent ------------------------------------------------------------------------------
+
+BY_SLICE = Layout((8, 4), 0, None)
+"""Each of two slices has a half that no other slice has."""
+
+
+class Partner(DirectoryFiles):
+    """The files of another host, of which some calls fail.
+
+    Attributes:
+        fails: the names of these calls.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.fails: set[str] = set()
+
+    def write(self, path: str, source: Path | memoryview) -> None:
+        self._answer("write")
+        super().write(path, source)
+
+    def delete(self, path: str) -> None:
+        self._answer("delete")
+        super().delete(path)
+
+    def _answer(self, call: str) -> None:
+        if call in self.fails:
+            raise PeerFilesError(f"10.0.0.7:9 did not answer {call}")
+
+
+class Pair(Attempt):
+    """Two slices of one host.
+
+    Attributes:
+        hosts: their directories.
+        partners: of each process, the other one's host as it sees that.
+    """
+
+    def __init__(self, root: Path, attempt: int = 1, layouts: tuple[Layout, ...] = (BY_SLICE,)) -> None:
+        self.hosts = [root / str(index) for index in range(2)]
+        self.partners = [Partner(self.hosts[1 - index]) for index in range(2)]
+        for host in self.hosts:
+            host.mkdir(exist_ok=True)
+        own = [DirectoryFiles(host) for host in self.hosts]
+        super().__init__(layouts, self.hosts, 2, attempt, lambda i, at: own[i] if i == at else self.partners[i])
+
+    @property
+    def outlives(self) -> list[bool]:
+        return [steps.outlives_a_slice for steps in self.steps]
+
+    @property
+    def copies(self) -> list[int]:
+        """The number of copies on each host, whole or not."""
+        return [len([*(host / FOLDER).glob("*.copy")]) for host in self.hosts]
+
+
+def restored_from(root: Path, *hosts: int, layout: Layout = BY_SLICE, slices: int = 2) -> Any:
+    """Return the step and the whole array that the next attempt restores from these hosts and new ones."""
+    dirs = [root / str(host) if host in hosts else root / f"new {host}" for host in range(2)]
+    for each in dirs:
+        each.mkdir(exist_ok=True)
+    found = Attempt([layout], dirs, slices, attempt=9).restore()
+    if found == [None, None]:
+        return None
+    steps = {each[0] for each in found if each is not None}
+    boxes = {box: part for each in found if each is not None for box, part in each[1][1].items()}
+    return steps.pop(), np.concatenate([boxes[box] for box in sorted(boxes)])
+
+
+def test_step_whose_copy_is_refused_outlives_no_slice(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.partners[0].fails = {"write"}
+    assert pair.save(7) == [False, False]
+    assert pair.outlives == [False, False]
+    assert restored_from(tmp_path, 1) is None
+    pair.partners[0].fails = set()
+    assert pair.save(7) == [True, True], "it is tried again"
+    assert pair.outlives == [True, True]
+    step, array = restored_from(tmp_path, 1)
+    assert step == 7
+    np.testing.assert_array_equal(array, content([BY_SLICE], 1, 7)[0])
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_partner_that_is_silent_at_a_delete_ends_nothing(tmp_path: Path, silent: int) -> None:
+    pair = Pair(tmp_path)
+    assert pair.save(1) == [True, True]
+    pair.partners[silent].fails = {"delete"}
+    assert pair.save(2) == [True, True]
+    assert pair.save(3) == [False, False], "two copies at a time is the most"
+    pair.partners[silent].fails = set()
+    assert pair.save(4) == [True, True]
+    assert pair.copies == [1, 1]
+
+
+def test_copies_do_not_pile_up_while_steps_are_not_whole(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.save(1)
+    pair.partners[0].fails = {"write"}
+    for step in range(2, 12):
+        assert pair.save(step) == [False, False]
+        assert max(pair.copies) <= 2
+    assert restored_from(tmp_path, 1)[0] == 1
+
+
+def test_copies_go_once_each_slice_has_everything(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    pair.save(1)
+    pair.layouts = [Layout((8, 4), None, None)]
+    assert pair.save(2) == [True, True]
+    assert pair.copies == [0, 0]
+
+
+# -- one number, several saves -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_memory", [False, True])
+def test_step_that_is_saved_again_after_a_rollback_replaces_the_first(tmp_path: Path, from_memory: bool) -> None:
+    pair = Pair(tmp_path)
+    assert pair.save(10) == pair.save(20) == [True, True]
+    if from_memory:
+        pair.restore()
+    assert pair.save(10, seed=2) == pair.save(20, seed=2) == [True, True]
+    step, array = restored_from(tmp_path, 0, 1)
+    assert step == 20
+    np.testing.assert_array_equal(array, content([BY_SLICE], 2, 20)[0])
+
+
+def test_parts_of_two_saves_of_one_step_are_never_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first save, only process 0 has its part, and of the second only process 1."""
+    pair = Pair(tmp_path)
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "bad disk")
+
+    for index in (1, 0):
+        with monkeypatch.context() as patch:
+            patch.setattr(pair.gangs[index].own, "write", broken)
+            assert pair.save(20, seed=index) == [False, False]
+    assert restored_from(tmp_path, 0, 1) is None
+
+
+def test_second_checkpointer_of_a_name_goes_on_with_the_files_of_the_first(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    for step in range(1, 6):
+        pair.save(step)
+    pair.again()
+    assert [found and found[0] for found in pair.restore()] == [5, 5]
+    for step in (5, 6, 7):
+        assert pair.save(step, seed=2) == [True, True]
+        assert [found and found[0] for found in pair.restore()] == [step, step]
+    assert len([*(pair.hosts[0] / FOLDER).glob("*.data")]) == 2
+    np.testing.assert_array_equal(restored_from(tmp_path, 0)[1], content([BY_SLICE], 2, 7)[0])
+
+
+# -- bytes, memory, JAX's service --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [8, CHECKED_BYTES // 16])
+def test_bytes_that_have_changed_are_found_in_any_piece_of_a_shard(tmp_path: Path, rows: int) -> None:
+    """A gang of one slice takes pieces of the shards of two; a shard of the larger array has two checksums."""
+    saved, wanted = Layout((rows, 4), 0, None), Layout((rows, 4), None, 1)
+    pair = Pair(tmp_path, layouts=(saved,))
+    pair.save(1)
+    for path in tmp_path.glob(f"0/{FOLDER}/*.data"):
+        with path.open("r+b") as file:
+            file.seek(path.stat().st_size - 100)
+            file.write(bytes(8))
+    for path in tmp_path.glob(f"1/{FOLDER}/*.copy"):
+        path.unlink()
+    assert restored_from(tmp_path, 0, 1, layout=wanted, slices=1) is None
+
+
+def test_pieces_of_large_shards_are_put_together(tmp_path: Path) -> None:
+    saved, wanted = Layout((CHECKED_BYTES // 16 + 10, 4), 0, None), Layout((CHECKED_BYTES // 16 + 10, 4), None, 0)
+    Pair(tmp_path, layouts=(saved,)).save(1)
+    (tmp_path / "new 1").mkdir()
+    dirs = [tmp_path / "0", tmp_path / "1", tmp_path / "new 1"]
+    for found in Attempt([wanted], dirs, 1, attempt=9).restore():
+        assert found is not None
+        ((box, part),) = found[1][1].items()
+        np.testing.assert_array_equal(part, content([saved], 1, 1)[0][slice(*box[0])])
+
+
+@pytest.mark.parametrize("full", ["posix_fallocate", "write"])
+def test_full_disk_keeps_nothing_of_a_file_that_did_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def half_written(path: Path, content: bytes) -> None:
+        path.write_text("half")
+        no_room()
+
+    files = DirectoryFiles(tmp_path)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    monkeypatch.setattr(Path, "write_bytes", half_written)
+    calls: dict[str, Callable[[], object]] = {
+        "posix_fallocate": lambda: files.grow("a", 1000),
+        "write": lambda: files.write("a", memoryview(b"content")),
+    }
+    with pytest.raises(OSError, match="No space"):
+        calls[full]()
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+
+
+def test_process_whose_save_fails_at_once_stays_in_step_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(tmp_path)
+
+    def no_room(*_: Any) -> Any:
+        raise CheckpointTooLargeError("no room")
+
+    pair.save(1)
+    pair.layouts = [Layout((80, 4), 0, None)]
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.gangs[1].own, "grow", no_room)
+        with pytest.raises(CheckpointTooLargeError):
+            pair.save(2)
+    assert [steps.is_whole for steps in pair.steps] == [False, False]
+    assert pair.save(3) == [True, True]
+    assert restored_from(tmp_path, 1, layout=pair.layouts[0])[0] == 3
+
+
+def test_service_of_jax_keeps_little_however_often_a_gang_saves(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    for step in range(1, 2 * BARRIERS):
+        pair.partners[0].fails = {"write"} if step % 3 else set()
+        pair.save(step)
+        pair.restore()
+    assert len(pair.service.arrived) <= BARRIERS
+    assert len(pair.service.values) <= 2

@@ -255,6 +255,7 @@ def test_notice_here_needs_one_node_of_ray(
         (["v4-160"], "did you mean"),
         (["v4-16-0/7"], "there is no host 'v4-16-0/7'; did you mean v4-16-0/"),
         ([], "Missing argument"),
+        (["x" * 100_000], "there is no"),
         (["v4-16-1", "--seconds", "0"], "0 is not in the range"),
         (["v4-16-1", "--seconds", "nan"], "not a valid integer"),
     ],

@@ -205,7 +205,7 @@ def test_pool_speaks_for_nothing_but_the_start_of_its_job(
     honest = HandoverInPool.what_it_runs
 
     async def what_it_runs(pool: HandoverInPool) -> Any:
-        return await honest(pool) | {"job_id": "another", "spec": {"job_id": "another", "user": "olga"}}
+        return {**(await honest(pool) or {}), "job_id": "another", "spec": {"job_id": "another", "user": "olga"}}
 
     monkeypatch.setattr(HandoverInPool, "what_it_runs", what_it_runs)
     world.iris(*EXPORT, file)

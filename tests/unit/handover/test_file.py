@@ -163,7 +163,12 @@ def test_kind_of_later_version_is_counted_and_skipped() -> None:
 
 
 def test_job_that_makes_no_sense_is_left_out() -> None:
-    wrong = ({"job_id": "x", "priority": "HIGHEST"}, {"job_id": "x", "replicas": -1}, {}, {"job_id": "x", "group": 7})
+    wrong: tuple[dict[str, Any], ...] = (
+        {"job_id": "x", "priority": "HIGHEST"},
+        {"job_id": "x", "replicas": -1},
+        {},
+        {"job_id": "x", "group": 7},
+    )
     for spec in wrong:
         found = startable(export_of({"job_id": "x", "spec": spec, "run": run_line(request(gang_spec()), b"")}), {})
         assert not found.jobs

@@ -1,5 +1,7 @@
 """A file of models: what it says, and what follows when it changes."""
 
+import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +53,21 @@ class Shout:
 
 
 class Client:
-    """Notes what it is told to serve. Its SlotManager may be gone for a while."""
+    """Notes the models that it is told to serve. Its SlotManager may die, or only its answer may be lost."""
 
     def __init__(self) -> None:
+        self.served: dict[str, ModelOrder] = {}
         self.registered: list[str] = []
-        self.removed: list[str] = []
-        self.gone = ""
+        self.fails = ""
 
-    def _take_order(self, order: ModelOrder) -> None:
-        if order.spec.name == self.gone:
+    def _change(self, orders: Sequence[ModelOrder], gone: Sequence[str] = ()) -> None:
+        if self.fails == "before":
             raise RayActorError
-        self.registered.append(order.spec.name)
-
-    def remove(self, name: str) -> None:
-        self.removed.append(name)
+        self.registered += [order.spec.name for order in orders]
+        self.served |= {order.spec.name: order for order in orders}
+        self.served = {name: order for name, order in self.served.items() if name not in gone}
+        if self.fails == "after":
+            raise RayActorError
 
 
 @pytest.fixture
@@ -80,10 +83,10 @@ def test_file_says_hosts_models_keys_and_policy(path: Path) -> None:
     assert (hosts.kind, hosts.devices, hosts.memory) == (DeviceKind.GPU, 2, 80 * 10**9)
     llama, shout = said.models["llama"], said.models["shout"]
     assert isinstance(llama.model, ServedCommand)
-    assert (llama.model.load_s, llama.memory) == (900, {1: 70 * 10**9, 2: 40_500_000_000})
-    assert (llama.replicas, llama.spec, said.aliases) == (1, {"concurrency": 256}, {"gpt-4o": "llama"})
-    assert (serving.class_at(str(shout.model)), shout.arguments) == (Shout, {"mark": "!"})
-    assert (said.keys[0].secret, said.keys[0].models, said.keys[0].at_a_time) == ("a" * 20, ["llama"], 8)
+    assert (llama.model.load_s, said.aliases) == (900, {"gpt-4o": "llama"})
+    assert llama.how == {"memory": {1: 70 * 10**9, 2: 40_500_000_000}, "replicas": 1, "concurrency": 256}
+    assert (serving.class_at(str(shout.model)), shout.how["arguments"]) == (Shout, {"mark": "!"})
+    assert (said.keys[0].secret, said.keys[0].models, said.keys[0].at_a_time) == ("a" * 20, ("llama",), 8)
     assert said.policy.ageing_s == 5.0
 
 
@@ -91,7 +94,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
     path.write_text(FILE.replace("memory_gb = 80\n", "").replace("{ 1 = 70, 2 = 40.5 }", "{ total = 75, on = [1, 2] }"))
     said = read(path, SECRETS)
     assert said.hosts[0].memory is None
-    assert said.models["llama"].memory == {1: 75 * 10**9, 2: 37_500_000_000}
+    assert said.models["llama"].how["memory"] == {1: 75 * 10**9, 2: 37_500_000_000}
     assert said.place("llama") == "1 × 75 GB of gpu"
     path.write_text(FILE.replace("memory_gb = 80\n", "").replace('kind = "gpu"', 'kind = "cpu"'))
     with pytest.raises(InvalidSlotError, match="has no memory_gb"):
@@ -139,6 +142,14 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("replicas = 1", 'constraints = ["zone=mars"]', r"no table \[\[hosts\]\] promises hosts with zone == mars"),
         ("{ 1 = 70, 2 = 40.5 }", "{ 3 = 10 }", r"\[models.llama\]: it would fit on none of the hosts"),
         ("[policy]", f'[keys.bob]\nsecret = "{"a" * 20}"\n[policy]', "two API keys have the same name or secret"),
+        ("[models.shout]", '[models.""]', "a model's name is ''; give a str that is not empty"),
+        ('aliases = ["gpt-4o"]', 'aliases = [""]', r"\[models.llama\]: aliases is \(?\['?'?'\]"),
+        ('models = ["llama"]', "models = 5", r"\[keys.alice\]: models is 5; give a list of texts"),
+        ('"ALICE"', "5", r"\[keys.alice\]: variable is 5; give a str"),
+        ("{ 1 = 70, 2 = 40.5 }", "{ total = 75, on = 2 }", "memory_gb: on is 2; give a list of numbers of devices"),
+        ("memory_gb = 80", "memory_gb = 1e300", r"\[\[hosts\]\]: memory_gb is 1e\+300; give a number"),
+        ("load_s = 900", "arguments = { seed = 1 }", r"\[models.llama\]: arguments are for classes"),
+        ("ageing_s = 5.0", 'placement = "a"', r"\[policy\]: there is no 'placement'"),
     ],
 )
 def test_senseless_file_is_refused_with_the_place(path: Path, part: str, instead: str, why: str) -> None:
@@ -214,15 +225,23 @@ def test_module_that_cannot_be_imported_changes_nothing(
     assert client.registered == ["llama", "shout"]
 
 
-def test_change_that_was_cut_short_is_tried_again(path: Path) -> None:
+@pytest.mark.parametrize("fails", ["before", "after"])
+@pytest.mark.parametrize("again", [True, False], ids=["try again", "the old file"])
+def test_after_a_failed_change_the_file_is_what_is_served(path: Path, fails: str, again: bool) -> None:
     client: Any = Client()
+    old, new = FILE, FILE.replace("70", "60").replace("[models.shout]", "[models.new]")
     served = ServedFile(client, read(path, SECRETS))
-    path.write_text(FILE.replace("70", "60").replace("memory_gb = 1\n", "memory_gb = 2\n"))
-    client.gone = "shout"
-    with pytest.raises(RayActorError):
-        served.change(read(path, SECRETS))
-    client.gone = ""
-    assert served.change(read(path, SECRETS)) == ["llama is changed", "shout is changed"]
+    path.write_text(new)
+    client.fails = fails
+    for _ in range(2):
+        with pytest.raises(RayActorError):
+            served.change(read(path, SECRETS))
+    client.fails = ""
+    path.write_text(new if again else old)
+    said = read(path, SECRETS)
+    assert served.change(said) != []
+    assert client.served == said.orders
+    assert served.change(said) == []
 
 
 def test_groups_and_idle_limits_are_passed_on(path: Path) -> None:
@@ -254,10 +273,19 @@ def test_only_what_changed_is_registered_anew(path: Path) -> None:
     path.write_text(other.replace('models = ["llama"]', ""))
     words = served.change(read(path, SECRETS))
     assert words == ["lama is new", "shout is changed", "llama is served no more", "keys have changed"]
-    assert (client.registered[2:], client.removed) == (["lama", "shout"], ["llama"])
+    assert client.registered[2:] == ["lama", "shout"]
+    assert set(client.served) == {"lama", "shout"}
     path.write_text(FILE.replace("devices = 2", "devices = 4"))
     with pytest.raises(InvalidSlotError, match="starts anew"):
         served.change(read(path, SECRETS))
+
+
+def test_port_in_use_is_refused_before_a_cluster_is_asked(path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(FILE.replace("port = 0", f"port = {taken.getsockname()[1]}"))
+        failed = CliRunner().invoke(serve, [str(path)], env={**SECRETS, "RAY_ADDRESS": "no-such-host:1"})
+        assert "can't be used: Address already in use" in str(failed.exception)
+        assert CliRunner().invoke(serve, [str(path), "--dry-run"], env=SECRETS).exit_code == 0
 
 
 def test_dry_run_says_where_models_fit(path: Path) -> None:

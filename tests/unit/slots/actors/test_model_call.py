@@ -141,6 +141,16 @@ def test_stopped_coroutine_ends_even_if_stopped_before_start() -> None:
         made.answer(30.0, call)
 
 
+def test_late_stop_spares_the_next_call_of_the_same_id() -> None:
+    made = loaded(Plain)
+    calls = RunningCalls(made.loop)
+    for _ in range(2):
+        with calls.running(SlotRequest("r")) as call:
+            assert list(made.pieces(1, call)) == [2]
+            assert not call._stopped
+        calls.stop("r")
+
+
 @pytest.mark.parametrize("model", [Pieces, AsyncPieces])
 def test_stopped_stream_ends(model: type) -> None:
     made = loaded(model)
@@ -247,13 +257,15 @@ def test_first_stop_reason_counts_and_oldest_are_forgotten(monkeypatch) -> None:
     assert [known.of(name) for name in "abc"] == ["it has ended", "idle", "idle"]
 
 
-@pytest.mark.parametrize("answer", ["False", "1 / 0"])
+@pytest.mark.parametrize(
+    "answer", ["False", "1 / 0", "time.sleep(99)", "(_ for _ in ()).throw(asyncio.CancelledError)"]
+)
 def test_slot_of_a_model_that_is_not_well_ends(answer: str) -> None:
     code = f"""
 from ray import cloudpickle
-import time
+import asyncio, time
 from iris_ray.slots.actors import slot_actor
-slot_actor.HEALTH_S = 0.05
+slot_actor.HEALTH_S = slot_actor.HEALTH_ANSWER_S = 0.05
 class Model:
     asked = 0
     def health(self):

@@ -49,6 +49,8 @@ def test_whole_slice_is_one_runner_used_by_one_slot() -> None:
     ("wrong", "said"),
     [
         ({"count": 0}, "count is 0"),
+        ({"count": 10**9}, "count is 1000000000; give an int from 1 to 10000"),
+        ({"kind": DeviceKind.GPU, "devices": 10**9}, "devices is 1000000000"),
         ({"memory": 1.5}, "memory is 1.5"),
         ({"kind": "gpu"}, "give a DeviceKind"),
         ({"kind": DeviceKind.TPU}, "say which slices"),

@@ -13,7 +13,7 @@ from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
-from tests.support.slot_processes import HANGS, MAKER, NO_PORT, Method, Slots, all_of, ask, forever, true, until
+from tests.support.slot_processes import HANGS, MAKER, NO_PORT, RAISES, Method, Slots, all_of, ask, forever, true, until
 from tests.support.slots import host_here
 
 
@@ -42,7 +42,14 @@ async def test_slice_slot_has_process_per_host_and_ends_whole(slots: Slots) -> N
 
 
 @pytest.mark.parametrize(
-    ("loads", "said"), [((HANGS, "no weights"), "no weights"), ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}")]
+    ("loads", "said"),
+    [
+        ((HANGS, "no weights"), "no weights"),
+        ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}"),
+        ((RAISES, None), f"ValueError: {RAISES}"),
+        (("x" * 10_000, None), "x" * slot_processes.LONGEST_REASON),
+    ],
+    ids=["no weights", "no port", "raises", "at length"],
 )
 async def test_host_failing_to_load_fails_the_slice_slot(
     slots: Slots, monkeypatch: pytest.MonkeyPatch, loads: tuple[str | None, ...], said: str
@@ -52,7 +59,7 @@ async def test_host_failing_to_load_fails_the_slice_slot(
     manager = await manager_of_a_slice()
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].killed.is_set())
-    assert manager._core.models[manager._identity("m")].last_failure == said
+    assert manager._core.models["m"].last_failure == said
     answer.cancel()
 
 

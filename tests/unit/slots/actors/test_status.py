@@ -55,9 +55,9 @@ def test_reason_disappears_once_all_replicas_are_there(world: SlotWorld, iris) -
 def test_reason_of_request_no_longer_waiting_is_not_shown(world: SlotWorld, iris) -> None:
     world.hear(ev.ModelRegistered(A))
     world.hear(ev.ModelRegistered(model("b", 60)))
-    world.ask("a", A.identity)
+    world.ask("a", A.name)
     world.settle(serve=False)
-    world.ask("b", model("b", 60).identity)
+    world.ask("b", model("b", 60).name)
     assert "b: 1 request waits: all devices that could hold b are full" in iris("why", "b")
     world.hear(ev.RequestCancelled("b"))
     assert iris("why", "b") == "b: nothing waits for it\n"

@@ -16,11 +16,18 @@ from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors.model_call import ModelCall, StoppedError
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.slot_actor import LoadedModel
+from iris_ray.slots.client import served_command
 from iris_ray.slots.client.served_command import ProgramAnswer, ServedCommand, ServedProgram
 from tests.support import served_program
 from tests.support.gangs import alive
 from tests.support.waiting import wait_until
 
+NOT_HTTP = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    while True:
+        server.accept()[0].sendall(b"SSH-2.0 and so on")
+"""
 PROGRAM = [sys.executable, served_program.__file__, "--port", "{port}"]
 
 
@@ -68,6 +75,7 @@ def test_program_gets_its_environment_and_its_output_is_the_slots(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("IRIS_SLOT_MEMORY_SHARE", "0.25")  # it has this process's variables, too
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which can't lead back to this host
     share = ["sh", "-c", 'echo "share $IRIS_SLOT_MEMORY_SHARE"; exec "$@"', "sh"]
     program = ServedProgram(ServedCommand([*share, *PROGRAM], environment={"SAY": "I speak"}), "m")
     program.load()
@@ -141,9 +149,11 @@ os._exit(9)
     [
         ([*PROGRAM, "--fail", "no weights"], 30.0, "ended with 1 before it was healthy; its last words: no weights"),
         ([*PROGRAM, "--load", "60"], 0.5, "was not healthy within 0.5 s"),
+        ([sys.executable, "-c", NOT_HTTP, "{port}"], 1.0, "was not healthy within 1 s"),
+        ([*PROGRAM, "--fail", "x" * 10**5], 30.0, f"its last words: x{{{served_command.MOST_SAID}}}$"),
         ("no-such-program-at-all {port}", 1.0, "can't be started: No such file or directory; is it installed"),
     ],
-    ids=["ends", "late", "missing"],
+    ids=["ends", "late", "not HTTP", "says much", "missing"],
 )
 def test_failed_load_says_why(command: Any, load_s: float, why: str) -> None:
     with pytest.raises(RuntimeError, match=why):
@@ -156,6 +166,8 @@ def test_failed_load_says_why(command: Any, load_s: float, why: str) -> None:
         ({"command": ""}, "command is ''"),
         ({"command": "serve --port 80"}, "has no {port}"),
         ({"command": "serve {port} {gpus}"}, "can't be filled in"),
+        ({"command": "serve {port} {model.size}"}, "can't be filled in"),
+        ({"command": "serve {port} {memory[0]}"}, "can't be filled in"),
         ({"command": "serve {port}", "health": "health"}, "give a path"),
         ({"command": "serve {port}", "load_s": 0}, "load_s is 0"),
         ({"command": "serve {port}", "environment": {"A": 1}}, "environment must be a mapping"),

@@ -158,11 +158,25 @@ def test_client_is_renewed_while_it_has_requests(
     assert len(manager.renewed) == renewed
 
 
-@pytest.mark.parametrize("timeout_s", ["5", math.nan, True], ids=str)
-def test_invalid_timeout_is_refused_before_asking(client: SlotClient, manager: Manager, timeout_s: Any) -> None:
-    for ask in (client.submit, lambda *_, **how: client.session("Echo", **how).open()):
-        with pytest.raises(InvalidSlotError, match="timeout_s is"):
-            ask("Echo", 1, timeout_s=timeout_s)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("timeout_s", value) for value in ("5", math.nan, True)),
+        *(("idle_s", value) for value in (None, 0, -1.0, math.nan, math.inf, "60")),
+        ("priority", "no"),
+        ("retriable", 1),
+        ("request_id", 5),
+        ("request_id", ""),
+    ],
+)
+def test_invalid_value_is_refused_before_asking(client: SlotClient, manager: Manager, name: str, value: Any) -> None:
+    def ask_in_session() -> None:
+        client.session("Echo", **{name: value}).open()
+
+    asks = [] if name == "idle_s" else [lambda: client.submit("Echo", 1, **{name: value})]
+    for ask in [*asks, *([] if name in ("retriable", "request_id") else [ask_in_session])]:
+        with pytest.raises(InvalidSlotError, match=f"{name} is"):
+            ask()
     assert manager.asked == []
 
 

@@ -13,8 +13,7 @@ from iris_ray.slots.core.allocator import (
     MOST_PLANS,
     Allocator,
     Decision,
-    Full,
-    Never,
+    NoPlace,
     Place,
     SlotRequirement,
 )
@@ -25,7 +24,7 @@ from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import IdleFor, PlacementPolicy
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.proofs import examples
-from tests.support.slot_reference import Snapshot, best_score, decide, fleet_of, score_of
+from tests.support.slot_reference import Snapshot, best_score, commit, decide, fleet_of, score_of
 from tests.support.slots import GB, chips, gpus, model
 
 NOW = 100.0
@@ -43,8 +42,8 @@ def slot(name: str, gigabytes: int, *devices: int, runner: str = "a", of: str = 
 
 def world(*slots: Slot, runners: tuple[Runner, ...] = (gpus(),), **prices: int) -> Snapshot:
     """Slots, and what it costs to evict some of them."""
-    identities = {each.slot_id: each.identity for each in slots}
-    return Snapshot(runners, slots, prices={identities[name]: price for name, price in prices.items()})
+    models = {each.slot_id: each.model for each in slots}
+    return Snapshot(runners, slots, prices={models[name]: price for name, price in prices.items()})
 
 
 def place(
@@ -102,24 +101,25 @@ def test_cheapest_then_smallest_then_stalest_slot_is_evicted() -> None:
         {"last_activity": NOW - 5},
         {"of": "m"},
     ],
-    ids=["loading", "active", "claimed", "just ready", "just used", "of the same identity"],
+    ids=["loading", "active", "claimed", "just ready", "just used", "of the same model"],
 )
 def test_protected_slots_are_never_evicted(kept) -> None:
     name = "model of s" if "of" not in kept else "m"
     snapshot = world(slot("s", 60, 0, **kept), runners=(gpus(count=1),))
-    assert isinstance(decide(snapshot, SlotRequirement(model("m")), PlacementPolicy(), NOW), Full), name
+    assert isinstance(decide(snapshot, SlotRequirement(model("m")), PlacementPolicy(), NOW), NoPlace), name
 
 
 def test_model_fitting_no_empty_host_is_refused_with_numbers() -> None:
     decision = decide(world(), SlotRequirement(model(memory={1: 90 * GB, 4: 30 * GB})), PlacementPolicy(), NOW)
-    assert isinstance(decision, Never)
+    assert isinstance(decision, NoPlace)
+    assert decision.for_ever
     assert "90,000,000,000 bytes on each of 1" in decision.reason
     assert "80,000,000,000" in decision.reason
 
 
 def test_answer_without_any_matching_runner_is_not_final() -> None:
     decision = decide(world(), SlotRequirement(model(kind=DeviceKind.CPU)), PlacementPolicy(), NOW)
-    assert decision == Full("no runner with cpu devices satisfies the constraints of m")
+    assert decision == NoPlace("no runner with cpu devices satisfies the constraints of m")
 
 
 def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
@@ -135,7 +135,7 @@ def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
 
 def test_slot_becomes_evictable_by_time_alone() -> None:
     allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), PlacementPolicy())
-    assert isinstance(allocator.decide(SlotRequirement(model()), 100.0), Full)
+    assert isinstance(allocator.decide(SlotRequirement(model()), 100.0), NoPlace)
     assert isinstance(allocator.decide(SlotRequirement(model()), 105.0), Place)
 
 
@@ -147,7 +147,9 @@ def test_model_is_split_over_many_devices_of_a_host() -> None:
     runner_id, devices, evicted = place(snapshot, model(memory={16: 40 * GB}))
     assert (runner_id, devices) == ("a", (*range(8), *range(40, 48)))
     assert evicted == {f"s{number}" for number in devices}
-    assert isinstance(decide(snapshot, SlotRequirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
+    never = decide(snapshot, SlotRequirement(model(memory={16: 90 * GB})), DEFAULT, NOW)
+    assert isinstance(never, NoPlace)
+    assert never.for_ever
 
 
 def test_kept_views_give_the_plans_of_new_ones() -> None:
@@ -159,7 +161,7 @@ def test_kept_views_give_the_plans_of_new_ones() -> None:
         for device in range(2)
         for part in range(2)
     ]
-    prices = {each.identity: chance.randrange(10) for each in slots}
+    prices = {each.model: chance.randrange(10) for each in slots}
     allocator = Allocator(fleet_of(Snapshot(runners, tuple(slots), prices=prices)), DEFAULT)
     fleet = allocator.fleet
     evicting = 0
@@ -170,13 +172,13 @@ def test_kept_views_give_the_plans_of_new_ones() -> None:
         assert cost_of(decision, same) == cost_of(decide(same, SlotRequirement(spec), DEFAULT, NOW), same)
         if isinstance(decision, Place):
             evicting += bool(decision.evict)
-            allocator.commit(f"new {number}", spec, decision, NOW - 50)
+            commit(allocator, f"new {number}", spec, decision, NOW - 50)
             for slot_id in decision.evict:
                 fleet.end(slot_id)
             if decision.evict:
                 fleet.start(f"new {number}", NOW - 50)
             fleet.set_ready(f"new {number}", NOW - 50)
-            fleet.set_prices({spec.identity: chance.randrange(10)})
+            fleet.set_prices({spec.name: chance.randrange(10)})
     assert evicting > 50
 
 
@@ -209,7 +211,7 @@ def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int
     found = [each for each in snapshot.slots if each.slot_id in evicted]
     return (
         type(decision),
-        sum(snapshot.prices.get(s.identity, 0) for s in found),
+        sum(snapshot.prices.get(s.model, 0) for s in found),
         sum(s.allocation.total for s in found),
     )
 
@@ -239,14 +241,14 @@ def snapshots(draw) -> Snapshot:
         each = tuple(device.charge(size * GB) for _ in devices)
         state = draw(st.sampled_from([SlotState.READY] * 4 + [SlotState.STARTING, SlotState.DRAINING]))
         made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(NAMES))
-        fits = all(fleet.ledger.free_now(runner.runner_id)[n] >= need for n, need in zip(devices, each, strict=True))
+        fits = all(fleet.books[runner.runner_id].free_now()[n] >= need for n, need in zip(devices, each, strict=True))
         if fits and not fleet.excluded(runner.runner_id, made.spec):
             made.allocation = Allocation(runner.runner_id, devices, each)
             made.state = state
             made.last_activity = draw(st.sampled_from([0.0, 1.0, 95.0]))
             made.active |= {"r": 0.0} if draw(st.integers(0, 5)) == 0 else {}
             fleet.adopt(made)
-    prices = {each.identity: draw(st.integers(0, 3)) for each in fleet.slots.values()}
+    prices = {each.model: draw(st.integers(0, 3)) for each in fleet.slots.values()}
     closed = frozenset({"r0"}) if draw(st.integers(0, 6)) == 0 else frozenset()
     return Snapshot(snapshot.runners, tuple(fleet.slots.values()), closed, prices)
 
@@ -288,7 +290,7 @@ def test_remembering_allocator_decides_as_a_new_one(data, snapshot: Snapshot) ->
         assert (best is None) is not isinstance(decision, Place)
         if isinstance(decision, Place):
             assert score_of(decision, same, requirement, policy, now) == best
-            allocator.commit(f"new {number}", requirement.spec, decision, now)
+            commit(allocator, f"new {number}", requirement.spec, decision, now)
         for each in list(fleet.slots.values()):
             if each.state is SlotState.STARTING and data.draw(st.booleans()):
                 fleet.set_ready(each.slot_id, now)

@@ -4,7 +4,6 @@ import pytest
 
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Decision, SlotRequirement
-from iris_ray.slots.core.models import SlotIdentity
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot_planner import SlotAgenda
 from tests.support.slot_world import A, B, C, SlotWorld, serving_world
@@ -13,11 +12,11 @@ from tests.support.slots import model
 # -- the agenda -------------------------------------------------------------------------------------------------------
 
 
-FIRST, SECOND = model("a").identity, model("b").identity
+FIRST, SECOND = model("a").name, model("b").name
 
 
 def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
-    agenda = SlotAgenda[SlotIdentity]()
+    agenda = SlotAgenda()
     agenda.look_again(FIRST, 5.0)
     for when in (9.0, float("inf")):
         agenda.look_again(FIRST, when)
@@ -29,7 +28,7 @@ def test_entry_keeps_its_time_unless_an_earlier_comes() -> None:
 
 
 def test_entry_waiting_for_room_stays_until_looked_at() -> None:
-    agenda = SlotAgenda[SlotIdentity]()
+    agenda = SlotAgenda()
     agenda.wait_for_room(FIRST)
     assert agenda.take(0.0) == []
     agenda.note(agenda.waits_for_room)
@@ -55,15 +54,15 @@ def decisions_of(w: SlotWorld) -> list[str]:
 
 def test_place_is_searched_again_only_after_more_room() -> None:
     w = serving_world(A, B, C, gpus_each=2, policy=ServingPolicy())
-    w.ask("a", A.identity)
-    w.ask("c", C.identity)
+    w.ask("a", A.name)
+    w.ask("c", C.name)
     w.settle()
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     w.tick()
     seen = decisions_of(w)
     for number in range(20):
         w.now += 0.1
-        w.ask(f"a{number}", A.identity)
+        w.ask(f"a{number}", A.name)
         w.settle()
     assert seen == []
     w.hear(ev.SlotEviction(w.ready("c")[0]))
@@ -75,9 +74,9 @@ def test_place_is_searched_again_only_after_more_room() -> None:
 
 def test_place_is_searched_when_slot_becomes_stale() -> None:
     w = serving_world(A, B, policy=ServingPolicy())
-    w.ask("a", A.identity)
+    w.ask("a", A.name)
     w.settle()
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     w.now = w.reconciler.wakeup()
     while "b" not in w.answered and w.now < 20.0:
         w.hear(ev.Tick())

@@ -13,7 +13,7 @@ from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.costs import calls
-from tests.support.slots import GB, gpus, model
+from tests.support.slots import GB, gpus, in_state, model
 
 M = model("m", 80)
 
@@ -29,7 +29,7 @@ def warm(slots: int, running: int = 0, waiting: int = 0) -> Reconciler:
         place = Allocation(f"r{number // 4}", (number % 4,), (80 * GB,))
         core.fleet.adopt(Slot(f"warm {number}", M, place, 0.0, SlotState.READY, 0.0, 0.0))
     for number in range(running + waiting):
-        core.handle(ev.RequestArrived(Request(f"before {number}", M.identity, 0.0)), 0.0)
+        core.handle(ev.RequestArrived(Request(f"before {number}", M.name, 0.0)), 0.0)
     core.handle(ev.Tick(), 60.0)
     request_calls(core, "first", "before 0" if running else "first")
     return core
@@ -39,7 +39,7 @@ def request_calls(core: Reconciler, new: str, ended: str) -> int:
     """The calls of a request's arrival, and of the end of one."""
 
     def come_and_end() -> None:
-        core.handle(ev.RequestArrived(Request(new, M.identity, 60.0)), 60.0)
+        core.handle(ev.RequestArrived(Request(new, M.name, 60.0)), 60.0)
         core.handle(ev.RequestEnded(ended, core.active.by_id[ended].slot_id), 60.0)
 
     return calls(come_and_end)
@@ -62,7 +62,7 @@ def waiting_core(models: int) -> Reconciler:
     for number in range(models):
         spec = model(f"w{number}", 50 + number % 5)
         core.handle(ev.ModelRegistered(spec), 60.0)
-        core.handle(ev.RequestArrived(Request(f"w{number}", spec.identity, 60.0)), 60.0)
+        core.handle(ev.RequestArrived(Request(f"w{number}", spec.name, 60.0)), 60.0)
     return core
 
 
@@ -76,7 +76,7 @@ def test_joining_runner_costs_few_calls_per_waiting_model(models: int) -> None:
     core = waiting_core(models)
     core.handle(ev.RunnerJoined(gpus("new", 4)), 60.0)
     assert calls(lambda: core.handle(ev.RunnerReported("new", 60.0, {}), 60.0)) <= 100 * models
-    assert len(core.fleet.in_state(SlotState.STARTING)) == 4
+    assert len(in_state(core.fleet, SlotState.STARTING)) == 4
 
 
 def test_models_of_one_shape_share_reason_for_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_models_of_one_shape_share_reason_for_no_place(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(allocator, "fits_when_empty", counted)
     core.handle(ev.RunnerLost("r0"), 60.0)
-    for number, identity in enumerate(list(core.models)):
-        core.handle(ev.RequestArrived(Request(f"more {number}", identity, 60.0)), 60.0)
+    for number, name in enumerate(list(core.models)):
+        core.handle(ev.RequestArrived(Request(f"more {number}", name, 60.0)), 60.0)
     assert 1 <= len(looks) <= 6, "51 models have six shapes, and all runners are alike"
 
 
@@ -103,4 +103,4 @@ def test_list_of_what_has_gained_room_does_not_grow_for_ever(monkeypatch: pytest
         assert all(len(views.gains) <= 20 + 11 for views in core.allocator._views.values())
     core.handle(ev.RunnerJoined(gpus("last", 4)), 200.0)
     core.handle(ev.RunnerReported("last", 200.0, {}), 200.0)
-    assert len(core.fleet.in_state(SlotState.STARTING)) == 4, "and what waits gets what it has gained"
+    assert len(in_state(core.fleet, SlotState.STARTING)) == 4, "and what waits gets what it has gained"

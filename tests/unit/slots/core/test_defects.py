@@ -11,7 +11,7 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator, SlotRequirement
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.instructions import AskRunner, Instruction, RaiseAlarm
-from iris_ray.slots.core.models import Request, SlotIdentity
+from iris_ray.slots.core.models import Request
 from iris_ray.slots.core.policy import PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.request_queue import ActiveRequests
 from iris_ray.slots.core.slot import Slot
@@ -21,7 +21,7 @@ from tests.support.slots import gpus
 # -- defects ----------------------------------------------------------------------------------------------------------
 
 
-def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIdentity) -> None:
+def put_in(patch: pytest.MonkeyPatch, where: type, name: str, model: str) -> None:
     """Have a method raise an exception if its first argument is about this model."""
     method: Callable[..., Any] = getattr(where, name)
 
@@ -32,8 +32,8 @@ def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIden
     def defective(self: Any, about: Any, *arguments: Any, **named: Any) -> Any:
         found = self.slots[about] if isinstance(self, SlotFleet) and isinstance(about, str) else about
         if isinstance(found, SlotRequirement):
-            found = found.spec
-        if (found if isinstance(found, SlotIdentity) else found.identity) == identity:
+            found = found.spec.name
+        if (found if isinstance(found, str) else found.model) == model:
             return fails() if isgeneratorfunction(method) else next(fails())
         return method(self, about, *arguments, **named)
 
@@ -43,8 +43,8 @@ def put_in(patch: pytest.MonkeyPatch, where: type, name: str, identity: SlotIden
 def waiting_world() -> SlotWorld:
     """A request of each model waits for a runner, that of the first one for longer."""
     w = serving_world(A, B, runners=0)
-    w.ask("a", A.identity)
-    w.ask("b", B.identity)
+    w.ask("a", A.name)
+    w.ask("b", B.name)
     return w
 
 
@@ -52,7 +52,7 @@ def waiting_world() -> SlotWorld:
 def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where: type, name: str) -> None:
     w = waiting_world()
     with monkeypatch.context() as patch:
-        put_in(patch, where, name, A.identity)
+        put_in(patch, where, name, A.name)
         w.join(gpus("a", 2))
         w.run(60)
         assert w.answered == {"b": 1}
@@ -67,8 +67,8 @@ def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where
 
 def test_lost_runner_reruns_requests_except_those_of_defective_model(monkeypatch: pytest.MonkeyPatch) -> None:
     w = serving_world(A, B, gpus_each=2)
-    for name, identity in (("a", A.identity), ("b", B.identity)):
-        w.ask(name, identity)
+    for name in "ab":
+        w.ask(name, name)
         w.settle(serve=False)
     lost: list[Slot] = []
     lose = ActiveRequests.lose
@@ -102,10 +102,10 @@ def raises(runner_id: str, last_activity: float) -> float:
 )
 def test_failing_staleness_rule_makes_nothing_stale_and_is_reported(rule: Any, said: str) -> None:
     w = serving_world(A, B, policy=ServingPolicy(placement=PlacementPolicy(stale_at=rule)))
-    w.ask("a", A.identity)
+    w.ask("a", A.name)
     w.settle()
     w.now += 20.0
-    heard = w.reconciler.handle(ev.RequestArrived(Request("b", B.identity, w.now)), w.now)
+    heard = w.reconciler.handle(ev.RequestArrived(Request("b", B.name, w.now)), w.now)
     (alarm,) = (each for each in heard if isinstance(each, RaiseAlarm))
     assert f"PlacementPolicy.stale_at {said}" in alarm.text
     assert any(isinstance(each, AskRunner) for each in heard), "what else is to be done is not lost"
@@ -123,9 +123,9 @@ def test_failed_staleness_rule_is_asked_again() -> None:
         return last_activity + (1 / 0 if broken else 10.0)
 
     w = serving_world(A, B, policy=ServingPolicy(placement=PlacementPolicy(stale_at=rule), ageing_s=1000.0))
-    w.ask("a", A.identity)
+    w.ask("a", A.name)
     w.settle()
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     w.run(60)
     assert "b" not in w.answered
     broken.clear()

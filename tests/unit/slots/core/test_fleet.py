@@ -79,12 +79,12 @@ def test_slot_changes_only_as_table_allows(state: SlotState) -> None:
 def test_memory_is_promised_early_and_freed_at_confirmed_end() -> None:
     fleet = fleet_of(gpus(count=1))
     ready(fleet, "s", model(gigabytes=50), 0)
-    assert fleet.ledger.free_now("a") == [30 * GB]
+    assert fleet.books["a"].free_now() == [30 * GB]
     fleet.retire("s", SlotState.DRAINING)
-    assert fleet.ledger.unpromised("a") == [80 * GB]
-    assert fleet.ledger.free_now("a") == [30 * GB]
+    assert fleet.books["a"].unpromised() == [80 * GB]
+    assert fleet.books["a"].free_now() == [30 * GB]
     fleet.end("s")
-    assert fleet.ledger.free_now("a") == [80 * GB]
+    assert fleet.books["a"].free_now() == [80 * GB]
     fleet.check()
 
 
@@ -111,7 +111,7 @@ def test_watchers_hear_of_every_changed_runner() -> None:
     assert list(heard.idle) == ["s"]
     for change in (
         lambda: fleet.claim("s", True),
-        lambda: fleet.set_prices({model().identity: 7}),
+        lambda: fleet.set_prices({model().name: 7}),
         lambda: fleet.retire("s", SlotState.DRAINING),
         lambda: fleet.end("s"),
         lambda: fleet.remove_runner("a"),
@@ -125,12 +125,12 @@ def test_slot_that_was_to_leave_or_end_stays() -> None:
     fleet = fleet_of(gpus(count=1))
     ready(fleet, "s", model(gigabytes=50), 0)
     fleet.leave("s", now=2.0)
-    assert fleet.ledger.unpromised("a") == [80 * GB]
+    assert fleet.books["a"].unpromised() == [80 * GB]
     fleet.stay("s")
     fleet.retire("s", SlotState.DRAINING)
     fleet.stay("s")
     assert fleet.slots["s"].state is SlotState.READY
-    assert fleet.ledger.unpromised("a") == [30 * GB]
+    assert fleet.books["a"].unpromised() == [30 * GB]
     fleet.check()
     fleet.leave("s", now=2.0)
     fleet.plan("t", model("n", 60), Allocation("a", (0,), (60 * GB,)), now=2.0)
@@ -141,9 +141,9 @@ def test_slot_that_was_to_leave_or_end_stays() -> None:
 def test_observed_memory_raises_alarms_and_frees_nothing() -> None:
     fleet = fleet_of(gpus())
     ready(fleet, "s", model(gigabytes=50), 0)
-    assert list(fleet.ledger.alarms("a", {0: 53 * GB, 1: 0})) == []
-    assert list(fleet.ledger.alarms("a", {0: 60 * GB, 1: 9 * GB})) == [
+    assert list(fleet.books["a"].alarms({0: 53 * GB, 1: 0})) == []
+    assert list(fleet.books["a"].alarms({0: 60 * GB, 1: 9 * GB})) == [
         "runner a: device 0 uses 60,000,000,000 bytes, but slots have only 50,000,000,000 booked",
         "runner a: device 1 uses 9,000,000,000 bytes, but slots have only 0 booked",
     ]
-    assert fleet.ledger.free_now("a") == [30 * GB, 80 * GB]
+    assert fleet.books["a"].free_now() == [30 * GB, 80 * GB]

@@ -15,11 +15,11 @@ from tests.support.slots import gpus, model
 def test_model_in_constant_use_gives_way_after_a_while() -> None:
     policy = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
     w = serving_world(A, B, policy=policy)
-    w.ask("a0", A.identity)
+    w.ask("a0", A.name)
     w.settle(serve=False)
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     for second in range(1, 40):
-        w.ask(f"a{second}", A.identity)
+        w.ask(f"a{second}", A.name)
         w.tick(1.0)
         w.settle(serve=False)
         for process in list(w.processes.values()):
@@ -33,9 +33,9 @@ def test_model_in_constant_use_gives_way_after_a_while() -> None:
 def in_contention() -> SlotWorld:
     """A request of one model runs, and another model has waited for so long that the slot is to give way."""
     w = serving_world(A, B, policy=ServingPolicy())
-    w.ask("long", A.identity)
+    w.ask("long", A.name)
     w.settle(serve=False)
-    w.ask("b0", B.identity)
+    w.ask("b0", B.name)
     w.run(40, serve=False)
     assert w.reconciler.fleet.slots["slot-1"].state is SlotState.DRAINING
     return w
@@ -44,7 +44,7 @@ def in_contention() -> SlotWorld:
 def test_long_request_completes_beside_busy_model() -> None:
     w = in_contention()
     for second in range(600):
-        w.ask(f"b{second + 1}", B.identity)
+        w.ask(f"b{second + 1}", B.name)
         w.run(1, serve=False)
         for process in list(w.processes.values()):
             for request_id in sorted(process.requests):
@@ -58,9 +58,9 @@ def test_long_request_completes_beside_busy_model() -> None:
 
 def test_slots_that_need_not_stay_serve_before_they_give_way() -> None:
     w = serving_world(A, B)
-    w.ask("a", A.identity)
+    w.ask("a", A.name)
     w.settle(serve=False)
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     w.run(40, serve=False)
     w.hear(ev.SlotEviction("slot-1"))  # cuts off its request, so that both wait for too long
     w.run(70, serve=False)
@@ -120,7 +120,7 @@ def test_runners_without_slots_are_idle(world: SlotWorld) -> None:
 
 
 def test_runner_is_idle_once_its_slots_are_stale(world: SlotWorld) -> None:
-    world.ask("r", M.identity)
+    world.ask("r", M.name)
     busy = runner_of(world, "slot-1")
     assert idle(world) == {"one", "two"} - {busy}, "it loads"
     world.settle()
@@ -141,5 +141,5 @@ def test_kept_slots_keep_runners_and_missing_ones_need_room(world: SlotWorld) ->
 def test_waiting_requests_need_room(world: SlotWorld) -> None:
     for name in ("one", "two"):
         world.lose(name)
-    world.ask("r", M.identity)
+    world.ask("r", M.name)
     assert needs_room(world.reconciler)

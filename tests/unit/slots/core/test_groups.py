@@ -24,14 +24,14 @@ ONE, TWO, ALONE, OTHER = (
 
 
 def models_on(world: SlotWorld, runner_id: str = "a") -> list[str]:
-    return sorted(each.identity.model for each in world.processes.values() if each.allocation.runner_id == runner_id)
+    return sorted(each.model for each in world.processes.values() if each.allocation.runner_id == runner_id)
 
 
 @pytest.mark.parametrize(("first", "second"), [(ONE, TWO), (ALONE, OTHER), (OTHER, ALONE), (ONE, ALONE)])
 def test_model_replaces_what_it_may_not_be_beside(first: ModelSpec, second: ModelSpec) -> None:
     w = serving_world(first, second, gpus_each=4)
     for asked in (first, second, first):
-        w.ask(f"to {asked.name} at {w.now}", asked.identity)
+        w.ask(f"to {asked.name} at {w.now}", asked.name)
         w.run(2)
         assert models_on(w) == [asked.name]
 
@@ -39,10 +39,10 @@ def test_model_replaces_what_it_may_not_be_beside(first: ModelSpec, second: Mode
 def test_replica_of_the_group_is_not_evicted() -> None:
     w = serving_world(ONE, policy=POLICY, replicas=1)
     w.hear(ev.ModelRegistered(TWO))
-    w.ask("r", TWO.identity)
+    w.ask("r", TWO.name)
     w.run(3 * BOUND_S)
     assert models_on(w) == ["one"]
-    assert "have slots of group 'g'" in w.reconciler.models[TWO.identity].waits_for
+    assert "have slots of group 'g'" in w.reconciler.models[TWO.name].waits_for
     w.hear(ev.ModelRegistered(ONE))
     w.run(2 * BOUND_S)
     assert w.answered == {"r": 1}
@@ -86,7 +86,7 @@ def test_no_model_starves_however_they_are_grouped(
 @pytest.mark.parametrize(("idle_s", "lives_s"), [(20.0, 25.0), (None, 630.0), (math.inf, math.inf)])
 def test_idle_slot_ends_after_its_models_own_limit(idle_s: float | None, lives_s: float) -> None:
     w = serving_world(model("m", idle_s=idle_s), policy=POLICY)
-    w.ask("r", model("m").identity)
+    w.ask("r", model("m").name)
     w.settle()
     last, w.now = w.now, w.now + min(19.0 if idle_s else 599.0, lives_s)
     w.tick()

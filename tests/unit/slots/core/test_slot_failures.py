@@ -1,6 +1,7 @@
 """Slots that crash, loads that fail, and both that take for ever."""
 
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -8,20 +9,20 @@ from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.instructions import DeleteSlot, Refusal
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot import SlotState
-from tests.support.slot_world import A, B, SlotWorld, serving_world
-from tests.support.slots import GB, gpus, model
+from tests.support.slot_world import A, B, SlotWorld, TimedWorld, serving_world
+from tests.support.slots import GB, gpus, in_state, model
 
 # -- loads that fail --------------------------------------------------------------------------------------------------
 
 
 def test_ready_slot_ends_row_of_failed_loads() -> None:
     w = serving_world(A)
-    w.ask("r", A.identity)
+    w.ask("r", A.name)
     for _ in range(2):
         w.stuck.add("a")
         for _ in range(3):
             w.run(10)
-            (slot,) = w.reconciler.fleet.in_state(SlotState.STARTING)
+            (slot,) = in_state(w.reconciler.fleet, SlotState.STARTING)
             w.hear(ev.SlotFailed(slot.slot_id, "no such file"))
         w.stuck.clear()
         w.run(10, serve=False)
@@ -32,7 +33,7 @@ def test_ready_slot_ends_row_of_failed_loads() -> None:
 
 def test_failed_load_is_tried_elsewhere_after_pause() -> None:
     w = serving_world(A, runners=2)
-    w.ask("r", A.identity)
+    w.ask("r", A.name)
     first = next(iter(w.reconciler.fleet.slots.values()))
     w.hear(ev.SlotFailed(first.slot_id, "out of memory"))
     w.tick(0.5)
@@ -46,11 +47,11 @@ def test_failed_load_is_tried_elsewhere_after_pause() -> None:
 def test_waiting_requests_fail_after_several_loads_and_pauses_grow() -> None:
     w = serving_world(A)
     w.stuck.add("a")
-    w.ask("r", A.identity)
+    w.ask("r", A.name)
     starts: list[float] = []
     for _ in range(40):
         w.run(1)
-        for slot in w.reconciler.fleet.in_state(SlotState.STARTING):
+        for slot in in_state(w.reconciler.fleet, SlotState.STARTING):
             starts.append(slot.started_at or 0.0)
             w.hear(ev.SlotFailed(slot.slot_id, "no such file"))
     assert w.refused["r"].refusal is Refusal.LOAD_FAILED
@@ -65,9 +66,29 @@ def test_endless_load_fails_by_the_clock(of_policy: float, of_model: float | Non
     spec = model("a", 50, load_s=of_model)
     w = serving_world(spec, policy=ServingPolicy(load_s=of_policy))
     w.stuck.add("a")
-    w.ask("r", spec.identity)
+    w.ask("r", spec.name)
     w.run(30)
     assert ("slot-1", "it did not load within 20 s") in w.deleted
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_model_whose_loads_hang_leaves_most_of_the_time_to_others(replicas: int) -> None:
+    hangs, other = model("hangs", 60), model("other", 60)
+    policy, load_s = ServingPolicy(), 5.0
+    w = TimedWorld(policy, {"hangs": inf, "other": load_s}, {"hangs": 1.0, "other": 1.0})
+    w.join(gpus("a", 1))
+    w.hear(ev.ModelRegistered(hangs, replicas=replicas))
+    w.hear(ev.ModelRegistered(other))
+    w.ask_every(20.0, "hangs", hangs)
+    w.run_until(5.0)
+    w.ask_every(20.0, "other", other)
+    held = 0
+    for second in range(6, 12_000):
+        w.run_until(float(second))
+        held += any(each.model == "hangs" for each in w.processes.values())
+    assert w.longest_wait("other") <= policy.ageing_s + policy.load_s + load_s + 10.0
+    assert held <= 0.25 * 12_000
+    assert replicas or any("evict no other model for" in each.reason for each in w.refused.values())
 
 
 # -- slots that crash -------------------------------------------------------------------------------------------------
@@ -75,7 +96,7 @@ def test_endless_load_fails_by_the_clock(of_policy: float, of_model: float | Non
 
 def test_request_killing_its_slots_is_given_up() -> None:
     w = serving_world(A)
-    w.ask("poison", A.identity)
+    w.ask("poison", A.name)
     for _ in range(60):
         w.run(2, serve=False)
         for slot_id in w.ready("a"):
@@ -89,9 +110,9 @@ def test_request_killing_its_slots_is_given_up() -> None:
 def test_request_crashing_its_slots_takes_no_other_along(seats: int) -> None:
     spec = model("a", 50, concurrency=seats)
     w = serving_world(spec)
-    w.ask("poison", spec.identity)
+    w.ask("poison", spec.name)
     for number in range(20):
-        w.ask(f"r{number}", spec.identity)
+        w.ask(f"r{number}", spec.name)
     for _ in range(300):
         w.run(1, serve=False)
         w.crash("poison")
@@ -107,7 +128,7 @@ def test_requests_of_crashed_slot_rerun_in_smaller_groups() -> None:
     spec = model("a", 50, concurrency=9)
     w = serving_world(spec)
     for number in range(9):
-        w.ask(f"r{number}", spec.identity)
+        w.ask(f"r{number}", spec.name)
     together = []
     for _ in range(3):
         w.settle(serve=False)
@@ -117,7 +138,7 @@ def test_requests_of_crashed_slot_rerun_in_smaller_groups() -> None:
     w.settle()
     assert len(w.answered) == 9
     for number in range(9, 18):
-        w.ask(f"r{number}", spec.identity)
+        w.ask(f"r{number}", spec.name)
     w.settle(serve=False)
     assert len(w.reconciler.active.by_id) == 9
 
@@ -130,8 +151,8 @@ def test_loads_of_idly_crashing_model_pause_without_refusals() -> None:
             w.hear(ev.SlotEnded(slot_id))
         w.run(1)
     assert len(w.created) < 20
-    assert "slots in a row have crashed" in w.reconciler.models[A.identity].waits_for
-    w.ask("r", A.identity)
+    assert "slots in a row have crashed" in w.reconciler.models[A.name].waits_for
+    w.ask("r", A.name)
     w.run(70)
     assert w.answered == {"r": 1}
 
@@ -154,10 +175,10 @@ def test_slow_first_load_does_not_take_all_places() -> None:
     others = [model(name, 50) for name in ("a", "b", "c", "d", "e")]
     w = serving_world(*others, model("slow", 50), runners=6)
     for spec in others:
-        w.ask(spec.name, spec.identity)
+        w.ask(spec.name, spec.name)
     w.settle()
     w.stuck = set(w.runners)
-    w.ask("r", model("slow").identity)
+    w.ask("r", model("slow").name)
     begun: list[float] = []
     for _ in range(500):
         w.run(1)
@@ -168,10 +189,10 @@ def test_slow_first_load_does_not_take_all_places() -> None:
 def with_a_process_that_does_not_die(**kw) -> SlotWorld:
     """Model a is on runner a. Its slot is evicted for a request for b, and nobody hears of its end."""
     w = serving_world(A, **kw)
-    w.ask("first", A.identity)
+    w.ask("first", A.name)
     w.settle()
     w.hear(ev.ModelRegistered(B))
-    w.ask("r", B.identity)
+    w.ask("r", B.name)
     w.orders["a"].clear()
     return w
 
@@ -200,12 +221,12 @@ def test_slot_whose_place_stays_taken_is_planned_elsewhere() -> None:
 
 def test_slot_whose_place_stays_taken_moves_within_runner() -> None:
     w = serving_world(model("a", 50), model("huge", memory={1: 50 * GB}), gpus_each=2)
-    w.ask("x", A.identity)
-    w.ask("y", model("huge").identity)
+    w.ask("x", A.name)
+    w.ask("y", model("huge").name)
     w.settle(serve=False)
     w.hear(ev.ModelRegistered(B))
     w.end_request("x", "slot-1")
-    w.ask("r", B.identity)
+    w.ask("r", B.name)
     w.orders["a"].clear()
     w.end_request("y", "slot-2")
     w.hear(ev.SlotEnded("slot-2"))

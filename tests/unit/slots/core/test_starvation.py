@@ -10,7 +10,7 @@ from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.core.slot import SlotState
 from tests.support.proofs import examples
 from tests.support.slot_world import A, B, C, TimedWorld, serving_world
-from tests.support.slots import GB, gpus, model
+from tests.support.slots import GB, gpus, in_state, model
 
 POLICY = ServingPolicy()
 BOUND_S, RESIDENCY_S = POLICY.ageing_s, POLICY.placement.min_residency_s
@@ -75,10 +75,10 @@ def test_starving_model_is_served_within_its_bound(mix, load_s: float, answer_s:
     for spec in others:
         w.ask_every(chance.choice([0.3, 2.0, 5.0]), spec.name, spec, first=chance.random())
     w.run_until(120.0)
-    w.ask("late", first.identity)
+    w.ask("late", first.name)
     # a load that has begun there ends, and its slot serves for a while
     most = BOUND_S + (load_s + RESIDENCY_S) + answer_s + w.end_s + load_s
-    older = 1 + sum(w.reconciler.queue.waiting(spec.identity) > 0 for spec in others)
+    older = 1 + sum(w.reconciler.queue.waiting(spec.name) > 0 for spec in others)
     w.run_until(w.now + older * (most + load_s + answer_s) + 1.0)
     assert w.waits.get(first.name), w.reconciler.fleet.slots
     if older == 1:
@@ -91,10 +91,10 @@ def test_starving_model_is_served_within_its_bound(mix, load_s: float, answer_s:
 @pytest.mark.parametrize(("runners", "gpus_each"), [(1, 2), (2, 1)])
 def test_idle_slot_gives_way_before_a_busy_one(runners: int, gpus_each: int) -> None:
     w = timed_world(A, B, C, runners=runners, gpus_each=gpus_each, a=FOREVER)
-    w.ask("endless", A.identity)
+    w.ask("endless", A.name)
     w.ask_every(8.0, "b", B)
     w.run_until(20.0)
-    w.ask("c", C.identity)
+    w.ask("c", C.name)
     w.run_until(20.0 + BOUND_S + RESIDENCY_S + 5.0)
     assert w.waits["c"]
     assert w.reconciler.fleet.slots["slot-1"].state is SlotState.READY
@@ -105,13 +105,13 @@ def test_idle_slot_gives_way_before_a_busy_one(runners: int, gpus_each: int) -> 
 
 def test_drain_is_called_off_when_its_reason_moves() -> None:
     w = timed_world(A, B, C, runners=2, answer_s=60.0, b=FOREVER, a=FOREVER)
-    w.ask("endless", A.identity)
+    w.ask("endless", A.name)
     w.run_until(5.0)
-    w.ask("long", B.identity)
+    w.ask("long", B.name)
     w.run_until(10.0)
-    w.ask("c", C.identity)
+    w.ask("c", C.name)
     w.run_until(10.0 + BOUND_S + 1.0)
-    (draining,) = w.reconciler.fleet.in_state(SlotState.DRAINING)
+    (draining,) = in_state(w.reconciler.fleet, SlotState.DRAINING)
     other = {"slot-1": "slot-2", "slot-2": "slot-1"}[draining.slot_id]
     (request_id,) = w.reconciler.fleet.slots[other].active
     w.end_request(request_id, other)
@@ -128,28 +128,28 @@ def test_late_slot_leaves_no_place_about_to_be_free(answer_s: float) -> None:
     for place, spec in enumerate(others):
         w.ask_every(answer_s, spec.name, spec, first=place * answer_s / 4)
     w.run_until(4 * answer_s)
-    w.ask("late", A.identity)
+    w.ask("late", A.name)
     w.run_until(w.now + BOUND_S + RESIDENCY_S + answer_s + 2.0)
     assert w.waits["a"]
 
 
 def test_slot_behind_endless_request_moves_to_another_busy_one() -> None:
     w = serving_world(A, B, C, gpus_each=2, policy=POLICY)
-    w.ask("b0", B.identity)
+    w.ask("b0", B.name)
     w.settle(serve=False)
     w.tick(1.0)
-    w.ask("endless", A.identity)
+    w.ask("endless", A.name)
     w.settle(serve=False)
-    w.ask("c", C.identity)
+    w.ask("c", C.name)
     for second in range(180):
-        w.ask(f"b{second + 1}", B.identity)
+        w.ask(f"b{second + 1}", B.name)
         for process in list(w.processes.values()):
             for request_id in sorted(process.requests - {"endless"}):
                 w.end_request(request_id, process.slot_id)
         w.tick(1.0)
         w.settle(serve=False)
     assert w.answered["c"] == 1
-    assert [slot.state for slot in w.reconciler.fleet.of_identity(A.identity)] == [SlotState.READY]
+    assert [slot.state for slot in w.reconciler.fleet.slots_of(A.name)] == [SlotState.READY]
 
 
 # -- without demand ---------------------------------------------------------------------------------------------------
@@ -158,37 +158,37 @@ def test_slot_behind_endless_request_moves_to_another_busy_one() -> None:
 def test_cancelled_request_frees_what_was_planned_for_it() -> None:
     pair = model("pair", 60, concurrency=4)
     w = serving_world(pair, B, policy=POLICY)
-    w.ask("long", pair.identity)
+    w.ask("long", pair.name)
     w.settle(serve=False)
-    w.ask("b", B.identity)
+    w.ask("b", B.name)
     w.run(40, serve=False)
     assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.DRAINING, SlotState.PLANNED]
     w.hear(ev.RequestCancelled("b"))
     assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.READY]
     for number in range(3):
-        w.ask(f"next {number}", pair.identity)
+        w.ask(f"next {number}", pair.name)
     assert len(w.reconciler.active.by_id) == 4
 
 
 def test_slot_that_was_to_end_before_it_was_loaded_never_serves() -> None:
     w = serving_world(A, B, policy=POLICY)
-    w.ask("a", A.identity)
+    w.ask("a", A.name)
     (slot,) = w.reconciler.fleet.slots.values()
     w.hear(ev.RequestCancelled("a"))
     w.reconciler._endings.give_way(slot, "its memory is needed for a plan that is called off in the same event", w.now)
     w.tick()
     assert slot.state is SlotState.DRAINING
-    w.ask("next", A.identity)
+    w.ask("next", A.name)
     w.settle()
     assert w.answered == {"next": 1}
 
 
 def test_expired_request_frees_what_was_planned_for_it() -> None:
     w = serving_world(A, B, policy=POLICY)
-    w.ask("long", A.identity)
+    w.ask("long", A.name)
     w.settle(serve=False)
-    w.ask("b", B.identity, deadline=45.0)
+    w.ask("b", B.name, deadline=45.0)
     w.run(40, serve=False)
-    assert w.reconciler.fleet.in_state(SlotState.PLANNED)
+    assert in_state(w.reconciler.fleet, SlotState.PLANNED)
     w.run(10, serve=False)
     assert [slot.state for slot in w.reconciler.fleet.slots.values()] == [SlotState.READY]

@@ -1,16 +1,17 @@
 """Popular models stay loaded: how many loads a stream of requests takes, beside the fewest that were possible."""
 
+import importlib
 from itertools import product
+from typing import Any
 
 import pytest
 
 from iris_ray.slots.core.models import ModelSpec
-from iris_ray.slots.core.policy import IdleFor, PlacementPolicy, ServingPolicy
-from iris_ray.slots.traffic import Arrival, least_loads, play, zipf_arrivals
+from iris_ray.slots.core.policy import ServingPolicy
 from tests.support.slots import gpus, model
 
-EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
-USUAL = ServingPolicy()
+traffic: Any = importlib.import_module("benchmarks.slot_traffic")
+EAGER, USUAL = traffic.POLICIES["eager"], traffic.POLICIES["usual"]
 
 
 def models(number: int) -> list[ModelSpec]:
@@ -25,18 +26,18 @@ def test_zipf_traffic_needs_at_most_twice_the_optimal_loads(
     room: int, number: int, per_second: float, policy: ServingPolicy
 ) -> None:
     specs = models(number)
-    arrivals = zipf_arrivals([spec.name for spec in specs], 1_000, per_second)
-    played = play(arrivals, specs, [gpus(f"r{place}", 1) for place in range(room // 2)], policy)
+    arrivals = traffic.zipf_arrivals([spec.name for spec in specs], 1_000, per_second)
+    played = traffic.play(arrivals, specs, [gpus(f"r{place}", 1) for place in range(room // 2)], policy)
     assert (len(played.waits), played.refused) == (1_000, [])
-    assert played.loads <= 2 * least_loads([name for _, name in arrivals], room)
+    assert played.loads <= 2 * traffic.least_loads([name for _, name in arrivals], room)
 
 
 @pytest.mark.parametrize(("number", "most"), [(3, 60), (16, 450)])
 def test_alternating_models_are_kept_instead_of_thrashing(number: int, most: int) -> None:
     """One more than fits, or twice as many: the one that was used last is needed last. Who evicts that loads always."""
     specs = models(number)
-    turns: list[Arrival] = [(float(second), specs[second % number].name) for second in range(1_000)]
-    played = play(turns, specs, [gpus(f"r{place}", 1) for place in range(number // 4 or 1)], USUAL)
+    turns: list[tuple[float, str]] = [(float(second), specs[second % number].name) for second in range(1_000)]
+    played = traffic.play(turns, specs, [gpus(f"r{place}", 1) for place in range(number // 4 or 1)], USUAL)
     assert len(played.waits) == 1_000
     assert played.loads <= most
     assert max(played.waits) < 60
@@ -44,7 +45,7 @@ def test_alternating_models_are_kept_instead_of_thrashing(number: int, most: int
 
 def test_offline_optimum_equals_exhaustive_search() -> None:
     for asked in product("abcd", repeat=6):
-        assert least_loads(asked, 2) == fewest(asked, frozenset(), 2)
+        assert traffic.least_loads(asked, 2) == fewest(asked, frozenset(), 2)
 
 
 def fewest(asked: tuple[str, ...], loaded: frozenset[str], room: int) -> int:

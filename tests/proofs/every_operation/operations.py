@@ -1,0 +1,243 @@
+"""The operations of this process that can fail, and the faults that they meet.
+
+`Operations.installed` replaces the functions of the standard library that touch files, SQLite, sockets, threads and
+processes by ones that count each call. At one of them, the fault happens.
+"""
+
+import builtins
+import contextlib
+import errno
+import io
+import os
+import socket
+import sqlite3
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+KILLED = 77
+"""The exit code of a process that a fault has killed."""
+
+
+class Fault(Enum):
+    """What happens at an operation.
+
+    Attributes:
+        REFUSED: it does nothing, and raises an error.
+        ANSWER_LOST: it is done, and raises an error.
+        TORN: half of a write is done; then it raises an error for a full disk.
+        REFUSED_THEN_KILLED, ANSWER_LOST_THEN_KILLED: as before; the process is gone after its next report.
+        KILLED: it is done; then the process is gone.
+        KILLED_TORN: half of a write is done; then the process is gone.
+    """
+
+    REFUSED = "refused"
+    ANSWER_LOST = "done, answer lost"
+    REFUSED_THEN_KILLED = "refused, killed later"
+    ANSWER_LOST_THEN_KILLED = "done, answer lost, killed later"
+    TORN = "half written"
+    KILLED = "killed after it"
+    KILLED_TORN = "killed half-way"
+
+
+READS = {"open", "stat", "lstat", "listdir", "scandir", "read", "fstat", "kv read", "connect", "recv", "fork", "thread"}
+"""Operations that change nothing: losing their answer is no different from refusing them."""
+WRITES = {"write", "pwrite"}
+"""Operations that can be done by half."""
+OS_FUNCTIONS = (
+    *("open", "stat", "lstat", "fstat", "listdir", "scandir", "read", "write", "pwrite", "fsync", "fdatasync"),
+    *("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink", "truncate", "ftruncate", "chmod"),
+    *("utime", "fork"),
+)
+
+
+def faults_of(operation: str) -> list[Fault]:
+    """Return the faults that are tried at an operation."""
+    if operation in READS:
+        return [Fault.REFUSED]
+    torn = [Fault.TORN, Fault.KILLED_TORN] if operation in WRITES else []
+    later = [Fault.REFUSED_THEN_KILLED, Fault.ANSWER_LOST_THEN_KILLED]
+    return [Fault.REFUSED, Fault.ANSWER_LOST, *later, Fault.KILLED, *torn]
+
+
+class StoreIsAwayError(Exception):
+    """The cluster's key-value store does not answer."""
+
+
+class Operations:
+    """Counts operations, and has one of them meet a fault.
+
+    Args:
+        at: the number of that operation; None: none does.
+        fault: what happens there.
+
+    Attributes:
+        names: of all operations so far, in their order.
+    """
+
+    def __init__(self, at: int | None = None, fault: Fault = Fault.REFUSED) -> None:
+        self.names: list[str] = []
+        self._at = at
+        self._fault = fault
+        self._lock = threading.Lock()
+        self._exit = os._exit
+
+    def has_reported(self) -> None:
+        """End the process after a report, if the fault says so and has happened."""
+        later = Fault.REFUSED_THEN_KILLED, Fault.ANSWER_LOST_THEN_KILLED
+        if self._fault in later and self._at is not None and len(self.names) > self._at:
+            self._exit(KILLED)
+
+    def do(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Do an operation, or have it meet the fault."""
+        with self._lock:
+            self.names.append(name)
+            is_it = len(self.names) - 1 == self._at
+        if not is_it:
+            return function(*args, **kwargs)
+        match self._fault:
+            case Fault.REFUSED | Fault.REFUSED_THEN_KILLED:
+                raise _error_of(name)
+            case Fault.ANSWER_LOST | Fault.ANSWER_LOST_THEN_KILLED:
+                function(*args, **kwargs)
+                raise _error_of(name)
+            case Fault.TORN | Fault.KILLED_TORN:
+                *before, data = args[:2]
+                function(*before, bytes(data)[: len(bytes(data)) // 2], *args[2:], **kwargs)
+                if self._fault is Fault.KILLED_TORN:
+                    self._exit(KILLED)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            case Fault.KILLED:
+                function(*args, **kwargs)
+                self._exit(KILLED)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Within, all operations of this process count."""
+        with contextlib.ExitStack() as stack:
+
+            def put(owner: Any, name: str, value: Any) -> None:
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+
+            for name in OS_FUNCTIONS:
+                put(os, name, self._counted(name, getattr(os, name)))
+            opened = self._opener()
+            put(builtins, "open", opened)
+            put(io, "open", opened)
+            put(sqlite3, "connect", self._connector())
+            put(threading.Thread, "start", self._method("thread", threading.Thread.start))
+            put(subprocess.Popen, "__init__", self._method("fork", subprocess.Popen.__init__))
+            for name in ("connect", "send", "sendall", "recv"):
+                put(socket.socket, name, self._method(name, getattr(socket.socket, name)))
+            yield
+
+    def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.do(name, function, *args, **kwargs)
+
+        return call
+
+    def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.do(name, lambda *args, **kwargs: method(this, *args, **kwargs), *args, **kwargs)
+
+        return call
+
+    def _opener(self) -> Callable[..., Any]:
+        operations = self
+
+        class File(io.FileIO):
+            def readinto(self, buffer: Any, /) -> int | None:
+                found: int | None = operations.do("read", super().readinto, buffer)
+                return found
+
+            def readall(self) -> bytes:
+                found: bytes = operations.do("read", super().readall)
+                return found
+
+            def write(self, data: Any, /) -> int | None:  # type: ignore[override]
+                written: int | None = operations.do("write", super().write, data)
+                return written
+
+            def truncate(self, size: int | None = None, /) -> int:
+                found: int = operations.do("truncate", super().truncate, size)
+                return found
+
+        def opened(
+            file: Any,
+            mode: str = "r",
+            buffering: int = -1,
+            encoding: str | None = None,
+            errors: str | None = None,
+            newline: str | None = None,
+            closefd: bool = True,
+            opener: Any = None,
+        ) -> Any:
+            plain = mode.replace("b", "").replace("t", "")
+            if isinstance(file, int):  # nothing is opened
+                raw = File(file, plain, closefd=closefd)
+            else:
+                raw = operations.do("open", File, file, plain, closefd=closefd, opener=opener)
+            try:
+                if buffering == 0:
+                    return raw
+                size = io.DEFAULT_BUFFER_SIZE if buffering in (-1, 1) else buffering
+                kind = io.BufferedRandom if "+" in plain else io.BufferedReader if "r" in plain else io.BufferedWriter
+                buffered: Any = kind(raw, size)
+                if "b" in mode:
+                    return buffered
+                return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
+            except BaseException:
+                raw.close()
+                raise
+
+        return opened
+
+    def _connector(self) -> Callable[..., Any]:
+        operations = self
+        connect = sqlite3.connect
+
+        class Cursor(sqlite3.Cursor):
+            def execute(self, *args: Any) -> Any:
+                return operations.do("statement", super().execute, *args)
+
+            def executemany(self, *args: Any) -> Any:
+                return operations.do("statement", super().executemany, *args)
+
+        class Connection(sqlite3.Connection):
+            def cursor(self, factory: Any = Cursor) -> Any:
+                return super().cursor(factory)
+
+            def execute(self, *args: Any) -> Any:
+                return self.cursor().execute(*args)
+
+            def executemany(self, *args: Any) -> Any:
+                return self.cursor().executemany(*args)
+
+            def executescript(self, script: str) -> Any:
+                return operations.do("statement", super().executescript, script)
+
+            def commit(self) -> None:
+                operations.do("statement", super().commit)
+
+        def connected(*args: Any, **kwargs: Any) -> Any:
+            return operations.do("open", connect, *args, factory=Connection, **kwargs)
+
+        return connected
+
+
+def _error_of(name: str) -> Exception:
+    """Return the error of an operation that fails: a full disk where something is made, a broken one elsewhere."""
+    if name == "statement":
+        return sqlite3.OperationalError("disk I/O error")
+    if name == "thread":
+        return RuntimeError("can't start new thread")
+    if name.startswith("kv"):
+        return StoreIsAwayError("the GCS does not answer")
+    if name in ("connect", "send", "sendall", "recv"):
+        return ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+    number = errno.ENOSPC if name in {*WRITES, "mkdir", "link", "symlink"} else errno.EIO
+    return OSError(errno.EAGAIN if name == "fork" else number, os.strerror(number))

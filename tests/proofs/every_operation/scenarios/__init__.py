@@ -1,0 +1,9 @@
+"""The scenarios, by name. Each is a function that imports what it needs and returns a `Scenario`."""
+
+from collections.abc import Callable
+
+from tests.proofs.every_operation.runs import Scenario
+from tests.proofs.every_operation.scenarios.records import records
+from tests.proofs.every_operation.scenarios.secrets import secrets
+
+SCENARIOS: dict[str, Callable[[], Scenario]] = {"records": records, "secrets": secrets}
