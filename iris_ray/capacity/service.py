@@ -3,12 +3,11 @@
 from typing import Final
 
 from iris_ray.actors.protocol.services import Command, Service
-from iris_ray.capacity.settings import SETTINGS
 
 SERVICE: Final = Service(
     "capacity",
     controller="iris_ray.capacity.controller:CapacityInController",
-    settings=SETTINGS,
+    settings="iris_ray.capacity.settings:SETTINGS",
     commands={
         "cluster provision": Command(
             "iris_ray.capacity.cli:provision",

@@ -3,12 +3,11 @@
 from typing import Final
 
 from iris_ray.actors.protocol.services import Command, Page, Service
-from iris_ray.history.settings import SETTINGS
 
 SERVICE: Final = Service(
     "history",
     controller="iris_ray.history.controller:HistoryInController",
-    settings=SETTINGS,
+    settings="iris_ray.history.settings:SETTINGS",
     pages=(
         Page("/api/history/{what:utilisation|jobs}", "iris_ray.history.pages:history", 20.0),
         Page("/api/history/jobs/{job:[^/]+}", "iris_ray.history.pages:past_job"),

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_ray.errors import ServiceUnavailableError
-from iris_ray.model.checks import unknown
-from iris_ray.model.cluster_settings import TABLE, ClusterSetting
 from iris_ray.services import SERVICES
+
+if TYPE_CHECKING:
+    from iris_ray.model.cluster_settings import ClusterSetting
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Service:
         admits: fields of `JobSpec`. If one is set, its part in the Controller may refuse the job.
         commands: by their words, such as ``job logs`` or ``history``.
         pages: what it answers to the dashboard's pages.
-        settings: the cluster settings that only this service reads.
+        settings: a tuple of the cluster settings that only this service reads.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Service:
     admits: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
     pages: tuple[Page, ...] = ()
-    settings: tuple[ClusterSetting[Any], ...] = ()
+    settings: str | None = None
 
 
 @cache
@@ -98,8 +99,6 @@ def installed_services() -> tuple[Service, ...]:
             service = import_module(f"{package}.service").SERVICE
             if not isinstance(service, Service):
                 raise TypeError(f"SERVICE is {type(service).__name__}, not a Service")
-            if not all(isinstance(setting, ClusterSetting) for setting in service.settings):
-                raise TypeError("SERVICE has settings that are not ClusterSettings")
         except BaseException:
             logger.exception("the service %s can't be imported, and is left out", package)
             continue
@@ -108,14 +107,31 @@ def installed_services() -> tuple[Service, ...]:
 
 
 @cache
-def all_settings() -> Mapping[str, ClusterSetting[Any]]:
-    """Return all settings of a cluster by name: the kernel's, and then those of the installed services."""
-    found = {one.name: one for service in installed_services() for one in service.settings}
-    return {**TABLE, **found, **TABLE}  # no service replaces a setting of the kernel
+def all_settings() -> "Mapping[str, ClusterSetting[Any]]":
+    """Return all settings of a cluster by name: the kernel's, and then those of the installed services.
+
+    A service whose settings can't be imported is logged, and has none.
+    """
+    from iris_ray.model.cluster_settings import TABLE, ClusterSetting  # the command line's help needs none
+
+    found = dict(TABLE)
+    for service in installed_services():
+        try:
+            own = imported(service.settings) if service.settings else ()
+            if not all(isinstance(setting, ClusterSetting) for setting in own):
+                raise TypeError(f"{service.settings} has more than ClusterSettings")
+        except BaseException:
+            logger.exception("the settings of the service %s can't be imported", service.name)
+            continue
+        for setting in own:
+            found.setdefault(setting.name, setting)
+    return found
 
 
-def setting_named(name: str) -> ClusterSetting[Any]:
+def setting_named(name: str) -> "ClusterSetting[Any]":
     """Return a setting by its name, or raise UnknownNameError with the most similar names."""
+    from iris_ray.model.checks import unknown
+
     if name not in all_settings():
         raise unknown("setting", name, all_settings())
     return all_settings()[name]

@@ -127,9 +127,11 @@ def other_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     garbage.SERVICE = 5  # type: ignore[attr-defined]
     sound = ModuleType("sound.service")
     own, kernels = (ClusterSetting(name, "x", "a word", "…", str) for name in ("own", OPERATORS.name))
-    sound.SERVICE = Service("sound", settings=(own, kernels))  # type: ignore[attr-defined]
+    sound.SERVICE = Service("sound", settings="sound.service:SETTINGS")  # type: ignore[attr-defined]
+    sound.SETTINGS = (own, kernels)  # type: ignore[attr-defined]
     odd = ModuleType("odd.service")
-    odd.SERVICE = Service("odd", settings=("a text",))  # type: ignore[arg-type, attr-defined]
+    odd.SERVICE = Service("odd", settings="odd.service:SETTINGS")  # type: ignore[attr-defined]
+    odd.SETTINGS = ("a text",)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "odd.service", odd)
     monkeypatch.setitem(sys.modules, "sound.service", sound)
     monkeypatch.setitem(sys.modules, "exits.service", Exits("exits.service"))
@@ -143,7 +145,7 @@ def other_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_service_without_a_usable_description_is_left_out(other_services: None) -> None:
-    assert [service.name for service in installed_services()] == ["sound"]
+    assert [service.name for service in installed_services()] == ["odd", "sound"]
 
 
 def test_service_adds_settings_and_replaces_none_of_the_kernels(other_services: None) -> None:
