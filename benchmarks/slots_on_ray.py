@@ -1,7 +1,7 @@
 """Requests through slots, beside bare Ray actors and Ray Serve's model multiplexing; about three minutes.
 
     python benchmarks/slots_on_ray.py                # pip install 'ray[serve]' for the rows about Ray Serve
-    python benchmarks/slots_on_ray.py warm           # or: cold, swap
+    python benchmarks/slots_on_ray.py warm           # or: cold, swap, streams
 
 Everything runs on one simulated host with four chips, and is measured in turn: machines are noisy, ratios less so.
 
@@ -11,6 +11,8 @@ Everything runs on one simulated host with four chips, and is measured in turn: 
   to load; beside as many bare actors that start and answer.
 * **swap**: three models in turn where two fit, so that each request evicts one and loads another, in 0.2 s. A slot is a
   process of its own, with its own device; Ray Serve loads models into the process of its replica.
+* **streams**: callers who read streams of 20 pieces one after the other, which the model makes at once, or at the pace
+  of a language model.
 """
 
 import os
@@ -18,10 +20,11 @@ import os
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 import argparse
+import asyncio
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -39,6 +42,11 @@ LOAD_S = 0.2
 SETTLE_S = 1.0
 WITH_SERVE = importlib.util.find_spec("starlette") is not None
 
+PIECES = 20
+STREAMS = ((20, 0.0), (60, 0.02))
+"""Callers at a time, and the seconds from one piece of a stream to the next."""
+STREAMS_S = 4.0
+
 Samples = dict[str, list[float]]
 
 
@@ -54,6 +62,16 @@ class Slow(Shout):
 
     def load(self) -> None:
         time.sleep(LOAD_S)
+
+
+class Words:
+    """A model that answers in pieces."""
+
+    async def __call__(self, pause_s: float) -> AsyncIterator[str]:
+        for _ in range(PIECES):
+            if pause_s:
+                await asyncio.sleep(pause_s)
+            yield "word"
 
 
 class Bare(Shout):
@@ -202,6 +220,43 @@ def swap() -> None:
     stop_serve()
 
 
+def streams() -> None:
+    """Streams, as many as the machine can."""
+    with SlotClient([hosts()]) as client:
+        client.register(Words, memory={1: CHIP}, concurrency=100)
+        ways: dict[str, Callable[[float], AsyncIterator[str]]] = {"slots": lambda pause: client.astream("Words", pause)}
+        if WITH_SERVE:
+            from ray import serve
+
+            options = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0}}
+            serve.start(proxy_location="Disabled")
+            handle = serve.run(serve.deployment(**options)(Words).bind(), route_prefix=None).options(stream=True)
+            ways["Ray Serve"] = lambda pause: handle.remote(pause)
+        for callers, pause_s in STREAMS:
+            rates: dict[str, list[float]] = {name: [] for name in ways}
+            for _ in range(4):
+                for name, ask in ways.items():
+                    rates[name].append(asyncio.run(streams_per_s(ask, callers, pause_s)))
+            print(f"\nstreams: {callers} callers, {PIECES} pieces, one each {pause_s} s", flush=True)
+            for name, found in rates.items():
+                print(f"  {name:<34} {statistics.median(found[1:]):>9.0f} streams/s", flush=True)
+    stop_serve()
+
+
+async def streams_per_s(ask: Callable[[float], AsyncIterator[str]], callers: int, pause_s: float) -> float:
+    """Have callers read streams for some seconds. Return the number of streams a second."""
+    began, read = time.perf_counter(), 0
+
+    async def caller() -> None:
+        nonlocal read
+        while time.perf_counter() < began + STREAMS_S:
+            assert len([piece async for piece in ask(pause_s)]) == PIECES
+            read += 1
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return read / (time.perf_counter() - began)
+
+
 def stop_serve() -> None:
     if WITH_SERVE:
         from ray import serve
@@ -215,7 +270,7 @@ def hosts() -> SlotHosts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Requests through slots beside bare actors and Ray Serve.")
-    parser.add_argument("which", nargs="?", default="all", choices=["all", "warm", "cold", "swap"])
+    parser.add_argument("which", nargs="?", default="all", choices=["all", "warm", "cold", "swap", "streams"])
     which = parser.parse_args().which
     if not WITH_SERVE:
         print("Ray Serve isn't installed; pip install 'ray[serve]' to compare with it")
@@ -227,6 +282,8 @@ def main() -> None:
             cold(actors)
         if which in ("all", "swap"):
             swap()
+        if which in ("all", "streams"):
+            streams()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
 FACTS = b"{"
@@ -70,9 +70,11 @@ class Frame(NamedTuple):
             ConnectionLost: it carries something else.
         """
         try:
-            found: dict[str, Any] = json.loads(self.data)
-        except ValueError as error:
+            found = json.loads(self.data)
+        except (ValueError, RecursionError) as error:
             raise ConnectionLost(f"a frame makes no sense: {error}") from error
+        if not isinstance(found, dict):
+            raise ConnectionLost("a frame makes no sense: it has no facts")
         return found
 
     def packed(self) -> bytes:
@@ -141,16 +143,44 @@ class Connection:
         """
         deadline = time.monotonic() + within_s
         try:
-            mine = secrets.token_bytes(_PROOF_BYTES)
-            self.send_bytes(mine, always, deadline)
-            theirs = self._receive_bytes(_PROOF_BYTES, always, deadline)
-            self.send_bytes(_proof(token, calls, mine, theirs), always, deadline)
-            proof = self._receive_bytes(_PROOF_BYTES, always, deadline)
-            if not hmac.compare_digest(proof, _proof(token, not calls, theirs, mine)):
-                raise ConnectionLost("the other end does not know the token")
+            for _ in self.proving(token, calls):
+                self._wait(select.POLLIN, always, deadline)
         except ConnectionLost:
             self.close()
             raise
+
+    def proving(self, token: str, calls: bool) -> Iterator[None]:
+        """Prove like `prove`, but never wait: yield where bytes from the other end are still missing."""
+        mine = secrets.token_bytes(_PROOF_BYTES)
+        self._send_at_once(mine)
+        theirs = yield from self._coming(_PROOF_BYTES)
+        self._send_at_once(_proof(token, calls, mine, theirs))
+        proof = yield from self._coming(_PROOF_BYTES)
+        if not hmac.compare_digest(proof, _proof(token, not calls, theirs, mine)):
+            raise ConnectionLost("the other end does not know the token")
+
+    def _send_at_once(self, data: bytes) -> None:
+        """Send bytes that fit into the empty buffer of a new connection."""
+        try:
+            self._socket.sendall(data)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def _coming(self, size: int) -> Generator[None, None, bytes]:
+        """Return bytes that are no frame; yield where they have not come yet."""
+        data = bytearray()
+        while len(data) < size:
+            try:
+                part = self._socket.recv(size - len(data))
+            except BlockingIOError:
+                yield
+                continue
+            except OSError as error:
+                raise ConnectionLost(str(error)) from error
+            if not part:
+                raise ConnectionLost("the other end has closed the connection")
+            data += part
+        return bytes(data)
 
     def fileno(self) -> int:
         return self._socket.fileno()

@@ -6,7 +6,7 @@ aiohttp brings some limits, which are set here. It has none for the number of co
 import asyncio
 import logging
 import resource
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ MOST_CONNECTIONS: Final = 1024
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
 SMALL_BODY: Final = 2**16
-"""The size of a body in bytes up to which it is taken even if all bodies together have reached their limit."""
+"""The size of a body in bytes up to which it is taken even if there is no room for bodies."""
 logger = logging.getLogger(__name__)
 logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 """Gets aiohttp's lines, without those about broken HTTP: callers could fill the log with them."""
@@ -43,6 +43,20 @@ FULL: Final = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Le
 def _in_words(status: int, words: str) -> web.Response:
     """Return an answer in plain text."""
     return web.Response(status=status, text=words)
+
+
+def _by_address(request: web.Request) -> str:
+    """Return the address of a request's sender."""
+    return request.remote or ""
+
+
+async def send(response: web.StreamResponse, data: bytes, timeout_s: float) -> None:
+    """Send a part of an answer. Raise ConnectionError if its reader is gone, or takes longer than ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s) as scope:
+            await response.write(data)
+    except TimeoutError:
+        raise (ConnectionError("the reader is too slow") if scope.expired() else TimeoutError) from None
 
 
 class LimitedServer:
@@ -57,6 +71,7 @@ class LimitedServer:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
         cancels: whether a caller who goes away cancels its request.
+        owner: returns whose request it is. The bodies of one owner leave room for those of others.
         refusal: makes the answer to a request that no middleware sees, such as broken headers, from a status and words.
     """
 
@@ -66,6 +81,7 @@ class LimitedServer:
         *,
         shutdown_s: float,
         cancels: bool = False,
+        owner: Callable[[web.Request], str] = _by_address,
         refusal: Callable[[int, str], web.Response] = _in_words,
     ) -> None:
         app.middlewares.append(self._limited)
@@ -73,7 +89,9 @@ class LimitedServer:
         self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
         self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
         """Connections whose callers still read a large answer."""
-        self._bodies = 0
+        self._owner = owner
+        self._bodies: Counter[str] = Counter()
+        """Bytes of bodies that have come, by the owners of their requests."""
         self._refused: set[asyncio.BaseTransport] = set()
         self._refusal = refusal
         self._runner = web.AppRunner(app, shutdown_timeout=shutdown_s, handler_cancellation=cancels)
@@ -153,19 +171,20 @@ class LimitedServer:
     @web.middleware
     async def _limited(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         self._wait_for(request.protocol, BODY_S + LINGER_S)
-        size = await self._read(request)
+        owner = self._owner(request)
+        size = await self._read(request, owner)
         self._wait_no_more(request.protocol)
         answer = web.StreamResponse()
         try:
             answer = await handler(request)
         finally:
-            self._bodies -= size
+            self._count(owner, -size)
             if request.transport is not None:
                 self._wait_for_reader(request.protocol, answer)
         return answer
 
-    async def _read(self, request: web.Request) -> int:
-        """Read the body, and count its bytes."""
+    async def _read(self, request: web.Request, owner: str) -> int:
+        """Read the body of a request, count its bytes as they come, and return their number."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise web.HTTPUnsupportedMediaType(text="compressed bodies are not taken; send it as it is")
         expected = request.content_length if request.can_read_body else 0
@@ -173,24 +192,42 @@ class LimitedServer:
         too_large = f"the request's body has more than {most:,} bytes, which is the limit"
         if expected is not None and expected > most:
             raise web.HTTPRequestEntityTooLarge(most, expected, text=too_large)
-        reserved = most if expected is None else expected
-        if reserved > SMALL_BODY and self._bodies + reserved > MOST_BODIES:
-            why = "the server holds as many bytes of requests as it may; come back in a second"
-            raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
-        self._bodies += reserved
-        size = 0
+        body = bytearray()
+        self._require_room(owner, body, expected or 0)
         try:
             async with asyncio.timeout(BODY_S):
-                size = len(await request.read())
-        except web.HTTPRequestEntityTooLarge as error:
-            error.text = too_large
+                while part := await request.content.readany():
+                    body += part
+                    self._count(owner, len(part))
+                    if len(body) > most:
+                        raise web.HTTPRequestEntityTooLarge(most, len(body), text=too_large)
+                    self._require_room(owner, body)
+        except BaseException as error:
+            self._count(owner, -len(body))
+            if isinstance(error, TimeoutError):
+                why = f"the request's body did not arrive within {BODY_S:g} s"
+                raise web.HTTPRequestTimeout(text=why, headers={"Connection": "close"}) from None
+            if isinstance(error, web.RequestPayloadError | HttpProcessingError):
+                why = "the request's body can't be read; send it anew"
+                raise web.HTTPBadRequest(text=why, headers={"Connection": "close"}) from None
             raise
-        except TimeoutError:
-            why = f"the request's body did not arrive within {BODY_S:g} s"
-            raise web.HTTPRequestTimeout(text=why, headers={"Connection": "close"}) from None
-        finally:
-            self._bodies -= reserved - size
-        return size
+        request._read_bytes = bytes(body)  # what `Request.read` returns from now on
+        return len(body)
+
+    def _count(self, owner: str, size: int) -> None:
+        self._bodies[owner] += size
+        if not self._bodies[owner]:
+            del self._bodies[owner]
+
+    def _require_room(self, owner: str, body: bytearray, more: int = 0) -> None:
+        """Refuse a body, of which ``more`` bytes are to come, if its owner would hold more bytes than are free.
+
+        So one owner can hold half of all bytes, two can hold a third each, and some are always free for others.
+        """
+        held, all_held = self._bodies[owner] + more, self._bodies.total() + more
+        if len(body) + more > SMALL_BODY and held > MOST_BODIES - all_held:
+            why = "the server holds as many bytes of requests as it may; come back in a second"
+            raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
 
 
 class _Connection(RequestHandler):
@@ -257,35 +294,3 @@ class _Refusal(asyncio.Protocol):
     def _close(self, transport: asyncio.BaseTransport) -> None:
         self._lingering.discard(transport)
         transport.close()
-
-
-# -- guesses -----------------------------------------------------------------------------------------------------------
-
-
-class GuessLimiter:
-    """Counts wrong guesses of a secret by each address, and stops one that guesses too often.
-
-    Args:
-        most: wrong guesses in ``period_s`` after which an address has to wait.
-        clock: returns seconds.
-    """
-
-    MOST_ADDRESSES: Final = 10_000
-
-    def __init__(self, most: int, period_s: float, clock: Callable[[], float]) -> None:
-        self._most, self._period_s, self._clock = most, period_s, clock
-        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
-
-    def wait_s(self, address: str) -> float:
-        """Return for how many seconds an address may not guess; 0: it may."""
-        count, since = self._wrong.get(address, (0, 0.0))
-        left = since + self._period_s - self._clock()
-        return left if count >= self._most and left > 0 else 0.0
-
-    def note_wrong(self, address: str) -> None:
-        """Count a wrong guess."""
-        now = self._clock()
-        count, since = self._wrong.pop(address, (0, now))
-        self._wrong[address] = (count + 1, since) if now < since + self._period_s else (1, now)
-        if len(self._wrong) > self.MOST_ADDRESSES:
-            self._wrong.popitem(last=False)

@@ -1,7 +1,11 @@
-"""Live lines at the bottom of the terminal: one for each thing for which this process waits.
+"""The terminal: live lines at its bottom, and the streams through which text of strangers is printed.
 
-They appear only if stderr is a terminal that can move its cursor. Rich lays them out: it knows the width of characters,
-NO_COLOR and terminals without any abilities (TERM=dumb).
+There is a live line for each thing for which this process waits. They appear only if stderr is a terminal that can move
+its cursor. Rich lays them out: it knows the width of characters, NO_COLOR and terminals without any abilities
+(TERM=dumb).
+
+Names, reasons and output come from other people. `printable` escapes what would control a terminal, and `guarded`
+streams do so with all that is written to them.
 """
 
 import contextlib
@@ -12,8 +16,10 @@ import stat
 import sys
 import threading
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +53,7 @@ class LiveLine:
 
     def show(self, text: str) -> None:
         """Set the text; the terminal's width cuts it off."""
-        self._text = " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in text).split())
+        self._text = one_line(text)
 
     def parts(self) -> tuple[str, str, str]:
         """Return its label, its text and the elapsed time."""
@@ -168,7 +174,7 @@ def live_line(label: str, after_s: float = PATIENCE_S, began: float | None = Non
 
 def _terminal() -> Any:
     """Return stderr if lines can be drawn on it, or None."""
-    stream = sys.stderr
+    stream = unguarded(sys.stderr)
     if stream is None or stream.closed or not stream.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
         return None
     return None if _stdout_is_a_pipe() or not _in_foreground(stream) else stream
@@ -222,15 +228,32 @@ Above = Callable[[str | bytes], AbstractContextManager[None]]
 """Clears the live lines for as long as a text is written."""
 
 
-class StreamAbove:
-    """A text or binary stream to the terminal that clears the live lines before each write.
+class StreamOver:
+    """A text or binary stream that writes to another one, and is like it in all else.
 
-    We don't use Rich's own redirection: it wraps long lines, ends unfinished lines, such as progress bars, and sends
-    stdout to the terminal even if it leads into a file.
+    Rich's own redirection wraps long lines, ends unfinished ones, such as progress bars, and sends stdout to the
+    terminal even if it leads into a file.
     """
 
-    def __init__(self, stream: Any, above: Above) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def write(self, text: Any) -> Any:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class StreamAbove(StreamOver):
+    """A stream to the terminal that clears the live lines before each write."""
+
+    def __init__(self, stream: Any, above: Above) -> None:
+        super().__init__(stream)
         self._above = above
 
     def write(self, text: Any) -> Any:
@@ -239,16 +262,9 @@ class StreamAbove:
             self._stream.flush()  # before the lines are drawn again
         return written
 
-    def writelines(self, lines: Iterable[Any]) -> None:
-        for line in lines:
-            self.write(line)
-
     @property
     def buffer(self) -> "StreamAbove":
         return StreamAbove(self._stream.buffer, self._above)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 class RedirectedStreams:
@@ -285,24 +301,76 @@ def _redirect_handlers(stream: Any, other: Any) -> None:
 _all_lines = LiveLines()
 os.register_at_fork(after_in_child=_all_lines.forget)
 
-
-def print_line(text: str) -> None:
-    """Print a line of a task. Characters that stdout can't encode are replaced."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "replace").decode(encoding), flush=True)
-
+# -- text of strangers -------------------------------------------------------------------------------------------------
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
 
 
-def printable(data: bytes) -> str:
-    """Return any bytes as text for a terminal: tabs and colours stay, all else that controls a terminal is escaped.
+def printable(text: bytes | str, kept: str = "\t") -> str:
+    """Return any text or bytes as text for a terminal: colours stay, all else that controls a terminal is escaped.
 
     Other sequences move the cursor, write the reader's clipboard, or make a terminal answer as if a person typed.
+
+    Args:
+        text: by default a line.
+        kept: the control characters that stay.
     """
-    pieces = _COLOUR.split(data.decode(errors="backslashreplace"))
+    pieces = _COLOUR.split(text if isinstance(text, str) else text.decode(errors="backslashreplace"))
     pieces[::2] = (
-        piece if piece.isprintable() else "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in piece)
+        piece if piece.isprintable() else "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in piece)
         for piece in pieces[::2]
     )
     return "".join(pieces)
+
+
+def one_line(text: object) -> str:
+    """Return any text as one line for a cell or a terminal: without line ends and control characters."""
+    return " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in str(text)).split())
+
+
+def print_line(text: bytes | str, file: Any = None) -> None:
+    """Print a line of strangers to stdout or another stream. Characters that it can't encode are replaced."""
+    encoding = getattr(file or sys.stdout, "encoding", None) or "utf-8"
+    print(printable(text).encode(encoding, "replace").decode(encoding), file=file, flush=True)
+
+
+class GuardedStream(StreamOver):
+    """A text or binary stream to a terminal, to which any text can be written: see `printable`."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._decoder = getincrementaldecoder("utf-8")("backslashreplace")  # characters may come in two pieces
+
+    def write(self, text: Any) -> int:
+        if isinstance(text, str):
+            self._stream.write(printable(text, "\t\n\r"))
+        else:
+            self._stream.write(printable(self._decoder.decode(text), "\t\n\r").encode(errors="backslashreplace"))
+        return len(text)
+
+    @cached_property
+    def buffer(self) -> "GuardedStream":
+        return GuardedStream(self._stream.buffer)
+
+    @property
+    def unguarded(self) -> Any:
+        return self._stream
+
+
+def guarded(stream: Any) -> Any:
+    """Return a stream to which any text can be written: the same, unless it is a terminal."""
+    is_terminal = stream is not None and not stream.closed and stream.isatty()
+    return GuardedStream(stream) if is_terminal and unguarded(stream) is stream else stream
+
+
+def unguarded(stream: Any) -> Any:
+    """Return the stream below a guarded one, for programs that this person has started; any other as it is."""
+    return getattr(stream, "unguarded", stream)
+
+
+@contextlib.contextmanager
+def guarded_output(is_guarded: bool = True) -> Iterator[None]:
+    """Guard stdout and stderr within, so that no text of strangers controls the terminal, or don't guard them."""
+    guard = guarded if is_guarded else unguarded
+    with contextlib.redirect_stdout(guard(sys.stdout)), contextlib.redirect_stderr(guard(sys.stderr)):
+        yield

@@ -1,4 +1,4 @@
-"""More slices: Ray's autoscaler, KubeRay, a provisioner, and what the cloud says of lost ones.
+"""More slices: Ray's autoscaler, KubeRay, a provisioner, and the cloud's word about lost ones.
 
 A service. May import: everything.
 """

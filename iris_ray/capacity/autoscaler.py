@@ -35,9 +35,7 @@ logger = logging.getLogger(__name__)
 
 NAME_PREFIX = "iris_ray_demand/"
 MOST_GROUPS = 64
-"""Groups of one type at a time. Once an autoscaler has added so many slices, it sees the next ones."""
-
-
+"""Groups of one type at a time. When the autoscaler has added these slices, it sees the next groups."""
 LAUNCHES_S = 15.0
 """The interval between two looks at what the autoscaler launches, while it is asked for slices."""
 

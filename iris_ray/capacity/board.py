@@ -1,8 +1,9 @@
-"""What provisioners have asked for and hold. It is in memory only: they report it again at every look."""
+"""The requests and slices of provisioners, in memory only: each provisioner reports them again at every look."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.services import Gauge, PlainValue
@@ -66,9 +67,11 @@ class CapacityBoard:
             del self._leases[next(iter(self._leases))]
 
     def take(self, report: CapacityReport) -> None:
-        """Replace the report of a provisioner; keep at most `MOST_BATCHES` of its batches."""
+        """Replace the report of a provisioner; keep at most `MOST_BATCHES` of its batches, and of everything else."""
+        parts = {field.name: getattr(report, field.name) for field in fields(report)}
+        lists: dict[str, Any] = {name: part[:MOST_BATCHES] for name, part in parts.items() if isinstance(part, tuple)}
         self._reports.pop(report.owner, None)
-        self._reports[report.owner] = self._clock.now(), replace(report, batches=report.batches[:MOST_BATCHES])
+        self._reports[report.owner] = self._clock.now(), replace(report, **lists)
         if len(self._reports) > MOST_OWNERS:
             del self._reports[next(iter(self._reports))]
         if (lease := self._leases.get(report.owner)) is not None:
@@ -152,7 +155,7 @@ class CapacityBoard:
 
 
 def capacity_rows(reports: Iterable[CapacityReport]) -> dict[str, dict[str, PlainValue]]:
-    """Return a row for the slices of a type and source that a provisioner has asked for, and one for those it holds."""
+    """Return two rows for each provisioner, type and source: for requested slices and for present ones."""
     rows: dict[str, dict[str, PlainValue]] = {}
     for report in reports:
         last = {(trouble.tpu_type, trouble.source): trouble.last for trouble in report.troubles}

@@ -14,7 +14,7 @@ class CapacityCalls(Protocol):
         """Return how many more slices of each type each waiting gang needs to run; see `missing_slices`."""
 
     async def report_capacity(self, report: CapacityReport) -> None:
-        """Remember what a provisioner has asked for and holds, for `why`, the dashboard and metrics."""
+        """Keep the report of a provisioner, for `why`, the dashboard and metrics."""
 
     async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
         """Give a provisioner's name to one process for some time, before the process requests slices.

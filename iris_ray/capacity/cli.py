@@ -1,7 +1,7 @@
 """``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -188,17 +188,18 @@ def provision(
         return
     prices = read_prices(_text("--prices", price_file), str(price_file)) if price_file else Prices()
     market = Market.FLEX if max_run_s is not None else Market.SPOT if spot else Market.ON_DEMAND
+    at: Callable[[str], Provider] = CloudTpu.at if api == CLOUD_TPU_API else ComputeEngine.at
     sources = [Source.reserved(name) for name in reservations]
     if len({source.key for source in sources}) < len(sources):
         raise InvalidRequestError("a --reservation is given twice; give each once, since its chips count once")
     sources += [Source(location, market) for location in dict.fromkeys(locations)]
     for source in sources:
-        _zone(api, source.location)  # a missing client of Google's is told here
+        at(source.location)  # a missing client of Google's is told here
     with cluster():
         if not sources:
             sources = [Source(location, market) for location in _zones_of_the_cluster()]
         settings = Settings(owner, configs, tuple(sources), least, most, idle_s, max_wait_s, budget)
-        zones = [_zone(api, location) for location in dict.fromkeys(source.location for source in sources)]
+        zones = [at(location) for location in dict.fromkeys(source.location for source in sources)]
         for zone in zones:
             for config in configs:
                 zone.require_type(config)
@@ -252,7 +253,7 @@ def _require_limits(configs: Sequence[TPUConfig], least: int, most: int | None, 
 def _image(
     api: str, configs: Sequence[TPUConfig], runtime_version: str | None, vm_image: str | None, max_run_s: int | None
 ) -> str:
-    """Return the image of the hosts; refuse what the API does not serve."""
+    """Return the image of the hosts; refuse options that the API does not serve."""
     if api == COMPUTE_ENGINE:
         if runtime_version is not None:
             raise InvalidRequestError(f"--runtime-version is for --api {CLOUD_TPU_API}; give --vm-image, or neither")
@@ -274,12 +275,6 @@ def _image(
     if not _RUNTIME.fullmatch(runtime_version):
         raise InvalidRequestError(f"--runtime-version is {shown(runtime_version)}; give one such as v2-alpha-tpuv6e")
     return runtime_version
-
-
-def _zone(api: str, location: str) -> Provider:
-    if api == CLOUD_TPU_API:
-        return CloudTpu.at(location)
-    return ComputeEngine.at(location)
 
 
 def _zones_of_the_cluster() -> tuple[str, ...]:

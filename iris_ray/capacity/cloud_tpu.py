@@ -7,7 +7,6 @@ has neither timeouts nor retries; every call here has both. Calls block: `Provid
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,25 +31,14 @@ NOT_SERVED = ("v7x",)
 
 
 class CloudTpu(GoogleApi):
-    """One zone of the Cloud TPU API.
+    """One zone of the Cloud TPU API, a `Provider`."""
 
-    Args:
-        location: ``projects/<project>/locations/<zone>``.
-        endpoint: HOST:PORT of an emulator on loopback; None means Google's API, with this machine's credentials.
-
-    Raises:
-        InvalidRequestError: the location or endpoint is malformed.
-    """
+    name, role, variable = "the Cloud TPU API", "roles/tpu.admin", TEST_CLOUD_TPU_ENDPOINT
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        super().__init__("the Cloud TPU API", "roles/tpu.admin", location, endpoint, TEST_CLOUD_TPU_ENDPOINT)
+        super().__init__(location, endpoint)
         self._made: Any = None
         self._making = threading.Lock()
-
-    @staticmethod
-    def at(location: str) -> "CloudTpu":
-        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
-        return CloudTpu(location, os.environ.get(TEST_CLOUD_TPU_ENDPOINT) or None)
 
     def prepare(self) -> None:
         """Make the client ahead of the first call, because the import and the credentials may take long.
@@ -68,23 +56,14 @@ class CloudTpu(GoogleApi):
             return ProviderWord(ProviderState.UNKNOWN, str(error))
 
     def queued_slices(self, patience: Patience = FOR_CHANGES) -> list[QueuedSlice]:
-        """Return all queued resources of one node.
-
-        Raises:
-            ProviderError: the API can't be reached, or refuses.
-        """
+        """Return all queued resources of one node. See `Provider`."""
         found = self._call(
             lambda client, timeout: list(client.list_queued_resources(parent=self.location, timeout=timeout)), patience
         )
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
     def require_type(self, config: TPUConfig, patience: Patience = FOR_CHANGES) -> None:
-        """Refuse a type that the zone does not have.
-
-        Raises:
-            InvalidRequestError: the zone has other types only.
-            ProviderError: the API can't be reached, or refuses.
-        """
+        """Refuse a type that the zone does not have. See `Provider`."""
         kinds = self._call(
             lambda client, timeout: list(client.list_accelerator_types(parent=self.location, timeout=timeout)), patience
         )
@@ -96,14 +75,7 @@ class CloudTpu(GoogleApi):
             )
 
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
-        """Request a slice. A repetition with the same `NewSlice` changes nothing: Google knows the request id.
-
-        Returns:
-            Why the API refuses (no quota, no permission, …), or None.
-
-        Raises:
-            ProviderError: the API can't be reached; the request may or may not have arrived.
-        """
+        """Request a slice. A repetition changes nothing, because Google knows the request id. See `Provider`."""
         from google.api_core import exceptions
         from google.cloud import tpu_v2
 
@@ -122,14 +94,7 @@ class CloudTpu(GoogleApi):
         return None
 
     def delete(self, name: str, patience: Patience = FOR_CHANGES) -> str | None:
-        """Delete a queued resource with its node, which frees its quota. Nothing happens if it is gone already.
-
-        Returns:
-            Why the API refuses (no permission, not in this state, …) or fails at it, or None.
-
-        Raises:
-            ProviderError: the API can't be reached.
-        """
+        """Delete a queued resource with its node, which frees its quota. See `Provider`."""
         from google.api_core.exceptions import InternalServerError, Unknown
         from google.cloud import tpu_v2
 

@@ -13,11 +13,11 @@ It needs google-cloud-compute: ``pip install 'iris-ray[gce]'``.
 """
 
 import hashlib
-import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.capacity.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Reply, refusal
@@ -61,20 +61,17 @@ def machine_type(config: TPUConfig) -> str:
 
 
 class ComputeEngine(GoogleApi):
-    """One zone of the Compute Engine API.
-
-    Args:
-        location: ``projects/<project>/locations/<zone>``, as for the Cloud TPU API.
-        endpoint: HOST:PORT of an emulator on loopback; None means Google's API, with this machine's credentials.
+    """One zone of the Compute Engine API, a `Provider`.
 
     Raises:
         InvalidRequestError: the location or endpoint is malformed, or Google's client is not installed.
     """
 
+    name, role = "the Compute Engine API", "roles/compute.instanceAdmin.v1"
+    variable = TEST_COMPUTE_ENDPOINT
+
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        super().__init__(
-            "the Compute Engine API", "roles/compute.instanceAdmin.v1", location, endpoint, TEST_COMPUTE_ENDPOINT
-        )
+        super().__init__(location, endpoint)
         try:
             from google.cloud import compute_v1
         except ImportError:
@@ -83,24 +80,21 @@ class ComputeEngine(GoogleApi):
         _, self._project, _, self._zone = location.split("/")
         self._region = self._zone.rpartition("-")[0]
 
-    @staticmethod
-    def at(location: str) -> "ComputeEngine":
-        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
-        return ComputeEngine(location, os.environ.get(TEST_COMPUTE_ENDPOINT) or None)
-
     # -- the seam --------------------------------------------------------------------------------------------------
 
     def require_type(self, config: TPUConfig) -> None:
         """Refuse a type that the zone does not have. See `Provider`."""
         kind = machine_type(config)
-        found = self._call(lambda t: self._machines.get(project=self._project, zone=self._zone, machine_type=kind, **t))
+        place = {"project": self._project, "zone": self._zone}
+        found = self._call(lambda t: self._client("MachineTypes").get(machine_type=kind, **place, **t))
         if found is None:
             raise InvalidRequestError(f"--location {self.location} has no {config.name} (--type): it lacks {kind}")
 
     def queued_slices(self) -> list[QueuedSlice]:
         """Return the slices that provisioners have made in the zone. See `Provider`."""
         groups = self._call(lambda t: list(self._groups.list(project=self._project, zone=self._zone, **t)))
-        return [self._slice(group, about) for group in groups or () if (about := _about(group.description))]
+        ours = ((group, _DESCRIPTION.fullmatch(group.description)) for group in groups or ())
+        return [self._slice(group, found) for group, found in ours if found]
 
     def create(self, wanted: NewSlice) -> str | None:
         """Request a slice. See `Provider`."""
@@ -141,22 +135,14 @@ class ComputeEngine(GoogleApi):
             return refusal(error)
         return None
 
-    # -- what a group needs ----------------------------------------------------------------------------------------
+    # -- parts of a group ------------------------------------------------------------------------------------------
 
     def _policy(self, config: TPUConfig) -> str:
         """Make the workload policy of a topology, unless it is there. Return its URL."""
         topology, types = default_topology(config), self._types
-        name = f"iris-{topology}"
-        policy = types.ResourcePolicy(
-            name=name,
-            workload_policy=types.ResourcePolicyWorkloadPolicy(type_="HIGH_THROUGHPUT", accelerator_topology=topology),
-        )
-        self._made(
-            lambda t: self._policies.insert_unary(
-                project=self._project, region=self._region, resource_policy_resource=policy, **t
-            )
-        )
-        return f"https://www.googleapis.com/compute/v1/projects/{self._project}/regions/{self._region}/resourcePolicies/{name}"
+        about = types.ResourcePolicyWorkloadPolicy(type_="HIGH_THROUGHPUT", accelerator_topology=topology)
+        policy = types.ResourcePolicy(name=f"iris-{topology}", workload_policy=about)
+        return self._regional("ResourcePolicies", "resourcePolicies", resource_policy_resource=policy)
 
     def _template(self, wanted: NewSlice) -> str:
         """Make the template of a slice's hosts, unless it is there. Return its URL."""
@@ -164,12 +150,13 @@ class ComputeEngine(GoogleApi):
         text = type(properties).to_json(properties, sort_keys=True)
         name = f"iris-{wanted.config.generation}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         template = self._types.InstanceTemplate(name=name, properties=properties)
-        self._made(
-            lambda t: self._templates.insert_unary(
-                project=self._project, region=self._region, instance_template_resource=template, **t
-            )
-        )
-        return f"https://www.googleapis.com/compute/v1/projects/{self._project}/regions/{self._region}/instanceTemplates/{name}"
+        return self._regional("RegionInstanceTemplates", "instanceTemplates", instance_template_resource=template)
+
+    def _regional(self, service: str, kind: str, **resource: Any) -> str:
+        place, (made,) = {"project": self._project, "region": self._region}, resource.values()
+        self._made(lambda t: self._client(service).insert_unary(**place, **resource, **t))
+        root = "https://www.googleapis.com/compute/v1"
+        return f"{root}/projects/{self._project}/regions/{self._region}/{kind}/{made.name}"
 
     def _properties(self, wanted: NewSlice) -> "compute_v1.InstanceProperties":
         types, hosts, config = self._types, wanted.hosts, wanted.config
@@ -219,9 +206,9 @@ class ComputeEngine(GoogleApi):
             scheduling.max_run_duration = self._types.Duration(seconds=wanted.hosts.max_run_s)
         return scheduling
 
-    # -- what has become of a group --------------------------------------------------------------------------------
+    # -- the state of a group --------------------------------------------------------------------------------------
 
-    def _slice(self, group: "compute_v1.InstanceGroupManager", about: Mapping[str, str]) -> QueuedSlice:
+    def _slice(self, group: "compute_v1.InstanceGroupManager", about: re.Match[str]) -> QueuedSlice:
         hosts = self._call(
             lambda t: list(
                 self._groups.list_managed_instances(
@@ -236,12 +223,12 @@ class ComputeEngine(GoogleApi):
             name=group.name,
             accelerator_type=about["type"],
             state=state,
-            labels={_OWNER: about["owner"]},
+            labels={OWNER_LABEL: about["owner"]},
             by_service=True,
             error=error,
             location=self.location,
             market=Market(about["market"]),
-            reservation=about.get("reservation", ""),
+            reservation=about["reservation"] or "",
             asked_at=asked_at,
         )
 
@@ -274,7 +261,7 @@ class ComputeEngine(GoogleApi):
 
         deadline = time.monotonic() + timeout
         place = {"region": self._region} if operation.region else {"zone": self._zone}
-        client = self._region_operations if operation.region else self._zone_operations
+        client = self._client("RegionOperations" if operation.region else "ZoneOperations")
         while operation.status is not self._types.Operation.Status.DONE:
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"{operation.name} is not done after {timeout:g} s")  # type: ignore[no-untyped-call]
@@ -287,6 +274,7 @@ class ComputeEngine(GoogleApi):
             status = operation.http_error_status_code or 400
             raise from_http_status(status, f"{first.code}: {first.message}")  # type: ignore[no-untyped-call]
 
+    @cache  # noqa: B019 - a process has a few zones
     def _client(self, service: str) -> Any:
         client = getattr(self._types, f"{service}Client")
         if self.endpoint is None:
@@ -298,52 +286,24 @@ class ComputeEngine(GoogleApi):
             transport=transport(host=self.endpoint, credentials=AnonymousCredentials(), url_scheme="http")  # type: ignore[no-untyped-call]
         )
 
-    @cached_property
+    @property
     def _groups(self) -> Any:
         return self._client("InstanceGroupManagers")
 
-    @cached_property
-    def _templates(self) -> Any:
-        return self._client("RegionInstanceTemplates")
 
-    @cached_property
-    def _policies(self) -> Any:
-        return self._client("ResourcePolicies")
-
-    @cached_property
-    def _zone_operations(self) -> Any:
-        return self._client("ZoneOperations")
-
-    @cached_property
-    def _region_operations(self) -> Any:
-        return self._client("RegionOperations")
-
-    @cached_property
-    def _machines(self) -> Any:
-        return self._client("MachineTypes")
-
-
-_OWNER = OWNER_LABEL
+_DESCRIPTION = re.compile(
+    rf"{OWNER_LABEL}=(?P<owner>\S+) type=(?P<type>\S+) hosts=(?P<hosts>\d+)"
+    rf" market=(?P<market>{'|'.join(market.value for market in Market)})(?: reservation=(?P<reservation>\S+))?"
+)
+"""The description of a group that a provisioner has made; others may have any."""
 
 
 def _description(wanted: NewSlice) -> str:
-    """Return the description from which `_about` reads a group's facts."""
-    about = {
-        _OWNER: wanted.hosts.labels[_OWNER],
-        "type": wanted.config.accelerator_type,
-        "hosts": str(wanted.config.vm_count),
-        "market": wanted.source.market.value,
-        "reservation": wanted.source.reservation,
-    }
-    return " ".join(f"{key}={value}" for key, value in about.items() if value)
-
-
-def _about(description: str) -> dict[str, str]:
-    """Return the facts in a group's description; nothing if no provisioner has made the group."""
-    if not description.startswith(f"{_OWNER}="):
-        return {}
-    about = dict(word.split("=", 1) for word in description.split(" "))
-    return {"owner": about.pop(_OWNER), **about}
+    """Return the description of a group, which `_DESCRIPTION` reads."""
+    config, source = wanted.config, wanted.source
+    owner = f"{OWNER_LABEL}={wanted.hosts.labels[OWNER_LABEL]}"
+    reservation = f" reservation={source.reservation}" if source.reservation else ""
+    return f"{owner} type={config.accelerator_type} hosts={config.vm_count} market={source.market.value}{reservation}"
 
 
 def _seconds(timestamp: str) -> float:
@@ -361,9 +321,9 @@ def state_of(
 
     Args:
         group: the managed instance group.
-        hosts: its VMs, also those that are still to be made.
+        hosts: its VMs, planned ones included.
         size: how many it is to have.
-        waits: whether Google queues for capacity, so that a lack of it is no failure.
+        waits: whether Google queues for capacity, so that a lack of it is not a failure.
         age_s: seconds since the group was requested.
     """
     statuses = [host.instance_status for host in hosts]

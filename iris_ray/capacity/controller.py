@@ -57,7 +57,7 @@ class CapacityInController(ControllerPart):
         self._provider.close()
 
     async def _look(self) -> None:
-        """Request the slices that are missing, and publish what there is to know."""
+        """Request the missing slices, and publish requests, reports and metrics."""
         demand = self._demand
         try:
             if demand is not None and ((is_shown := self._is_shown(demand)) or not demand.is_gone):

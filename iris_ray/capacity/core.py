@@ -1,4 +1,4 @@
-"""What a provisioner has asked a provider for and holds, in words and numbers for people."""
+"""The requests and slices of a provisioner, in words and numbers for people."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from iris_ray.model.plain_values import Words
 
 @dataclass(frozen=True, slots=True)
 class SliceBatch:
-    """The slices of one type from one source that are in the same state.
+    """Slices of one type, source and state.
 
     Attributes:
         tpu_type: such as ``v6e-16``.
@@ -18,7 +18,7 @@ class SliceBatch:
         slices: how many.
         chips: of all of them.
         since: when the oldest was asked for; seconds since the epoch, 0 if unknown.
-        hourly: what they cost in an hour if Google gives them; None without a price.
+        hourly: their price for an hour; None if it is unknown.
     """
 
     tpu_type: str
@@ -55,7 +55,7 @@ class CapacityReport:
     Attributes:
         owner: its name.
         tpu_types: the types that it brings.
-        batches: what it has asked for and holds.
+        batches: its requests and slices.
         troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
         currency: of prices.

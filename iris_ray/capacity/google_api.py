@@ -1,9 +1,10 @@
 """Calls of Google's clients: time limits and retries, which these clients do not have, and errors in words."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
@@ -33,33 +34,43 @@ class GoogleApi:
     """One zone of one of Google's APIs.
 
     Args:
-        name: of the API, for people.
-        role: that its callers need.
         location: ``projects/<project>/locations/<zone>``.
         endpoint: HOST:PORT of an emulator on loopback; None means Google's API, with this machine's credentials.
-        variable: the environment variable that names the emulator, for messages.
+
+    Attributes:
+        name: the name of the API, for people.
+        role: the role that its callers need.
+        variable: the environment variable by which a test names an emulator.
 
     Raises:
         InvalidRequestError: the location or endpoint is malformed.
     """
 
-    def __init__(self, name: str, role: str, location: str, endpoint: str | None, variable: str) -> None:
+    name: ClassVar[str]
+    role: ClassVar[str]
+    variable: ClassVar[str]
+
+    def __init__(self, location: str, endpoint: str | None = None) -> None:
         if not LOCATION.fullmatch(location):
             raise InvalidRequestError(f"{shown(location)} is not a place of TPUs; give projects/PROJECT/locations/ZONE")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
-                f"{variable} is {shown(endpoint)}; it names an emulator on this machine, such as 127.0.0.1:80"
+                f"{self.variable} is {shown(endpoint)}; it names an emulator on this machine, such as 127.0.0.1:80"
             )
         self.location = location
         self.endpoint = endpoint
-        self._name = name
-        self._role = role
+
+    @classmethod
+    def at(cls, location: str) -> Self:
+        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
+        return cls(location, os.environ.get(cls.variable) or None)
 
     def call(self, call: Callable[[float], Reply], patience: Patience, may_be_missing: bool = False) -> Reply | None:
         """Return the reply, or None if the resource is missing and may be.
 
         Args:
-            call: makes the call within so many seconds. It may be repeated: it reads, or it has a request id.
+            call: makes the call; it gets the seconds within which an answer has to come. It may be repeated, because
+                it reads, or has a request id.
 
         Raises:
             ProviderError: the API can't be reached, or refuses; its cause is Google's error.
@@ -88,18 +99,14 @@ class GoogleApi:
 
         what = "refuses" if isinstance(error, ClientError) else "can't be asked"
         first_line = (str(error).strip().splitlines() or ["no message"])[0][:300]
-        lacks_role = (
-            isinstance(error, Forbidden) and "quota" not in first_line.lower()
-        )  # Compute Engine's, too, is a 403
-        remedy = f"; {self._missing_role()}" if lacks_role else ""
-        return f"{self._name} {what}: {type(error).__name__}: {first_line}{remedy}"
-
-    def _missing_role(self) -> str:
-        project = self.location.split("/")[1]
-        return (
-            f"does the service account of this machine have {self._role} in {project}? gcloud projects"
-            f" add-iam-policy-binding {project} --member=serviceAccount:EMAIL --role={self._role}"
-        )
+        remedy, project = "", self.location.split("/")[1]
+        lacks_quota = "quota" in first_line.lower()  # Compute Engine reports that as a 403
+        if isinstance(error, Forbidden) and not lacks_quota:
+            remedy = (
+                f"; does the service account of this machine have {self.role} in {project}? gcloud projects"
+                f" add-iam-policy-binding {project} --member=serviceAccount:EMAIL --role={self.role}"
+            )
+        return f"{self.name} {what}: {type(error).__name__}: {first_line}{remedy}"
 
 
 def refusal(error: ProviderError) -> str:

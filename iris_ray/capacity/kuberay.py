@@ -53,7 +53,7 @@ class WorkerGroup:
         problem: why its pods can't become slices, or None.
         hosts: how many pods a slice has.
         least: how many slices it has at least.
-        going: the names of pods that KubeRay is told to delete, those that are gone included.
+        going: the names of pods that KubeRay is told to delete, gone ones included.
     """
 
     name: str
@@ -173,7 +173,7 @@ def raises(groups: Iterable[WorkerGroup], there: int, gangs: Sequence[int], sett
 
 
 def _served(gangs: Sequence[int], left: int) -> int:
-    """Return how many slices the gangs need that so many slices complete."""
+    """Return how many slices the gangs need that ``left`` slices can complete, the first gang first."""
     served = 0
     for gang in gangs:
         if served + gang <= left:
@@ -203,14 +203,14 @@ class Withdrawal:
 
 
 def withdrawal(group: WorkerGroup, pods: Iterable[Mapping[str, Any]], count: int) -> Withdrawal | None:
-    """Return how to withdraw at most so many slices of a group, or None if none can be withdrawn.
+    """Return how to withdraw up to ``count`` slices of a group, or None if none can be withdrawn.
 
     A slice can be withdrawn while all its pods are Pending. Slices without nodes go first.
 
     Args:
         group: the group.
-        pods: those of the Ray cluster that are Pending.
-        count: how many slices at the most.
+        pods: the Pending pods of the Ray cluster.
+        count: the largest number of slices.
     """
     slices: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for pod in pods:
@@ -274,7 +274,7 @@ def pod_troubles(
 
 
 def _unscheduled(status: Mapping[str, Any], said: str | None) -> str | None:
-    """Return why a pod has no node: what was said of it last, else what its status says; None if it has one."""
+    """Return why a pod has no node, by the autoscaler's last event or by its status; None if it has one."""
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return said or _words(condition)
@@ -291,7 +291,7 @@ def _not_starting(status: Mapping[str, Any]) -> str | None:
 
 
 def _last_words(events: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the cluster's autoscaler said last about each pod.
+    """Return the last message of the Kubernetes cluster's autoscaler about each pod.
 
     After a failure it says NotTriggerScaleUp for a while, which counts only if it has said nothing else.
     """

@@ -33,7 +33,7 @@ from iris_ray.model.topology import get_tpu_config
 logger = logging.getLogger(__name__)
 
 SETTLING_S = 3.0
-"""A demand counts once it has lasted so long: a job still waits for a moment when its slice has just come."""
+"""The seconds from which a demand counts: a job still waits for a moment when its slice has just come."""
 LOOK_S = 5.0
 """The interval between two looks at the RayCluster while slices are missing. Ray's autoscaler looks as often."""
 REASONS_S = 15.0
@@ -41,13 +41,13 @@ REASONS_S = 15.0
 CRASHES_S = 60.0
 """The interval between two looks at running pods, some of which may crash again and again."""
 SPARE_S = 60.0
-"""A requested slice is withdrawn once no job has missed it for so long: a user may submit a job again."""
+"""The seconds without demand after which a requested slice is withdrawn: a user may submit a job again."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 15.0, 600.0
 """The pauses between looks whether Kubernetes still denies the RayCluster; each is twice as long as the last."""
 
 
 class KubeRayDemand(Demand):
-    """Raises the worker groups' ``replicas`` to the slices that are there and those that waiting jobs miss.
+    """Raises the worker groups' ``replicas`` to the numbers of present and missing slices together.
 
     Args:
         api: of this cluster.

@@ -1,4 +1,4 @@
-"""The client of the Kubernetes API, with what a pod of KubeRay's finds in itself: its account, and its cluster's name.
+"""The client of the Kubernetes API, as a pod of KubeRay's may use it: by its service account and its cluster's name.
 
 KubeRay gives the head's pod the account of Ray's autoscaler, which may read the cluster's pods, and read and patch the
 RayCluster (its ``rbac.go``, 1.7). All containers of a pod share the account, so the Controller can do the same. Ray's
@@ -71,7 +71,7 @@ class KubernetesApi:
         return self._ask("GET", self._ray_cluster)
 
     def patch_ray_cluster(self, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Apply a JSON patch to the RayCluster. Return what it has become."""
+        """Apply a JSON patch to the RayCluster. Return the patched RayCluster."""
         return self._ask("PATCH", self._ray_cluster, json=list(patch), headers={"Content-Type": JSON_PATCH})
 
     def pods(self, phase: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a provisioner and a provider's API say to each other: sources of slices, requests, and what has become of them.
+"""The interface between a provisioner and a provider's API: sources of slices, requests, and their states.
 
 `CloudTpu` and `ComputeEngine` are the two APIs behind this seam; a plan knows neither.
 """
@@ -6,7 +6,7 @@
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -49,7 +49,7 @@ class Source:
 
     @staticmethod
     def reserved(text: str) -> "Source":
-        """Return the source that ``projects/P/locations/ZONE/reservations/NAME`` names, or the same with ``:CHIPS``.
+        """Return the source that ``projects/P/locations/ZONE/reservations/NAME`` names, perhaps with ``:CHIPS``.
 
         Raises:
             InvalidRequestError: it is malformed.
@@ -133,7 +133,7 @@ class QueuedSlice:
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """What the hosts of all slices of a provisioner have in common.
+    """The properties that the hosts of all slices of a provisioner share.
 
     Attributes:
         image: the runtime version for the Cloud TPU API, the image of the disk for Compute Engine.
@@ -166,9 +166,6 @@ class NewSlice:
     source: Source
     hosts: HostSettings = field(repr=False)
 
-    def named(self, name: str) -> "NewSlice":
-        return replace(self, name=name)
-
     @property
     def request_id(self) -> str:
         return request_id("create", self.name)
@@ -193,7 +190,7 @@ class Provider(Protocol):
         """
 
     def queued_slices(self) -> list[QueuedSlice]:
-        """Return all requested slices of the zone, also those of others.
+        """Return all requested slices of the zone, other people's included.
 
         Raises:
             ProviderError: the API can't be reached, or refuses.

@@ -39,7 +39,7 @@ GIVEN_BACK = "given-back"
 
 
 class Jobs:
-    """What the cluster's jobs miss and use."""
+    """The cluster as a provisioner sees it: the slices that its jobs miss, and those that they use."""
 
     def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         """Return how many slices of each type each waiting gang misses (None without a Controller), and all slices."""
@@ -87,13 +87,13 @@ class Provisioner:
     """Looks, plans and acts, turn by turn.
 
     Args:
-        settings: what is wanted.
+        settings: the types, sources and limits of its slices.
         clouds: the zones of its sources.
         jobs: the cluster.
-        hosts: what the hosts of all slices have in common.
+        hosts: the properties of the hosts of all slices.
         prices: of chips, for people.
         every_s: seconds between two turns.
-        dry_run: print what would be done, and change nothing.
+        dry_run: whether to print the plan of one turn, and change nothing.
     """
 
     def __init__(
@@ -282,8 +282,8 @@ class Provisioner:
                 self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
                 return
         except NotPermittedError as error:
-            self._undeleted[action.name] = f"it can't be closed to jobs: {error}"
-            self._say(f"{action.name} stays: it can't be closed to jobs: {error}", problem=True)
+            self._undeleted[action.name] = why = f"it can't be closed to jobs: {error}"
+            self._say(f"{action.name} stays: {why}", problem=True)
             return
         try:
             refused = self._clouds[location].delete(action.name)

@@ -155,14 +155,11 @@ def plan(
     ledger = Holdings.of(settings, filter(settings.holds, found), history.unconfirmed)
     actions: list[Action] = []
     for config in settings.configs:
-        mine = {name: one for name, one in ours.items() if settings.config_of(name) == config}
         gangs = None if demand is None else demand.get(config.name, ())
-        shop = _Shop(settings, config, ledger, history, unlisted, now)
-        deletions, coming, present = _sort_out(config.name, gangs, mine, joined, history, now)
-        moves = _move_on(shop, coming)
-        coming = [one for one in coming if all(one.name != move.name for move in moves)]
-        actions += [*deletions, *moves, *_release(shop, gangs, coming, present, joined)]
-        actions += _obtain(shop, gangs or (), len(coming), len(present), date)
+        there = joined if demand is not None else {}
+        of_type = _TypePlan(settings, config, gangs, there, ledger, history, unlisted, now)
+        mine = [one for one in ours.values() if settings.config_of(one.name) == config]
+        actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release(), *of_type.obtain(date)]
     return actions
 
 
@@ -218,7 +215,7 @@ class Holdings:
         return max(0, (source.chips - self.of_source[source.key]) // config.chip_count)
 
     def limits(self, config: TPUConfig, slices: int) -> str:
-        """Return which limit keeps so many slices from being requested."""
+        """Return which limit keeps a number of slices from being requested."""
         most, budget = self.settings.most, self.settings.budget
         if most is not None and self.of_type[config.name] + slices > most:
             return f"{self.of_type[config.name]} of at most {most} are asked for or held (--max)"
@@ -233,29 +230,40 @@ class Holdings:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shop:
-    """Where slices of one type can be requested now."""
+@dataclass(slots=True)
+class _TypePlan:
+    """The plan for the slices of one type, made step by step in the order of the methods.
+
+    Attributes:
+        gangs: how many slices each waiting gang misses; None if the cluster could not be asked.
+        joined: the slices that have hosts in the cluster; none if it could not be asked.
+        coming: the requested slices that are on their way.
+        present: the slices that are in the cluster, or active while the cluster can't be asked.
+    """
 
     settings: Settings
     config: TPUConfig
+    gangs: Sequence[int] | None
+    joined: Mapping[str, Joined]
     ledger: Holdings
     history: ProvisioningHistory
     unlisted: Collection[str]
     now: float
+    coming: list[QueuedSlice] = field(default_factory=list)
+    present: list[QueuedSlice] = field(default_factory=list)
 
-    def with_room(self, slices: int) -> list[Source]:
-        """Return the sources that have room for so many slices together, also those that pause."""
+    # -- sources ---------------------------------------------------------------------------------------------------
+
+    def _with_room(self, slices: int) -> list[Source]:
+        """Return the sources that have room for a number of slices together, pausing ones included."""
         return [one for one in self.settings.sources if self.ledger.room_at(self.config, one) >= slices]
 
-    def is_open(self, source: Source) -> bool:
+    def _is_open(self, source: Source) -> bool:
         """Return whether a source does not pause and can be asked."""
-        return (
-            self.now >= self.history.at(source.key, self.config.name).not_before
-            and source.location not in self.unlisted
-        )
+        not_before = self.history.at(source.key, self.config.name).not_before
+        return self.now >= not_before and source.location not in self.unlisted
 
-    def pauses(self, sources: Iterable[Source]) -> str:
+    def _pauses(self, sources: Iterable[Source]) -> str:
         """Return why the sources are not asked now."""
         return "; ".join(
             f"{one} can't be asked"
@@ -265,195 +273,160 @@ class _Shop:
             for past in [self.history.at(one.key, self.config.name)]
         )
 
+    def _failed(self, one: QueuedSlice, why: str, at_least_s: float = 0.0) -> None:
+        self.history.failed_once(one.name, one.source, self.config.name, self.now, f"{one.name}: {why}", at_least_s)
 
-def _sort_out(
-    tpu_type: str,
-    demand: Sequence[int] | None,
-    ours: Mapping[str, QueuedSlice],
-    joined: Mapping[str, Joined],
-    history: ProvisioningHistory,
-    now: float,
-) -> tuple[list[Action], list[QueuedSlice], list[QueuedSlice]]:
-    """Return deletions of failed, suspended and broken slices; the coming slices; and the present ones."""
-    deletions: list[Action] = []
-    coming: list[QueuedSlice] = []
-    present: list[QueuedSlice] = []
-    for name, one in ours.items():
-        in_cluster = demand is not None and name in joined and joined[name].whole
-        has_joined = history.once_joined(name)  # a slice that comes again after that has lost its hosts
-        may_be_there = one.state is QueuedState.ACTIVE or (has_joined and one.state in COMING)
-        is_absent = demand is not None and not in_cluster and may_be_there
-        absent_s = history.lasting("absent", name, is_absent, now)
-        if in_cluster:
-            history.has_joined(name, one.source, tpu_type)
-        has_lost_hosts = is_absent and history.once_joined(name)
-        if deletion := _deletion(one, tpu_type, has_lost_hosts, absent_s, history, now):
-            deletions.append(deletion)
-        elif has_lost_hosts:
-            continue  # neither coming nor there
-        elif one.state in COMING or is_absent:
-            coming.append(one)
-        elif one.state is QueuedState.ACTIVE:
-            present.append(one)
-    return deletions, coming, present
+    def _lasting(self, what: str, name: str, holds: bool) -> float:
+        return self.history.lasting(what, name, holds, self.now)
 
+    # -- the steps -------------------------------------------------------------------------------------------------
 
-def _deletion(
-    one: QueuedSlice, tpu_type: str, has_lost_hosts: bool, absent_s: float, history: ProvisioningHistory, now: float
-) -> Delete | None:
-    """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
-    if one.state is QueuedState.FAILED:
-        flag = f" (--reservation {one.reservation})" if one.reservation else ""
-        history.failed_once(one.name, one.source, tpu_type, now, f"{one.name}: {one.error or 'it has failed'}{flag}")
-        return Delete(one.name, f"it has failed{f' ({one.error})' if one.error else ''} and holds quota")
-    if one.state is QueuedState.SUSPENDED:
-        who = "the provider" if one.by_service else "a user"
-        return Delete(one.name, f"it was suspended by {who} and holds quota")
-    making_s = history.lasting("provisioning", one.name, one.state is QueuedState.PROVISIONING, now)
-    if making_s > STUCK_S:
-        why = f"it has been provisioned for {making_s / 60:.0f} minutes without becoming active"
-        history.failed_once(one.name, one.source, tpu_type, now, f"{one.name}: {why}")
-        return Delete(one.name, why, if_unused=True)
-    if has_lost_hosts and absent_s > BROKEN_S:
-        why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
-        return Delete(one.name, why, if_unused=True)
-    if not has_lost_hosts and absent_s > JOIN_S:
-        why = f"it is active, but not all of its hosts have joined the cluster after {absent_s / 60:.0f} minutes"
-        history.failed_once(
-            one.name, one.source, tpu_type, now, f"{one.name}: {why}; look at its start-up script's log"
+    def sort_out(self, mine: Iterable[QueuedSlice]) -> list[Action]:
+        """Delete failed, suspended and broken slices; sort the others into coming and present ones."""
+        deletions: list[Action] = []
+        for one in mine:
+            in_cluster = one.name in self.joined and self.joined[one.name].whole
+            has_joined = self.history.once_joined(one.name)  # a slice that comes again after that has lost its hosts
+            may_be_there = one.state is QueuedState.ACTIVE or (has_joined and one.state in COMING)
+            is_absent = self.gangs is not None and not in_cluster and may_be_there
+            absent_s = self._lasting("absent", one.name, is_absent)
+            if in_cluster:
+                self.history.has_joined(one.name, one.source, self.config.name)
+            has_lost_hosts = is_absent and has_joined
+            if deletion := self._deletion(one, has_lost_hosts, absent_s):
+                deletions.append(deletion)
+            elif has_lost_hosts:
+                continue  # neither coming nor there
+            elif one.state in COMING or is_absent:
+                self.coming.append(one)
+            elif one.state is QueuedState.ACTIVE:
+                self.present.append(one)
+        return deletions
+
+    def _deletion(self, one: QueuedSlice, has_lost_hosts: bool, absent_s: float) -> Delete | None:
+        """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
+        if one.state is QueuedState.FAILED:
+            flag = f" (--reservation {one.reservation})" if one.reservation else ""
+            self._failed(one, f"{one.error or 'it has failed'}{flag}")
+            return Delete(one.name, f"it has failed{f' ({one.error})' if one.error else ''} and holds quota")
+        if one.state is QueuedState.SUSPENDED:
+            who = "the provider" if one.by_service else "a user"
+            return Delete(one.name, f"it was suspended by {who} and holds quota")
+        making_s = self._lasting("provisioning", one.name, one.state is QueuedState.PROVISIONING)
+        if making_s > STUCK_S:
+            why = f"it has been provisioned for {making_s / 60:.0f} minutes without becoming active"
+            self._failed(one, why)
+            return Delete(one.name, why, if_unused=True)
+        if has_lost_hosts and absent_s > BROKEN_S:
+            why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
+            return Delete(one.name, why, if_unused=True)
+        if not has_lost_hosts and absent_s > JOIN_S:
+            why = f"it is active, but not all of its hosts have joined the cluster after {absent_s / 60:.0f} minutes"
+            self._failed(one, f"{why}; look at its start-up script's log")
+            return Delete(one.name, why, if_unused=True)
+        return None
+
+    def move_on(self) -> list[Action]:
+        """Give up a source's requests that have waited too long, if another open source has room for them all."""
+        late: dict[str, list[tuple[QueuedSlice, float]]] = {}
+        for one in self.coming:
+            waits = one.state in CANCELLABLE
+            waited_s = self._lasting("waiting", one.name, waits)
+            if waits and waited_s >= self.settings.max_wait_s and one.location not in self.unlisted:
+                late.setdefault(one.source, []).append((one, waited_s))
+        moves: list[Action] = []
+        for source, requests in late.items():
+            others = [one for one in self._with_room(len(requests)) if one.key != source and self._is_open(one)]
+            for one, waited_s in requests if others else ():
+                why = f"it has waited for {waited_s:.0f} s, and {others[0]} can be asked instead"
+                self._failed(one, why, self.settings.max_wait_s)
+                self.coming.remove(one)
+                moves.append(Delete(one.name, why))
+        return moves
+
+    def release(self) -> list[Action]:
+        """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
+
+        A gang that needs more slices than may be held can't use any. A gang that has to wait for other jobs' slices can
+        use new ones.
+        """
+        settings, here = (
+            self.settings,
+            {one.name: self.joined[one.name] for one in self.present if one.name in self.joined},
         )
-        return Delete(one.name, why, if_unused=True)
-    return None
+        idle_now = sum(not one.in_use and not one.closed for one in here.values())
+        most = settings.most_of(self.config)
+        useful = sum(missing for missing in self.gangs or () if missing + idle_now <= most)
+        requested = len(self.coming) + len(self._unconfirmed())
+        spare = requested + len(self.present) - settings.least
+        surplus = min(requested - useful, spare) if self.gangs is not None else 0
+        requests: list[Action] = []
+        for number, one in enumerate(one for one in self.coming if one.state in CANCELLABLE):
+            unneeded = number < surplus
+            if self._lasting("unneeded", one.name, unneeded) >= settings.idle_s and unneeded:
+                requests.append(Delete(one.name, f"no job has waited for it for {settings.idle_s:g} s"))
+        unused = {name for name, one in here.items() if not useful and not one.in_use}
+        unused_s = {one.name: self._lasting("idle", one.name, one.name in unused) for one in self.present}
+        idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= settings.idle_s), reverse=True)
+        returned = [
+            Delete(name, f"it has been idle for {seconds:.0f} s and no job that waits could use it", if_unused=True)
+            for seconds, name in idle[: max(0, spare - len(requests))]
+        ]
+        return [*requests, *returned]
 
+    def _unconfirmed(self) -> dict[str, Unconfirmed]:
+        """Return the slices of the type that were requested and are not listed yet."""
+        of_type = self.settings.prefix(self.config)
+        return {name: asked for name, asked in self.history.unconfirmed.items() if name.startswith(of_type)}
 
-def _move_on(shop: _Shop, coming: Sequence[QueuedSlice]) -> list[Delete]:
-    """Give up a source's requests that have waited for too long, if another one is open and has room for them all."""
-    late: dict[str, list[tuple[str, float]]] = {}
-    for one in coming:
-        waits = one.state in CANCELLABLE
-        waited_s = shop.history.lasting("waiting", one.name, waits, shop.now)
-        if waits and waited_s >= shop.settings.max_wait_s and one.location not in shop.unlisted:
-            late.setdefault(one.source, []).append((one.name, waited_s))
-    moves: list[Delete] = []
-    for source, requests in late.items():
-        others = [one for one in shop.with_room(len(requests)) if one.key != source and shop.is_open(one)]
-        for name, waited_s in requests if others else ():
-            why = f"it has waited for {waited_s:.0f} s, and {others[0]} can be asked instead"
-            shop.history.failed_once(
-                name, source, shop.config.name, shop.now, f"{name}: {why}", shop.settings.max_wait_s
-            )
-            moves.append(Delete(name, why))
-    return moves
+    def obtain(self, date: float) -> list[Action]:
+        """Request slices that complete gangs, within all limits, from the first open source with room."""
+        settings, config, ledger = self.settings, self.config, self.ledger
+        sources = {source.key: source for source in settings.sources}
+        unconfirmed, demand = self._unconfirmed(), self.gangs or ()
+        repeated: list[Action] = [
+            Create(name, config, sources[asked.source], "it was asked for, and is not listed yet")
+            for name, asked in unconfirmed.items()
+            if asked.source in sources
+        ]
+        coming = len(self.coming) + len(unconfirmed)
+        why = f"waiting jobs miss {sum(demand)}, {coming} coming"
+        new: list[Action] = []
+        paused: Counter[tuple[str, str]] = Counter()
+        left_out: dict[str, list[int]] = {}
 
+        def request(slices: int, why: str) -> bool:
+            """Request slices, or count them as paused. Return whether the limits allow them."""
+            fitting = self._with_room(slices) if ledger.room(config) >= slices else []
+            if not fitting:
+                return False
+            chosen = next(filter(self._is_open, fitting), None)
+            ledger.take(config, chosen or fitting[0], slices)
+            if chosen is None:
+                paused[why, self._pauses(fitting)] += slices
+            else:
+                stamp, first = f"{settings.prefix(config)}{int(date * 1000):x}", len(new)
+                new.extend(Create(f"{stamp}-{first + n}", config, chosen, why) for n in range(slices))
+            return True
 
-def _release(
-    shop: _Shop,
-    demand: Sequence[int] | None,
-    coming: Sequence[QueuedSlice],
-    present: Sequence[QueuedSlice],
-    joined: Mapping[str, Joined],
-) -> list[Action]:
-    """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
-
-    A gang that needs more slices than may be held can't use any. A gang that has to wait for other jobs' slices can use
-    new ones.
-    """
-    settings, history, now = shop.settings, shop.history, shop.now
-    present_here = {one.name: joined[one.name] for one in present} if demand is not None else {}
-    useful = _useful(demand or (), present_here.values(), settings.most_of(shop.config))
-    requested = len(coming) + len(_unconfirmed(shop))
-    spare = requested + len(present) - settings.least
-    surplus = min(requested - useful, spare) if demand is not None else 0
-    requests = _unneeded_requests(coming, surplus, settings.idle_s, history, now)
-    unused = {name for name, one in present_here.items() if not useful and not one.in_use}
-    idle = _idle_slices([one.name for one in present], unused, settings.idle_s, history, now)
-    return [*requests, *idle[: max(0, spare - len(requests))]]
-
-
-def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
-    """Return how many slices the gangs miss that could get all their slices within ``most``."""
-    idle_now = sum(not one.in_use and not one.closed for one in present)
-    return sum(missing for missing in demand if missing + idle_now <= most)
-
-
-def _unneeded_requests(
-    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: ProvisioningHistory, now: float
-) -> list[Action]:
-    """Return deletions of requests, at most ``most``, for which no job has waited for ``idle_s``."""
-    deletions: list[Action] = []
-    for number, one in enumerate(one for one in coming if one.state in CANCELLABLE):
-        unneeded = number < most
-        if history.lasting("unneeded", one.name, unneeded, now) >= idle_s and unneeded:
-            deletions.append(Delete(one.name, f"no job has waited for it for {idle_s:g} s"))
-    return deletions
-
-
-def _idle_slices(
-    names: Sequence[str], unused: Collection[str], idle_s: float, history: ProvisioningHistory, now: float
-) -> list[Action]:
-    """Return deletions of the slices that have been unused for ``idle_s``, the longest first."""
-    unused_s = {name: history.lasting("idle", name, name in unused, now) for name in names}
-    idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= idle_s), reverse=True)
-    return [
-        Delete(name, f"it has been idle for {seconds:.0f} s and no job that waits could use it", if_unused=True)
-        for seconds, name in idle
-    ]
-
-
-def _unconfirmed(shop: _Shop) -> dict[str, Unconfirmed]:
-    """Return the slices of the type that were requested and are not listed yet."""
-    of_type = shop.settings.prefix(shop.config)
-    return {name: asked for name, asked in shop.history.unconfirmed.items() if name.startswith(of_type)}
-
-
-def _obtain(shop: _Shop, demand: Sequence[int], coming: int, present: int, date: float) -> list[Action]:
-    """Request slices that complete gangs, within all limits, from the first source that has room and does not pause."""
-    settings, config, ledger = shop.settings, shop.config, shop.ledger
-    sources = {source.key: source for source in settings.sources}
-    unconfirmed = _unconfirmed(shop)
-    repeated: list[Action] = [
-        Create(name, config, sources[asked.source], "it was asked for, and is not listed yet")
-        for name, asked in unconfirmed.items()
-        if asked.source in sources
-    ]
-    coming += len(unconfirmed)
-    why = f"waiting jobs miss {sum(demand)}, {coming} coming"
-    new: list[Action] = []
-    paused: Counter[tuple[str, str]] = Counter()
-    left_out: dict[str, list[int]] = {}
-
-    def request(slices: int, why: str) -> bool:
-        """Request slices, or count them as paused. Return whether the limits allow them."""
-        fitting = shop.with_room(slices) if ledger.room(config) >= slices else []
-        if not fitting:
-            return False
-        chosen = next(filter(shop.is_open, fitting), None)
-        ledger.take(config, chosen or fitting[0], slices)
-        if chosen is None:
-            paused[why, shop.pauses(fitting)] += slices
-        else:
-            stamp, first = f"{settings.prefix(config)}{int(date * 1000):x}", len(new)
-            new.extend(Create(f"{stamp}-{first + n}", config, chosen, why) for n in range(slices))
-        return True
-
-    spare = coming
-    for missing in demand:
-        short = missing - min(spare, missing)
-        if short and not request(short, why):
-            left_out.setdefault(ledger.limits(config, short), []).append(missing)
-        else:
-            spare -= missing - short
-    for _ in range(settings.least - coming - present - len(new) - paused.total()):
-        request(1, f"at least {settings.least}")
-    waits: list[Action] = [
-        Wait(config.name, f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
-        for limit, gangs in left_out.items()
-    ]
-    waits += [
-        Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
-        for (why, pauses), slices in paused.items()
-    ]
-    return [*repeated, *waits, *new]
+        spare = coming
+        for missing in demand:
+            short = missing - min(spare, missing)
+            if short and not request(short, why):
+                left_out.setdefault(ledger.limits(config, short), []).append(missing)
+            else:
+                spare -= missing - short
+        for _ in range(settings.least - coming - len(self.present) - len(new) - paused.total()):
+            request(1, f"at least {settings.least}")
+        waits: list[Action] = [
+            Wait(config.name, f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
+            for limit, gangs in left_out.items()
+        ]
+        waits += [
+            Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
+            for (why, pauses), slices in paused.items()
+        ]
+        return [*repeated, *waits, *new]
 
 
 def _listed(gangs: Sequence[int]) -> str:

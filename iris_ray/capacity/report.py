@@ -1,4 +1,4 @@
-"""The report of a provisioner for people: what it has asked for and holds, since when, at what price. Pure."""
+"""The report of a provisioner for people: its requests and slices, with their age and price. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

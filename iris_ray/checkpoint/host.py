@@ -1,7 +1,8 @@
 """Serves the files of a job's directory on this host, over HTTP, to the job's tasks on all hosts of its gang.
 
-It runs in threads of the TPUHostActor, so it serves what an earlier attempt has left, too. The kernel copies files into
-sockets, and what arrives passes through one small buffer for each connection.
+It runs in threads of the TPUHostActor, so it also serves what an earlier attempt has left. The kernel copies files into
+sockets, and what arrives passes through one small buffer for each connection. A connection that has not shown a token
+takes nobody's place: the oldest of them is closed if there are too many.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import shutil
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -33,9 +35,13 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 SILENCE_S = 30.0
-"""A connection over which no byte moves for so long is closed."""
-MOST_CONNECTIONS = 256
-"""The limit for connections; further ones wait."""
+"""The time after which a connection is closed if no byte moves, or if the head of its request isn't complete."""
+HEAD_BYTES = 1 << 14
+"""The limit for the head of a request."""
+MOST_STRANGERS = 256
+"""The limit for connections that have not shown a job's token; the oldest one is closed for a new one."""
+MOST_TRANSFERS = 256
+"""The limit for requests with a token that are answered at a time; further ones wait."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
@@ -105,8 +111,8 @@ class FileService:
     def stop(self) -> None:
         """Take no more connections."""
         self._stopped = True
-        with contextlib.suppress(OSError):  # the thread looks up only when somebody connects, or has just done so
-            socket.create_connection(self._server.socket.getsockname()).close()
+        with contextlib.suppress(OSError):  # it is stopped already
+            self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def _serve(self) -> None:
         with self._server:
@@ -170,22 +176,29 @@ class _Server(ThreadingTCPServer):
     def __init__(self, address: str, service: FileService, silence_s: float) -> None:
         self.service = service
         self.silence_s = silence_s
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.transfers = threading.BoundedSemaphore(MOST_TRANSFERS)
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._lock = threading.Lock()
         super().__init__((address, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._free.acquire()
-        try:
-            super().process_request(request, client_address)
-        except BaseException:  # no thread can be started
-            self._free.release()
-            raise
+        with self._lock:
+            if len(self._strangers) >= MOST_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                with contextlib.suppress(OSError):  # it has ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._strangers[request] = None
+        super().process_request(request, client_address)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def trust(self, request: Any) -> None:
+        """Note that a connection has shown a token, or has ended."""
+        with self._lock:
+            self._strangers.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        self.trust(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a file transfer to %s was broken off", client_address, exc_info=True)
@@ -201,7 +214,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self._await_head()
         self.connection.settimeout(self.server.silence_s)
+
+    def _await_head(self) -> None:
+        """Wait until the head of the request has come, so that nobody can send it byte by byte, or without an end.
+
+        Raises:
+            OSError: it has not.
+        """
+        deadline, seen = time.monotonic() + self.server.silence_s, b""
+        while b"\r\n\r\n" not in seen:
+            known = len(seen)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, known + 1)
+            self.connection.settimeout(max(0.001, deadline - time.monotonic()))
+            seen = self.connection.recv(HEAD_BYTES, socket.MSG_PEEK)
+            if len(seen) == known:
+                raise ConnectionResetError("the connection has ended, or its head has no end")
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a job has thousands of files."""
@@ -227,7 +257,9 @@ class _Handler(BaseHTTPRequestHandler):
             job = self.server.service.job_of(self.headers.get(TOKEN_HEADER, "").removeprefix(TOKEN_PREFIX))
             if not self.path.startswith(prefix):
                 raise FileRefusal(HTTPStatus.NOT_FOUND, "there is nothing but files here")
-            by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
+            self.server.trust(self.connection)
+            with self.server.transfers:
+                by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
         except FileRefusal as refusal:
             self._say(refusal.status, str(refusal).encode())
         except FileNotFoundError:
@@ -311,7 +343,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _receive(source: BinaryIO, file: Any, size: int, came: Callable[[int], None]) -> None:
-    """Copy so many bytes from a connection into a file."""
+    """Copy this number of bytes from a connection into a file."""
     buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
     while size:
         count = source.readinto(buffer[:size])  # type: ignore[attr-defined]

@@ -147,7 +147,7 @@ class PeerFiles:
                     raise PeerFilesError(f"{self.address} refuses {what}: {why}")
                 yield response
                 return
-            except (OSError, HTTPException) as error:
+            except (OSError, HTTPException, ValueError) as error:  # ValueError: a list that isn't JSON
                 if isinstance(error, PeerFilesError):
                     raise
                 why = "it is silent" if isinstance(error, TimeoutError) else str(error).strip() or type(error).__name__

@@ -11,7 +11,7 @@ import click
 
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
-from iris_ray.terminal import live_line
+from iris_ray.terminal import guarded_output, live_line
 
 if TYPE_CHECKING:
     from iris_ray.remote.cli import DashboardHead
@@ -171,7 +171,8 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
 
     within = _is_within.set(True)
     try:
-        yield
+        with guarded_output(not show_logs):  # own tasks may draw what they like
+            yield
     finally:
         _is_within.reset(within)
         if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before

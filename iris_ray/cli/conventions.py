@@ -13,6 +13,7 @@ import click
 
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
 from iris_ray.settings import DEBUG
+from iris_ray.terminal import printable
 
 OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
@@ -32,10 +33,9 @@ MOST_SHOWN = 4000
 
 
 def say_error(message: str) -> None:
-    """Print a message to stderr. It may quote strangers' text, so characters that control a terminal are escaped."""
+    """Print a message to stderr. It may quote strangers."""
     short = message if len(message) <= MOST_SHOWN else f"{message[: MOST_SHOWN // 2]} … {message[-MOST_SHOWN // 2 :]}"
-    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in short)
-    click.echo(f"iris-ray: {shown}", err=True)
+    click.echo("iris-ray: " + printable(short, "\n\t"), err=True)
 
 
 @contextmanager

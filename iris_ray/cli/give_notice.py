@@ -3,6 +3,7 @@
 Imports are late: a pod that ends has seconds, and its tasks are told before Ray is imported.
 """
 
+import contextlib
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import TARGET_HELP, reason_option
-from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
 from iris_ray.model.lifecycle import job_of
 from iris_ray.settings import HOST_DIR
@@ -157,7 +158,8 @@ def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[
             line.show(f"waiting for {', '.join(left)} to leave; {seconds_left:.0f} s are left")
             time.sleep(min(pause, seconds_left))
             asked = time.monotonic()
-            left = jobs()
+            with contextlib.suppress(ControllerUnavailableError):  # its successor will know
+                left = jobs()
             pause = max(_LOOK_S, 5 * (time.monotonic() - asked))  # a large cluster answers slowly: ask it less often
     click.echo(f"still there: {', '.join(left)}" if left else "all tasks have left")
     return left

@@ -11,7 +11,16 @@ from iris_ray.cli.address import address_option, cluster, head_of_dashboard, wor
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.options import json_option, yes_option
-from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table, state_in_words
+from iris_ray.cli.printing import (
+    counted,
+    duration,
+    one_line,
+    print_facts,
+    print_json,
+    print_output,
+    print_table,
+    state_in_words,
+)
 from iris_ray.cli.sent_code import code_of
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -98,7 +107,7 @@ def status(job: str, difference: bool, as_json: bool) -> None:
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
         page, code = link_to(f"jobs/{job}"), code_of(job)
     if difference:
-        click.echo("" if code is None else code.difference, nl=False)
+        print_output("" if code is None else code.difference)
     elif as_json:
         print_json(found)
     else:

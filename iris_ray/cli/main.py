@@ -10,6 +10,7 @@ import iris_ray
 from iris_ray.actors.protocol.services import Command, imported, installed_services
 from iris_ray.cli.address import address_option, remember_words
 from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines
+from iris_ray.terminal import guarded_output
 
 KERNEL: Final[Mapping[str, Command]] = {
     "job run": Command(
@@ -168,6 +169,10 @@ class Main(Commands):
             context = super().make_context(info_name, args, *others, **kwargs)
         remember_words(context, words)
         return context
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with guarded_output():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         with errors_as_lines():

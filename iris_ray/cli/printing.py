@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from iris_ray.actors.protocol.overview import as_json
-from iris_ray.terminal import printable
+from iris_ray.terminal import guarded, printable
+from iris_ray.terminal import one_line as one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,11 +22,6 @@ if TYPE_CHECKING:
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
-
-
-def one_line(text: object) -> str:
-    """Return any text as one line for a cell or a terminal: without line ends and control characters."""
-    return " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in str(text)).split())
 
 
 def duration(seconds: float) -> str:
@@ -46,15 +42,18 @@ def state_in_words(job: "JobStatus") -> str:
     return "starting" if job.starting else job.state.value
 
 
-# -- output of tasks ---------------------------------------------------------------------------------------------------
+# -- text of strangers -------------------------------------------------------------------------------------------------
+# What tasks, jobs and other users have written. On a terminal, `iris_ray.terminal` lets none of it act.
 
 
-def print_output(data: bytes) -> None:
-    """Print what a task has printed, unchanged; on a terminal, colours stay and control characters are escaped."""
-    if sys.stdout.isatty():
+def print_output(data: bytes | str, err: bool = False) -> None:
+    """Print lines of strangers, unchanged; on a terminal, colours stay and control characters are escaped."""
+    stream = guarded(sys.stderr if err else sys.stdout)
+    data = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    if stream.isatty():
         data = b"\n".join(printable(line.rstrip(b"\r")).encode() for line in data.split(b"\n"))
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    stream.buffer.write(data)
+    stream.buffer.flush()
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -185,7 +184,13 @@ def _terminal_width() -> int | None:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(as_json(value), indent=2, ensure_ascii=False))
+    """Print a value as JSON. What is not printable in its texts, such as U+009B, becomes an escape of JSON's."""
+    lines = json.dumps(as_json(value), indent=2, ensure_ascii=False).split("\n")
+    click.echo("\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines))
+
+
+def _in_json(character: str) -> str:
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -218,4 +223,4 @@ def print_finding(finding: Finding) -> None:
     """Print a finding as a line, and its advice below."""
     print_labelled(f"{finding.level.value:7}", _COLOURS[finding.level], f"  {finding.check}: {one_line(finding.found)}")
     if finding.advice:
-        click.echo(f"{'':7}  → {finding.advice}")
+        click.echo(f"{'':7}  → {one_line(finding.advice)}")

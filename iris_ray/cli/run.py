@@ -80,7 +80,8 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
             results = _wait(request.spec.job_id, ref, name)
     for index, result in enumerate(results):
         if result is not None:
-            click.echo(f"task {index}: {_shortened(one_line(repr(result)))}")
+            text = one_line(repr(result))
+            click.echo(f"task {index}: {text[:_LONGEST_RESULT]}{'…' * (len(text) > _LONGEST_RESULT)}")
 
 
 def _type_and_arguments(
@@ -101,10 +102,6 @@ def _type_and_arguments(
     if is_tpu_type(second) and not marked_arguments():
         raise InvalidRequestError(f"the TPU type is given twice, {second} and --tpu {option}; leave one out")
     return option, (second, *arguments)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST_RESULT else text[: _LONGEST_RESULT - 1] + "…"
 
 
 def as_task(

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from iris_ray.cli.conventions import INTERRUPTED, say_error
+from iris_ray.terminal import guarded, unguarded
 
 if TYPE_CHECKING:  # they import Ray
     from iris_ray.sessions.client import Channel, Show
@@ -42,10 +43,18 @@ def wait_for(work: Coroutine[Any, Any, T]) -> T:
 
 
 def print_bytes(data: bytes, is_err: bool) -> None:
-    """Print output as it came."""
-    stream = (sys.stderr if is_err else sys.stdout).buffer
-    stream.write(data)
-    stream.flush()
+    """Print output that may be of strangers: on a terminal it controls nothing."""
+    _write(guarded(sys.stderr if is_err else sys.stdout), data)
+
+
+def pass_on(data: bytes, is_err: bool) -> None:
+    """Print output of a program that this person has started, as it came."""
+    _write(unguarded(sys.stderr if is_err else sys.stdout), data)
+
+
+def _write(stream: Any, data: bytes) -> None:
+    stream.buffer.write(data)
+    stream.buffer.flush()
 
 
 class LabelledLines:
@@ -58,12 +67,12 @@ class LabelledLines:
     def print(self, data: bytes, is_err: bool) -> None:
         *lines, self._begun[is_err] = (self._begun[is_err] + data).split(b"\n")
         if lines:
-            print_bytes(b"".join(self._label + line + b"\n" for line in lines), is_err)
+            pass_on(b"".join(self._label + line + b"\n" for line in lines), is_err)
 
     def print_rest(self) -> None:
         for is_err, rest in self._begun.items():
             if rest:
-                print_bytes(self._label + rest + b"\n", is_err)
+                pass_on(self._label + rest + b"\n", is_err)
 
 
 class CtrlC:

@@ -29,7 +29,6 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import JobOptions, default_of
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingKind
-from iris_ray.task.job_info import get_job_info
 from iris_ray.terminal import live_line
 
 RAY_JOBS_ONLY: Final = ("run_id", "excludes", "env_file")
@@ -120,14 +119,16 @@ def submit(
             head.run_in_directory(target, flags.working_dir, **sent)
         head.submit_script(target, arguments, flags.working_dir, follow, as_json, **sent)
         return
-    from iris_ray.client.client import IrisClient
+    from iris_ray.client.client import IrisClient, require_may_detach
     from iris_ray.model.requirement import ResourceSpec, tpu_device
 
     if flags.tpu_type is None:
         _refuse_what_needs_a_type(arguments, flags.num_slices)
     need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(flags.tpu_type) if flags.tpu_type else None, gpu)
-    groups = _groups(flags.num_slices, group_by)
-    _refuse_inside_a_task()
+    groups = None
+    if flags.num_slices is not None or group_by is not None:
+        groups = CoschedulingConfig(group_by or TPU_NAME, 1 if flags.num_slices is None else flags.num_slices)
+    require_may_detach()
     found = find_target(target, arguments, flags.working_dir or ".")
     code = sent_code(flags.working_dir)
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
@@ -183,21 +184,6 @@ def _refuse_what_needs_a_type(arguments: Sequence[str], num_slices: int | list[i
         )
     if num_slices is not None:
         raise InvalidRequestError("--num-slices needs --tpu; say which type")
-
-
-def _groups(num_slices: int | list[int] | None, group_by: str | None) -> CoschedulingConfig | None:
-    if num_slices is None and group_by is None:
-        return None
-    return CoschedulingConfig(group_by or TPU_NAME, 1 if num_slices is None else num_slices)
-
-
-def _refuse_inside_a_task() -> None:
-    """Raise InvalidRequestError if this process runs in a task: the job would end with that task."""
-    if (parent := get_job_info()) is not None:
-        raise InvalidRequestError(
-            f"this is {parent.task_id}: a job that a task submits ends with that task, so it can't be left to the"
-            " cluster; use `iris-ray run`, or IrisClient().submit(...).results() in Python"
-        )
 
 
 def _say_if_it_can_not_run(job_id: str) -> None:

@@ -300,10 +300,8 @@ class IrisClient:
         """
         require("task_index", task_index, Whole())
         run_beside = module_of("sessions", "client").run_beside
-        done: subprocess.CompletedProcess[bytes] = self._transport.call(
-            run_beside, job_id_of(job), task_index, command, input
-        )
-        return done
+        code, out, err = self._transport.call(run_beside, job_id_of(job), task_index, command, input)
+        return subprocess.CompletedProcess(list(command), code, out, err)
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""

@@ -18,7 +18,7 @@ from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.terminal import PATIENCE_S, LiveLine, live_line
+from iris_ray.terminal import PATIENCE_S, LiveLine, live_line, print_line
 
 LOOK_S = 0.2
 ASK_S = 1.0
@@ -68,7 +68,7 @@ def _wait_in_words(job_id: str, wait: Wait, says_why: bool) -> None:
     while True:
         why = _pending_reason(job_id) if says_why else None
         if why is not None:
-            print(f"{job_id}: {why}", file=sys.stderr)
+            print_line(f"{job_id}: {why}", sys.stderr)
         if wait(REPEAT_S if why is not None else PATIENCE_S if says_why else None):
             return
 

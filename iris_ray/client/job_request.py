@@ -10,7 +10,13 @@ from iris_ray.actors.host.task_environment import split_by_start
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
 from iris_ray.client.connection import current_user, new_job_id
 from iris_ray.client.placement import Placement, on_slices
-from iris_ray.client.remote_options import TaskOptions, function_and_options, plain_variables, require_env_travels
+from iris_ray.client.remote_options import (
+    TaskOptions,
+    function_and_options,
+    plain_variables,
+    require_env_travels,
+    sent_variables,
+)
 from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
@@ -69,7 +75,8 @@ def make_request(
     stored = tuple(sorted({one.stored for one in secrets.values() if one.stored}))
     spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, stored, options)
     require_no_arguments(function, own_name)
-    env = asked.env | plain_variables(options["env"] or {})
+    sent = {name: value for name, value in sent_variables().items() if name not in secrets}
+    env = sent | asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()

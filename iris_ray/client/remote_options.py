@@ -167,6 +167,16 @@ def require_env_travels(env: Mapping[str, str]) -> None:
         )
 
 
+SENT_VARIABLES = "IRIS_RAY_SENT_VARIABLES"
+"""Names of this process's variables that came from a file on a laptop, and of this variable; separated by commas."""
+
+
+def sent_variables() -> dict[str, str]:
+    """Return the variables from a file on a laptop: all jobs of this process get them, as Ray doesn't pass them on."""
+    names = os.environ.get(SENT_VARIABLES, "").split(",")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -47,5 +47,7 @@ def link_to(page: str = "") -> str | None:
 
 
 def _announced() -> _Place | None:
-    stored = ClusterStore().get(_KEY)
-    return None if stored is None else _Place(**json.loads(stored))
+    try:
+        return _Place(**json.loads(ClusterStore().get(_KEY) or b""))
+    except (TypeError, ValueError):  # there is none; or a program has written something else there
+        return None

@@ -30,7 +30,7 @@ from iris_ray.dashboard.cluster_view import TABLES, ClusterView
 from iris_ray.dashboard.follower import Channel, Follower, encode
 from iris_ray.dashboard.job_pages import JobPages
 from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
-from iris_ray.http_server import LimitedServer
+from iris_ray.http_server import LimitedServer, send
 
 STATIC = Path(__file__).parent / "static"
 KEEP_ALIVE_S = 10.0
@@ -125,7 +125,7 @@ class _Routes:
             given = (await request.post()).get("token")
         except (ValueError, LookupError) as error:  # not text of its charset, or no such charset
             raise InvalidRequestError(f"the form can't be read ({error}); send it from the page /login") from None
-        cookie = self._access.login(request, given)
+        cookie = self._access.login(given)
         if cookie is None:
             return web.Response(status=403, text=LOGIN.replace("hidden", ""), content_type="text/html")
         response = web.Response(status=303, headers={"Location": "/"})
@@ -178,11 +178,7 @@ class _Routes:
                 message = b": still there\n\n"
             if message is None:
                 return
-            try:
-                async with asyncio.timeout(SLOW_READER_S):
-                    await response.write(message)
-            except TimeoutError:
-                raise ConnectionError("the page does not read") from None
+            await send(response, message, SLOW_READER_S)
 
     async def job(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.job(request.match_info["job"])

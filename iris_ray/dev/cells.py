@@ -12,11 +12,11 @@ import types
 from collections.abc import Iterator
 
 IDLE_S = 1800.0
-"""A notebook that has sent no cell for so long no longer keeps its slices from being given back."""
+"""The time without a cell after which a notebook no longer keeps its slices; seconds."""
 
 
 def end_of(token: str, is_well: bool) -> bytes:
-    """Return what ends the output of a cell, on stdout and on stderr."""
+    """Return the line that ends the output of a cell, on stdout and on stderr."""
     return f"\x1e{token} {'well' if is_well else 'failed'}\n".encode()
 
 

@@ -1,23 +1,20 @@
-"""A checkout that travels with a job: its files as a package of Ray, and the commit and difference that people see."""
+"""A checkout that travels with a job, and the commit and difference that people see."""
 
 import importlib.util
 import json
 import os
 import tempfile
-import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from iris_ray.dev.code_directory import CodeDirectory, git
+from iris_ray.dev.code_directory import CodeDirectory, git, looks_secret
 
 MOST_STORED_BYTES = 48 << 10
-"""Of a larger difference, compressed, only the beginning is kept: it lies in the memory of the cluster's GCS."""
+"""The limit for a compressed record, which lies in the memory of the cluster's GCS: a longer difference is cut."""
 CUT = "\n… cut here: the difference is too large to be kept\n"
-_OLDEST = (1980, 1, 1, 0, 0, 0)
-"""The same files make the same package, so it is sent once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +23,9 @@ class CodeRecord:
 
     Attributes:
         commit, branch: of the checkout; the branch is empty if none is checked out.
-        difference: between the commit and what was sent, as ``git diff`` shows it; files that git does not track yet
-            included.
-        sent: how much was sent and what was left out, in words.
+        difference: between the commit and the sent files, as ``git diff`` shows it, with files that git does not track
+            yet.
+        sent: the number of sent files and the names of files that were left out, in words.
     """
 
     commit: str
@@ -63,8 +60,11 @@ class Checkout:
     record: CodeRecord
 
     @staticmethod
-    def of(path: Path) -> "Checkout | None":
+    def of(path: Path, variables: str | Path | None = None) -> "Checkout | None":
         """Return the checkout that a directory belongs to; None if it belongs to none, or that has no commit.
+
+        Args:
+            path, variables: as for `CodeDirectory.look`.
 
         Raises:
             InvalidRequestError: the directory is too large to travel.
@@ -72,33 +72,23 @@ class Checkout:
         commit = git(path, "rev-parse", "HEAD")
         if commit is None or git(path, "check-ignore", "--quiet", ".") is not None:
             return None
-        code = CodeDirectory.look(path)
+        code = CodeDirectory.look(path, variables)
         branch = git(path, "symbolic-ref", "--short", "HEAD") or b""
         record = CodeRecord(commit.decode().strip(), branch.decode().strip(), _difference(code), code.in_words())
         return Checkout(code, record)
 
-    @contextmanager
-    def package(self) -> Iterator[str]:
-        """Yield the path of a package that Ray sends and unpacks on each host."""
-        with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
-            path = Path(directory, "code.zip")
-            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
-                for file, content in self.code.without_links():
-                    entry = zipfile.ZipInfo(file.path, _OLDEST)
-                    entry.compress_type = zipfile.ZIP_DEFLATED
-                    entry.external_attr = (0o755 if file.executable else 0o644) << 16
-                    package.writestr(entry, content)
-            yield str(path)
-
 
 def _difference(code: CodeDirectory) -> str:
-    """Return what differs from the commit of what travels. Git's index and objects stay as they are."""
+    """Return the difference between the commit and the files that travel. Git's index and objects stay as they are.
+
+    Neither side has files that look like secrets. So a secret that was deleted is not shown as a removed file.
+    """
     path = code.path
     objects = git(path, "rev-parse", "--git-path", "objects") or b""
     changed = (git(path, "diff", "--relative", "--name-only", "-z", "HEAD", "--", ".") or b"").split(b"\0")
     new = (git(path, "ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")
     names = [name for name in map(os.fsdecode, (*changed, *new)) if name]
-    names = [name for name in names if name in code.files or not os.path.lexists(path / name)]
+    names = [name for name in names if name in code.files or not (looks_secret(name) or os.path.lexists(path / name))]
     if not names:
         return ""
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
@@ -107,12 +97,21 @@ def _difference(code: CodeDirectory) -> str:
             "GIT_OBJECT_DIRECTORY": directory,
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str((path / os.fsdecode(objects).strip()).resolve()),
         }
-        Path(directory, "names").write_bytes(b"\0".join(map(os.fsencode, names)))
+
+        def change_index(*words: str, names: Sequence[str]) -> None:
+            Path(directory, "names").write_bytes(b"\0".join(map(os.fsencode, names)))
+            given = ("--pathspec-file-nul", f"--pathspec-from-file={directory}/names")
+            git(path, "--literal-pathspecs", *words, *given, **environ)
+
         git(path, "read-tree", "HEAD", **environ)
-        words = ("add", "--all", "--pathspec-file-nul", f"--pathspec-from-file={directory}/names")
-        git(path, "--literal-pathspecs", *words, **environ)
-        found = git(path, "diff", "--cached", "--no-color", "--no-ext-diff", "HEAD", "--", ".", **environ)
-    return (found or b"").decode(errors="replace")
+        tracked = map(os.fsdecode, (git(path, "ls-files", "-z", **environ) or b"").split(b"\0"))
+        if secrets := [name for name in tracked if looks_secret(name)]:
+            change_index("rm", "--cached", "--force", "--quiet", names=secrets)
+        if (base := git(path, "write-tree", **environ)) is None:
+            return ""
+        change_index("add", "--all", names=names)
+        words = ("--cached", "--no-color", "--no-ext-diff", "--no-textconv", base.decode().strip(), "--", ".")
+        return (git(path, "diff", *words, **environ) or b"").decode(errors="replace")
 
 
 # -- the record of a directory that travels through the dashboard ------------------------------------------------------
@@ -140,7 +139,7 @@ def sent_record() -> CodeRecord | None:
     return CodeRecord.of_bytes(Path(found.origin).with_name(_FILE).read_bytes())
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- records in the cluster --------------------------------------------------------------------------------------------
 
 
 def keep_record(job_id: str, record: CodeRecord) -> None:

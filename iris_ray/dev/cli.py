@@ -62,9 +62,9 @@ def dev() -> None:
 @click.option("--name", metavar="NAME", help="What to call what you hold.  [default: its type]")
 @job_options(GangOptions, but=_NOT_TAKEN)
 @click.option("--idle", type=FiniteRange(1.0), default=60.0, show_default=True, metavar="MINUTES",
-              help="The slices are given back when nothing has run on them for so long.")  # fmt: skip
+              help="The slices are given back when nothing has run on them for this time.")  # fmt: skip
 @click.option("--at-most", type=FiniteRange(0.01), default=12.0, show_default=True, metavar="HOURS",
-              help="They are given back after so long in any case.")  # fmt: skip
+              help="They are given back after this time in any case.")  # fmt: skip
 @click.option("--preload", multiple=True, default=("jax",), show_default=True, metavar="MODULE",
               help="A module that is imported ahead, if the hosts have it; repeatable.")  # fmt: skip
 @address_option
@@ -125,8 +125,8 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     code = CodeDirectory.look(Path.cwd())
     if (head := head_of_dashboard()) is not None:
         click.echo(f"iris-ray: sending {code.in_words()}", err=True)
-        with code.copied() as copy:
-            head.run(words_for_head(), env=env, working_dir=copy)
+        with code.package() as package:
+            head.run(words_for_head(), env=env, working_dir=package)
     with _begun(name) as held_run:
 
         def say(sent: "Sent") -> None:
@@ -164,7 +164,7 @@ def stop(name: str) -> None:
 @click.command(HOSTS)
 @click.argument("name")
 def hosts(name: str) -> None:
-    """Print the way to held hosts, for the notebook of a person who can't ask the cluster."""
+    """Print the addresses and tokens of held hosts, for a notebook that can't ask the cluster."""
     from iris_ray.dev.held_job import find, wait_for_hosts
 
     with cluster(), live_line(name) as line:
@@ -187,7 +187,7 @@ def _begun(name: str) -> Iterator["HeldRun"]:
 
 def _shown(held_run: "HeldRun") -> int:
     """Print what the hosts say until the end, pass Ctrl-C on, and return the exit code."""
-    from iris_ray.cli.streams import KILLED, LabelledLines, print_bytes
+    from iris_ray.cli.streams import KILLED, LabelledLines, pass_on
 
     widest = max(len(host.label) for host in held_run.hosts)
     lines = {host: LabelledLines(f"{host.label.ljust(widest)}| ".encode()) for host in held_run.hosts}
@@ -209,7 +209,7 @@ def _shown(held_run: "HeldRun") -> int:
             elif len(lines) > 1:
                 lines[piece.host].print(piece.data, piece.is_err)
             else:
-                print_bytes(piece.data, piece.is_err)
+                pass_on(piece.data, piece.is_err)
     finally:
         signal.signal(signal.SIGINT, before)
         for one in lines.values():

@@ -59,7 +59,7 @@ class TravellingCode:
             if directory is not None:
                 _say_secrets(Path(directory).absolute())
             elif self.checkout is not None:
-                directory = packed.enter_context(self.checkout.package())
+                directory = str(packed.enter_context(self.checkout.code.package()))
                 click.echo(f"iris-ray: sending {self.checkout.record}: {self.checkout.record.sent}", err=True)
             yield {} if directory is None else {"runtime_env": {"working_dir": directory}}
 

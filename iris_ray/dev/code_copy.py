@@ -1,4 +1,4 @@
-"""The copy of a person's directory on a held host: only what differs is sent, and what the program writes stays."""
+"""The copy of a person's directory on a held host: only changed files are sent, and files of programs stay."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ from iris_ray.dev.code_directory import CodeFile
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A file as it was left here. If a program has changed it since, it is written again."""
+    """A file as it was written. If a program has changed it since, it is written again."""
 
     digest: str
     mtime_ns: int
@@ -26,7 +26,7 @@ class CodeCopy:
     """A copy of a directory.
 
     Args:
-        directory: where the copy is, and beside it what is known of it.
+        directory: holds the copy, and a record of its files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,7 +46,7 @@ class CodeCopy:
 
         Args:
             wanted: all files of the directory.
-            contents: those that `missing` named, by the digest that they were asked for by.
+            contents: the contents for the digests that `missing` returned.
 
         Raises:
             OSError: a file can't be written.

@@ -1,4 +1,4 @@
-"""What travels of a person's directory: all files that git does not ignore, but no secrets and no data."""
+"""The files of a person's directory that travel: all that git does not ignore, except secrets and data."""
 
 import contextlib
 import fnmatch
@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from iris_ray.errors import InvalidRequestError
 
 MOST_FILE_BYTES = 64_000_000
-"""A larger file is data: it belongs into a bucket, and is left out."""
+"""The limit for a file. A larger one is data, which belongs into a bucket, and is left out."""
 MOST_BYTES = 512_000_000
 """Limit for the whole directory; Ray takes packages of 2 ** 29."""
 MOST_FILES = 20_000
@@ -31,6 +32,7 @@ NEVER = frozenset({
     ".ruff_cache",
 })  # fmt: skip
 """Directories that are made again wherever they are needed."""
+_OLDEST = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,10 @@ class CodeFile:
 
     Attributes:
         path: in the directory.
-        digest: of its content, or of what its link says.
+        digest: of its content, or of the target of its link.
         size: in bytes.
         executable: whether it may be run.
-        link: what it points to, if it is a link.
+        link: the target, if it is a link.
     """
 
     path: str
@@ -71,8 +73,12 @@ class CodeDirectory:
         return sum(file.size for file in self.files.values())
 
     @staticmethod
-    def look(path: Path) -> "CodeDirectory":
-        """List a directory, and read what travels of it.
+    def look(path: Path, variables: str | Path | None = None) -> "CodeDirectory":
+        """List a directory, and read the files that travel.
+
+        Args:
+            path: of the directory.
+            variables: a file that stays here, as its variables travel apart; None: there is none.
 
         Raises:
             InvalidRequestError: it is too large; the message says what to do.
@@ -80,10 +86,13 @@ class CodeDirectory:
         sizes: dict[str, int] = {}
         files: dict[str, CodeFile] = {}
         why_not: dict[str, str] = {}
+        apart = None if variables is None else os.path.realpath(variables)
         for name in _listed(path):
             with _noting(name, why_not):
                 why, size = _why_not(path, name)
-                if why is None:
+                if apart is not None and os.path.realpath(path / name) == apart:
+                    why_not[name] = "its variables travel apart"
+                elif why is None:
                     sizes[name] = size
                 else:
                     why_not[name] = why
@@ -93,10 +102,10 @@ class CodeDirectory:
                 files[name] = _read(path, name)
         return CodeDirectory(path, files, tuple(f"{_printable(n)} ({why_not[n]})" for n in sorted(why_not)))
 
-    def without_links(self) -> Iterator[tuple[CodeFile, bytes]]:
-        """Yield the files and their contents for where links can't be. In place of a link to a file comes that file.
+    def _without_links(self) -> Iterator[tuple[CodeFile, bytes]]:
+        """Yield the files and their contents; for a link to one of these files, that file.
 
-        A link to a directory, to nothing, or to a file that stays here, does not come.
+        Other links are left out: packages can't hold links.
         """
         whole = os.path.realpath(self.path)
         for file in self.files.values():
@@ -105,27 +114,28 @@ class CodeDirectory:
                 yield file, self.content(file)
 
     @contextlib.contextmanager
-    def copied(self) -> Iterator[Path]:
-        """Yield a copy of what travels, without links, for senders that would send all of a directory."""
+    def package(self) -> Iterator[Path]:
+        """Yield the path of a package that Ray sends and unpacks. The same files make the same one: it is sent once."""
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
-            copy = Path(directory, self.path.name or "root")
-            copy.mkdir()
-            for file, content in self.without_links():
-                (copy / file.path).parent.mkdir(parents=True, exist_ok=True)
-                (copy / file.path).write_bytes(content)
-                (copy / file.path).chmod(0o755 if file.executable else 0o644)
-            yield copy
+            path = Path(directory, "code.zip")
+            with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package:
+                for file, content in self._without_links():
+                    entry = zipfile.ZipInfo(file.path, _OLDEST)
+                    entry.compress_type = zipfile.ZIP_DEFLATED
+                    entry.external_attr = (0o755 if file.executable else 0o644) << 16
+                    package.writestr(entry, content)
+            yield path
 
     def content(self, file: CodeFile) -> bytes:
-        """Return what a file has now."""
+        """Return the present content of a file."""
         return (self.path / file.path).read_bytes()
 
     def in_words(self, sent: int | None = None, sent_bytes: int = 0) -> str:
-        """Return its size and what was left out, in a line.
+        """Return its size and the files that were left out, in a line.
 
         Args:
-            sent: how many files had to be sent, if only some.
-            sent_bytes: how large those were.
+            sent: the number of files that had to be sent; None: all.
+            sent_bytes: their size.
         """
         files = f"{len(self.files)} files" if sent is None else f"{sent} of {len(self.files)} files"
         shown = [*self.left_out[:4], *([f"{len(self.left_out) - 4} more"] if self.left_out[4:] else [])]
@@ -138,7 +148,7 @@ def in_bytes(size: int) -> str:
 
 
 def _printable(name: str) -> str:
-    """Return a file's name for a terminal: quoted if it has control characters, or is no text."""
+    """Return a file's name for a terminal: quoted if it has control characters, or is not Unicode."""
     return name if name.isprintable() else repr(name)
 
 
@@ -221,7 +231,7 @@ def _read(path: Path, name: str) -> CodeFile:
 
 
 def git(path: Path, *words: str, **environ: str) -> bytes | None:
-    """Return what git prints about a directory; None if there is no git, or it fails, as it does outside a checkout."""
+    """Return the output of git in a directory; None without git, or if it fails, as it does outside a checkout."""
     try:
         done = subprocess.run(["git", "-C", str(path), *words], capture_output=True, env={**os.environ, **environ})
     except FileNotFoundError:
@@ -230,7 +240,7 @@ def git(path: Path, *words: str, **environ: str) -> bytes | None:
 
 
 def _listed(path: Path) -> Iterator[str]:
-    """Yield the files of a directory that git tracks, or would; also of one that is no checkout. Without git: all."""
+    """Yield the files of a directory that git tracks or would track, in a checkout or not. Without git: all files."""
     words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
     found = git(path, *words)
     if not found:  # no checkout, or a directory that a checkout ignores as a whole

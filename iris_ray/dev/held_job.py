@@ -28,16 +28,16 @@ if TYPE_CHECKING:  # they import Ray, which takes longer than a whole run on hos
     from iris_ray.terminal import LiveLine
 
 IDLE_S, MOST_S = 3600.0, 12 * 3600.0
-"""The defaults: slices on which nothing has run for so long are given back, and after so long in any case."""
+"""The defaults for the time without a run after which slices are given back, and for the time in all; seconds."""
 PREFIX = "dev-"
-"""The names of such jobs begin so."""
+"""The beginning of the names of held jobs."""
 LOOK_S = 1.0
-"""Seconds between two looks of a task at how its host is used."""
+"""The interval between two checks of a task whether its host is used; seconds."""
 END_S = 5.0
-"""A run has so long to hear that its host is given back."""
+"""The time that a run has to end when its host is given back; seconds."""
 POLL_S = 0.3
 MOVES_S = 30.0
-"""A job whose hosts are lost is known to have no hosts within so long."""
+"""The time after which the cluster knows that a job has lost its hosts; seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,12 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
 
     me = get_job_info()
     assert me is not None
-    path = Path(me.local_dir) / f"dev-{me.task_index}-{me.attempt}"
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(mode=0o700)
-    directory = HeldDirectory(path)
-    directory.used.touch()
     ends_at = _began_at(me.job_id, me.task_index // me.processes_per_host) + most_s
-    with warm_process(directory, ray.util.get_node_ip_address(), preload) as (warm, facts):
+    path = Path(me.local_dir) / f"dev-{me.local_index}"  # an attempt that was killed here has left its copy of the code
+    with (
+        _new_directory(path) as directory,
+        warm_process(directory, ray.util.get_node_ip_address(), preload) as (warm, facts),
+    ):
         several = f" process {me.local_index}" if me.processes_per_host > 1 else ""
         host = HeldHost(me.task_index, f"{me.slice_name}/{me.worker_id}{several}", **facts)
         register_endpoint(f"{PREFIX}{me.task_index}", json.dumps(asdict(host)))
@@ -110,9 +109,23 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
     raise RuntimeError(f"the process that waits for runs has ended with code {warm.returncode}")
 
 
+@contextlib.contextmanager
+def _new_directory(path: Path) -> Iterator[HeldDirectory]:
+    """Make the directory of a held host, in place of an older one. Remove it at the end of the block."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(mode=0o700)
+    directory = HeldDirectory(path)
+    directory.used.touch()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _give_back(directory: HeldDirectory, why: str) -> None:
     print(f"iris_ray: the slice is given back: {why}", flush=True)
-    directory.over.write_text(why)
+    with contextlib.suppress(OSError):  # on a full disk the file is there without the reason
+        directory.over.write_text(why)
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:
         with directory.taken() as is_free:
@@ -224,7 +237,7 @@ def find(name: str) -> "JobStatus":
     """Return the held job of a name.
 
     Raises:
-        UnknownNameError: this user holds none; the message names what they hold.
+        UnknownNameError: this user holds none; the message has the names of their held jobs.
     """
     jobs = _all()
     found = [job for job in jobs if job.name == PREFIX + name]
@@ -239,7 +252,7 @@ def wait_for_hosts(name: str, cluster: str, job_id: str, line: "LiveLine", but: 
     Args:
         name, cluster, job_id: as in `Held`.
         line: says how it stands meanwhile.
-        but: hosts that can't be reached: for `MOVES_S` the job is expected to get others.
+        but: hosts that can't be reached: for `MOVES_S`, this waits for other hosts.
 
     Raises:
         TaskNotRunningError: the job has ended; the message says how.

@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 CONNECT_S = 3.0
 TOGETHER_S = 5.0
-"""After one host's program has failed, or Ctrl-C, those of the others have so long to end by themselves."""
+"""The time in which programs must end by themselves after another host's program has failed, or Ctrl-C; seconds."""
 GONE_S = 15.0
-"""A host that was told to end its run says within so long that nothing of it is left."""
+"""The time in which a host must say that it has ended a run; seconds."""
 MOST_THREADS = 64
 MOST_PIECES = 64
-"""So many pieces of output wait to be shown; then the programs wait."""
+"""The limit for pieces of output that wait to be shown; beyond it, the programs wait."""
 
 T = TypeVar("T")
 
 
 class HostPiece(NamedTuple):
-    """What one host says.
+    """Output of one host, or a note.
 
     Attributes:
-        host: which.
+        host: the host.
         data: some output.
         is_err: whether it is of stderr.
-        note: what the person has to know, in place of output.
+        note: a message for the person, in place of output.
     """
 
     host: HeldHost
@@ -52,11 +52,11 @@ class HostPiece(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What was sent of a directory.
+    """The part of a directory that was sent.
 
     Attributes:
-        files: how many files differed on some host.
-        size: of those files, in bytes.
+        files: the number of files that differed on some host.
+        size: their size in bytes.
     """
 
     files: int
@@ -75,7 +75,7 @@ class HeldRun:
         reach: connects to an address.
 
     Attributes:
-        lost: which host was lost or is given back, in words; empty if none was.
+        lost: the host that was lost or is given back, in words; empty if none was.
 
     Raises:
         ConnectionError: a host can't be reached, or has become another job's.
@@ -113,13 +113,13 @@ class HeldRun:
     def start(
         self, code: CodeDirectory, words: Sequence[str], env: Mapping[str, str], told: Callable[[Sent], object]
     ) -> None:
-        """Send what a host lacks of a directory, and start a program in it on all hosts at the same time.
+        """Send the files that a host lacks, and start a program in the directory on all hosts at the same time.
 
         Args:
             code: the directory.
             words: the program and its arguments.
             env: variables besides those of the task.
-            told: hears what was sent, before the program starts.
+            told: is called with the part that was sent, before the program starts.
 
         Raises:
             SessionError: a host refuses, or is lost; then the program has started nowhere.
@@ -149,7 +149,7 @@ class HeldRun:
             threading.Thread(target=self._listen, args=(host,), name="iris_ray.held_run", daemon=True).start()
 
     def pieces(self) -> Iterator[HostPiece]:
-        """Yield what the hosts say, until nothing of the run is left anywhere.
+        """Yield output and notes of the hosts, until no process of the run is left.
 
         Raises:
             TaskMovedError: a host was lost, or is given back; the message says which, and what to do.
@@ -200,7 +200,7 @@ class HeldRun:
         self._tell_all(lambda connection: connection.send(Frame(INPUT, data=data)))
 
     def end(self) -> None:
-        """Have the hosts kill what is left. `pieces` goes on until they have."""
+        """Have the hosts kill the run's processes. `pieces` goes on until they have."""
         for connection in self._connections.values():
             connection.end_sending()
         self._end_at = float("inf")
@@ -223,7 +223,7 @@ class HeldRun:
                 try:
                     tell(connection)
                 except OSError:
-                    continue  # who listens to it says so
+                    continue  # its listener notices the loss
 
     def _listen(self, host: HeldHost) -> None:
         connection = self._connections[host]
@@ -291,7 +291,7 @@ def begin(name: str, cluster: str, line: "LiveLine") -> HeldRun:
 
     Args:
         name, cluster: as in `Held`.
-        line: says what it waits for.
+        line: shows the reason of a wait.
 
     Raises:
         UnknownNameError: this user holds nothing of that name.

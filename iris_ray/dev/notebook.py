@@ -119,7 +119,7 @@ class _Cells:
             raise
 
     def run(self, cell: str, number: int) -> None:
-        """Run a cell, and show what it prints.
+        """Run a cell, and show its output.
 
         Raises:
             SessionError: it failed on some host, or the processes are gone.

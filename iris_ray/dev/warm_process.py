@@ -1,7 +1,7 @@
 """The process that waits on a held host with modules imported, and forks for each run: user code starts at once.
 
-It has one thread and no connection to Ray, which is what makes the fork safe. The fork is a run's keeper: it takes what
-the person's process sends, starts the program in a fork of its own, and passes output, input and signals on. When the
+It has one thread and no connection to Ray, so the fork is safe. The fork is a run's keeper: it takes what the person's
+process sends, starts the program in a fork of its own, and passes output, input and signals on. When the
 program ends, or the connection closes, it ends the program's whole tree.
 """
 
@@ -30,13 +30,15 @@ from iris_ray.actors.protocol.services import call_hooks, installed_services, mo
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
-from iris_ray.framing import Connection, ConnectionLost, Frame
+from iris_ray.framing import PROOF_S, Connection, ConnectionLost, Frame
 from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
-"""The run before, which is being ended, has so long to be gone."""
+"""The time in which the run before, which is being ended, must be gone."""
 LOOK_S = 0.5
-"""Seconds between two looks whether the run has to end."""
+"""The interval between two checks whether the run has to end, or a stranger has to go; seconds."""
+MOST_STRANGERS = 64
+"""The limit for connections that have not proved the token yet."""
 CHUNK_BYTES = 1 << 16
 
 OUT, ERR, INPUT, FILE = b"o", b"e", b"i", b"f"
@@ -46,7 +48,7 @@ Program = Callable[[], None]
 
 
 class HeldDirectory:
-    """The directory of one held host: the copy of the code, and what its processes tell each other.
+    """The directory of one held host: the copy of the code, and files by which its processes communicate.
 
     Args:
         path: exists, and is this attempt's own.
@@ -68,42 +70,101 @@ class HeldDirectory:
 
     @property
     def used(self) -> Path:
-        """Its time is that of the latest beginning or end of a run."""
+        """A file whose time is that of the latest beginning or end of a run."""
         return self.path / "used"
 
     @property
     def over(self) -> Path:
-        """Why the host is given back, if it is."""
+        """A file with the reason, once the host is given back."""
         return self.path / "over"
 
 
+class _Door:
+    """Takes connections until one proves the token. A stranger costs a descriptor for `PROOF_S`, and no process.
+
+    When `MOST_STRANGERS` wait, the oldest is dropped: a person's process proves the token at once.
+    """
+
+    def __init__(self, listener: socket.socket, token: str) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._token = token
+        self._strangers: dict[Connection, tuple[Iterator[None], float]] = {}
+
+    def next(self) -> Connection:
+        """Wait for a connection whose other end knows the token, and return it."""
+        while True:
+            poll = select.poll()
+            poll.register(self._listener, select.POLLIN)
+            for stranger in self._strangers:
+                poll.register(stranger, select.POLLIN)
+            poll.poll(LOOK_S * 1000 if self._strangers else None)
+            self._accept()
+            for connection, (proving, deadline) in list(self._strangers.items()):
+                try:
+                    next(proving)
+                except StopIteration:
+                    del self._strangers[connection]
+                    return connection
+                except ConnectionLost:
+                    self._drop(connection)
+                else:
+                    if time.monotonic() > deadline:
+                        self._drop(connection)
+
+    def close(self) -> None:
+        """Close this process's copies of all sockets; those of the process that listens stay open."""
+        self._listener.close()
+        for stranger in self._strangers:
+            stranger.close()
+
+    def _accept(self) -> None:
+        try:
+            connection = Connection(self._listener.accept()[0])
+        except BlockingIOError:
+            return
+        except OSError:  # the other end is gone already, or this process has too many open files
+            time.sleep(FREE_POLL_S)
+            return
+        self._strangers[connection] = connection.proving(self._token, calls=False), time.monotonic() + PROOF_S
+        if len(self._strangers) > MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
+    def _drop(self, connection: Connection) -> None:
+        del self._strangers[connection]
+        connection.end()
+
+
 def serve(listener: socket.socket, token: str, directory: HeldDirectory) -> Program:
-    """Fork for each connection, for ever. Return only in the process of a run: what the run is to do."""
+    """Fork for each connection that proves the token, for ever. Return the program to run, in a run's process only."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
+    door = _Door(listener, token)
     while True:
-        connected, _ = listener.accept()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # modules may have started threads that do not matter
-            is_run = os.fork() == 0
+        connection = door.next()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # threads of preloaded modules do not matter
+                is_run = os.fork() == 0
+        except OSError as error:  # at the host's limit of processes
+            is_run = False
+            with contextlib.suppress(ConnectionLost):
+                connection.say(error=f"the host can't start a process now: {error.strerror}")
         if is_run:
-            listener.close()
-            return _keep(connected, token, directory)
-        connected.close()
+            door.close()
+            return _keep(connection, directory)
+        connection.close()
 
 
-def _keep(connected: socket.socket, token: str, directory: HeldDirectory) -> Program:
-    """Be the keeper of one run: end this process with it. Return only in the process of its program."""
+def _keep(connection: Connection, directory: HeldDirectory) -> Program:
+    """Be the keeper of one run: end this process with it. Return the program to run, in its process only."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in module_of("sessions", "keeper").DEFAULTS:
+        signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
+    take_orphans()
     try:
-        connection = Connection(connected)
-        connection.prove(token, calls=False)
-        for number in module_of("sessions", "keeper").DEFAULTS:
-            signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
-        take_orphans()
-        program = _Run(connection, directory).begin()
+        return _Run(connection, directory).begin()
     except OSError:  # the person's process is gone
         os._exit(0)
-    return program
 
 
 class _Run:
@@ -113,7 +174,7 @@ class _Run:
         self._files = TaskFiles.of_this_task()
 
     def begin(self) -> Program:
-        """Do all of a run and end this process; in the process of its program, return what that is to do."""
+        """Do all of a run and end this process; in the process of its program, return the program."""
         asked = self._person.hear()
         deadline = time.monotonic() + FREE_S
         while True:
@@ -196,7 +257,7 @@ class _Run:
                 if frame.kind == INPUT:
                     given.add(frame.data)
                 elif "signal" in (said := frame.facts):
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                    with contextlib.suppress(OSError):  # it has ended, or there is no such signal
                         os.killpg(root, int(said["signal"]))
             given.write()
             if root in (codes := reap()):
@@ -234,7 +295,7 @@ class _Run:
         return True
 
     def _become(self, asked: dict[str, Any], copy: CodeCopy, streams: Sequence[tuple[int, int]]) -> Program:
-        """Make this process the run's. Return what it is to do, unless that is another program: then be that."""
+        """Make this process the run's. Return a Python program; execute any other program in its place."""
         (stdin, _), (_, stdout), (_, stderr) = streams
         for stream, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, stream)
@@ -260,7 +321,7 @@ class _Run:
 
 
 class _Input:
-    """What a program has yet to read from its stdin, a pipe. A poll ends when more of it can be written."""
+    """Input that a program has yet to read from its stdin, a pipe. A poll ends when more can be written."""
 
     def __init__(self, into: int, poll: "select.poll") -> None:
         os.set_blocking(into, False)
@@ -275,7 +336,7 @@ class _Input:
         self._ends = self._ends or not data
 
     def write(self) -> None:
-        """Write what goes into the pipe now."""
+        """Write as much as the pipe takes now."""
         if self._into is None:
             return
         with contextlib.suppress(KeyError):
@@ -307,7 +368,7 @@ def _catches(pid: int, number: int) -> bool:
 
 
 def python_program(words: Sequence[str]) -> Program | None:
-    """Return how a forked process does what ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` do; None for others."""
+    """Return the program of ``python SCRIPT``, ``-m MODULE`` or ``-c CODE`` for a forked process; None for others."""
     if os.path.basename(words[0]) not in ("python", "python3"):
         return None
     rest = list(words[1:])
@@ -342,7 +403,7 @@ def _execute(text: bytes, file: str) -> None:
 
 def _as_main(arguments: list[str], folder: str, run: Callable[[], object]) -> NoReturn:
     """Run a program as the interpreter would: its arguments, its folder, its streams, and how its errors are told."""
-    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # where what it spawns looks for its script
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # spawned processes look for their script there
     sys.argv = arguments
     sys.path.insert(0, folder)
     for stream in (sys.stdout, sys.stderr):
@@ -368,18 +429,20 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def main() -> None:
-    """Import modules, listen, tell where, and serve. What to do comes as a line of JSON on stdin."""
+    """Import modules, listen, print the port, and serve, as a line of JSON on stdin asks."""
     end_with_parent()
     wanted = json.loads(sys.stdin.readline())
+    answer = os.dup(1)
+    os.dup2(2, 1)  # modules may print when they are imported
     problems = []
     for module in wanted["preload"]:
         try:
             importlib.import_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problems.append(f"{module} can't be imported ahead: {type(error).__name__}: {error}")
     listener = socket.create_server((wanted["address"], 0), backlog=64)
-    print(json.dumps({"port": listener.getsockname()[1], "problems": problems}), flush=True)
-    os.dup2(2, 1)
+    with open(answer, "w") as told:
+        print(json.dumps({"port": listener.getsockname()[1], "problems": problems}), file=told)
     serve(listener, wanted["token"], HeldDirectory(Path(wanted["directory"])))()
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -98,8 +99,8 @@ def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
 KNOWN = ("docker", "podman")
 """Tried in this order where the host's environment names no engine, by its command or path."""
 
-ANSWER_S = 30.0
-"""An engine may take so long to answer."""
+ANSWER_S, LEAST_ANSWER_S = 30.0, 1.0
+"""The limit for the time in which an engine answers, and the time that it gets even if its caller has less left."""
 REMOVAL_S = 120.0
 """A container may take so long to be gone: the kernel may have much memory to free."""
 POLL_S = 0.2
@@ -160,30 +161,31 @@ class ContainerEngine:
             None once it is gone, or why it may still be there after ``timeout_s`` seconds.
         """
         deadline = time.monotonic() + timeout_s
-        while (problem := self._removed_now(name)) is not None:
+        while (problem := self._removed_now(name, deadline)) is not None:
             if time.monotonic() > deadline:
                 return problem
             time.sleep(POLL_S)
         return None
 
-    def _removed_now(self, name: str) -> str | None:
-        code, found = self._ask("ps", "--all", "--quiet", f"--filter=label={CONTAINER_LABEL}={name}")
+    def _removed_now(self, name: str, deadline: float) -> str | None:
+        code, found = self._ask("ps", "--all", "--quiet", f"--filter=label={CONTAINER_LABEL}={name}", by=deadline)
         if code != 0:
             return found or f"{self.name} does not answer"
         if not found:
             return None
-        self._ask("kill", name)  # without it, podman would send a SIGTERM and wait
-        self._ask("rm", "--force", "--volumes", name)
+        self._ask("kill", name, by=deadline)  # without it, podman would send a SIGTERM and wait
+        self._ask("rm", "--force", "--volumes", name, by=deadline)
         return f"{self.name} has not removed it"
 
-    def _ask(self, *arguments: str) -> tuple[int, str]:
+    def _ask(self, *arguments: str, by: float = math.inf) -> tuple[int, str]:
         """Run a command of the engine. Return its exit code and its output, or its errors if it fails.
 
-        The exit code is -1 if the engine does not answer.
+        The exit code is -1 if the engine does not answer, within `ANSWER_S` or until the time ``by``.
         """
+        within_s = min(ANSWER_S, max(LEAST_ANSWER_S, by - time.monotonic()))
         try:
             done = subprocess.run(
-                [self.path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+                [self.path, *arguments], stdin=subprocess.DEVNULL, capture_output=True, timeout=within_s, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return -1, str(error)

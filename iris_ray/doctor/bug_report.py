@@ -15,6 +15,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import INTERRUPTED, private_file, require_place
+from iris_ray.cli.printing import print_output
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
@@ -52,7 +53,7 @@ def bug_report(job: str, output: str | None) -> None:
         ControllerConnection().ask(ControllerInterface.job_status, job)  # raises if there is no such job
         text = "\n".join(_sections(job))
     if output == "-":
-        click.echo(text)
+        print_output(f"{text}\n")
         return
     with private_file(path) as file:
         file.write(text)

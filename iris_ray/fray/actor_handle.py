@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from ray import cloudpickle
 
-from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
+from iris_ray.errors import (
+    ActorUnavailableError,
+    RemoteUserError,
+    ResultNotPicklableError,
+    UnknownNameError,
+    UnsupportedOptionError,
+)
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.model.lifecycle import ACTIVE, TaskState
 
@@ -34,15 +40,25 @@ TOKEN = "iris-ray-token"
 """The key of the token in the call's metadata."""
 
 KEEPALIVE_MS = 10_000
+"""How often a caller pings the actor's process during a call, and how long the process may take to answer."""
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),  # hosts of a cluster reach each other
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),  # notices a lost host during a call
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
 ]
+
+
+def caller_options() -> list[tuple[str, int]]:
+    """Return the options by which a caller notices a lost host, or a process that stands still, during a call."""
+    timeouts = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
+    # By default, gRPC sends the third ping of a call only after a minute.
+    return [*OPTIONS, *((name, KEEPALIVE_MS) for name in timeouts), ("grpc.http2.max_pings_without_data", 0)]
+
+
+def server_options() -> list[tuple[str, int]]:
+    """Return the options of an actor's server: it takes the pings. By default it ends a call with the third one."""
+    return [*OPTIONS, ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +165,11 @@ class InTaskOf:
         """
         from iris_ray.endpoints import task  # another service
 
-        if (address := task.endpoints_of(self.job_id, self.endpoint).get(self.endpoint)) is None:
+        try:
+            address = task.endpoints_of(self.job_id, self.endpoint).get(self.endpoint)
+        except UnknownNameError:  # the Controller keeps only the newest ended jobs
+            address = None
+        if address is None:
             raise unavailable(f"actor {self} does not run now; its job: iris-ray job status {self.job_id}")
         return ActorAddress.parse(address)
 
@@ -187,7 +207,7 @@ class Connection:
 
     @classmethod
     def to(cls, address: ActorAddress) -> "Connection":
-        return cls(grpc.insecure_channel(address.target, options=OPTIONS), address)
+        return cls(grpc.insecure_channel(address.target, options=caller_options()), address)
 
     def send(self, method: str, request: bytes) -> grpc.Future:
         """Send a message; the call goes on although the caller drops the future."""
@@ -265,7 +285,7 @@ class ActorMethod:
             return ActorFuture(self._handle, self._name, error)
 
     def submit(self, *args: Any, **kwargs: Any) -> "ActorFuture":
-        """Call the method like `remote`, which has no time limit either; a `result` that times out cancels the call."""
+        """Call the method like `remote`. A `result` that times out cancels the call."""
         future = self.remote(*args, **kwargs)
         future.ends_with_patience = True
         return future
@@ -347,10 +367,10 @@ class ActorGroup:
     @property
     def ready_count(self) -> int:
         """The number of actors that take calls now."""
-        return len(self._ready())
+        return len(self._addresses())
 
     def wait_ready(self, count: int | None = None, timeout: float = READY_S) -> "list[FraysHandle]":
-        """Wait until so many actors take calls, and return their handles by number.
+        """Wait until actors take calls, and return their handles by number.
 
         Args:
             count: the number of actors; None: all.
@@ -358,12 +378,12 @@ class ActorGroup:
 
         Raises:
             TimeoutError: some actors are not ready in time; the message says what their job waits for. They go on.
-            fray.actor.ActorUnavailableError: so many actors have ended, or their whole job, that fewer than ``count``
-                are left; a RuntimeError in all versions of Fray.
+            fray.actor.ActorUnavailableError: fewer than ``count`` actors are left, because the others have ended; a
+                RuntimeError in all versions of Fray.
         """
         wanted = self._count if count is None else min(count, self._count)
         deadline, pause = time.monotonic() + timeout, FIRST_POLL_S
-        while len(ready := self._ready()) < wanted:
+        while len(ready := sorted(self._addresses())) < wanted:
             status = self._job.look()
             if status.state.finished:
                 raise unavailable(f"the actors of {self.job_id} have ended: {status.state.value}: {status.error}")
@@ -384,7 +404,7 @@ class ActorGroup:
 
     def discover_new(self) -> "list[FraysHandle]":
         """Return the handles of actors that take calls now, except those that this object has returned before."""
-        return self._hand_out([index for index in self._ready() if index not in self._handed_out])
+        return self._hand_out([index for index in sorted(self._addresses()) if index not in self._handed_out])
 
     def is_done(self) -> bool:
         """Return whether the job has ended: no actor of it comes back."""
@@ -410,9 +430,6 @@ class ActorGroup:
         for connection in connections:
             connection.channel.close()
         return self._job.look().state.finished
-
-    def _ready(self) -> list[int]:
-        return sorted(self._addresses())
 
     def _addresses(self) -> dict[int, str]:
         """Return the addresses of the actors that take calls, by number."""

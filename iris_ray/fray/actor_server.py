@@ -17,7 +17,6 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.fray.actor_handle import (
     CALL,
     END,
-    OPTIONS,
     SERVICE,
     TOKEN,
     ActorAddress,
@@ -27,8 +26,9 @@ from iris_ray.fray.actor_handle import (
     pack_error,
     pack_result,
     require_no_tls,
+    server_options,
 )
-from iris_ray.fray.job_request import InTask, MakesClient, band_of, fray_placement, task_request
+from iris_ray.fray.job_request import InTask, MakesClient, Parent, band_of, fray_placement, task_request
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
 from iris_ray.task.job_info import get_job_info
@@ -51,7 +51,7 @@ class ActorServer:
     """Takes calls of an object's methods, at the address by which other hosts of the cluster reach this host.
 
     Args:
-        max_concurrency: how many methods may run at a time; further calls wait.
+        max_concurrency: the number of methods that may run at a time; further calls wait.
 
     Attributes:
         address: where it listens.
@@ -59,9 +59,9 @@ class ActorServer:
     """
 
     def __init__(self, max_concurrency: int) -> None:
-        idle = [("grpc.max_connection_idle_ms", IDLE_MS)]
+        options = [*server_options(), *LIMITS, ("grpc.max_connection_idle_ms", IDLE_MS)]
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[self._interceptor()], options=[*OPTIONS, *LIMITS, *idle])
+        self._server = grpc.server(threads, interceptors=[self._interceptor()], options=options)
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -162,7 +162,7 @@ def actor_request(
     resources: "ResourceConfig | None",
     actor_config: "ActorConfig | None",
     environment: "EnvironmentConfig | None",
-    region: str | None = None,
+    parent: "Parent" = Parent(),  # noqa: B008 - frozen
 ) -> RunRequest:
     """Return the request of a job with an actor in each task; arguments as for `Client.create_actor_group`.
 
@@ -170,7 +170,7 @@ def actor_request(
     one that fails for good does not end the others.
 
     Args:
-        region: as for `fray_placement`.
+        parent: the task that makes the actors.
 
     Raises:
         InvalidRequestError: an option can't work; nothing was acquired.
@@ -182,7 +182,7 @@ def actor_request(
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
-    placed = fray_placement(resources, count, tpu_gang=False, region=region)
+    placed = fray_placement(resources, count, gang=False, region=parent.region)
     retries = _given(config.max_task_retries, "max_retries_failure")
     require("max_task_retries", retries, Whole())
     return task_request(
@@ -191,7 +191,7 @@ def actor_request(
         resources,
         placed,
         environment,
-        priority=band_of(config.priority),
+        priority=band_of(config.priority, parent.band),
         max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
         max_retries_failure=retries,
         max_task_failures=None if placed.coscheduling else count * (retries + 1),  # as many as there can be

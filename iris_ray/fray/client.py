@@ -15,7 +15,7 @@ from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
-from iris_ray.fray.job_request import fray_request
+from iris_ray.fray.job_request import Parent, fray_request
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _submitting = threading.Lock()
 
 
 class Client:
-    """Fray's client, for ``fray.current_client.set_current_client``. Tasks of its jobs have it as the current one, too.
+    """Fray's client, for ``fray.current_client.set_current_client``. It is also the current one in tasks of its jobs.
 
     Args:
         iris: the connection to the cluster: ``IrisClient.remote(address)`` from outside of it; None: the cluster in
@@ -70,7 +70,7 @@ class Client:
             InvalidRequestError: an option can't work; nothing was acquired.
             UnsupportedOptionError: iris_ray does not support an option; an InvalidRequestError, too.
         """
-        made = fray_request(request, Client, region_of_this_task())
+        made = fray_request(request, Client, this_task())
         with _submitting:
             if (job_id := unfinished_job(request.name)) is None:
                 self._jobs.append(JobHandle(launch(made, self._detached).job_id))
@@ -160,18 +160,19 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(Client, actor_class, args, kwargs, *(*asked, region_of_this_task()))
+        request = actor_request(Client, actor_class, args, kwargs, *(*asked, this_task()))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
 
 
-def region_of_this_task() -> str | None:
-    """Return the region of the host on which this task runs, by its labels; None outside a task, or without labels."""
-    if get_job_info() is None or not ray.is_initialized():
-        return None
+def this_task() -> Parent:
+    """Return the properties of this task that its jobs take over; the defaults outside a task."""
+    if (me := get_job_info()) is None or not ray.is_initialized():
+        return Parent()
     labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
-    return labels.get("iris/region") or labels.get("region")
+    band = ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.job_status, me.job_id).priority
+    return Parent(labels.get("iris/region") or labels.get("region"), band)
 
 
 def unfinished_job(name: str) -> str | None:

@@ -33,7 +33,7 @@ def require_fray() -> None:
 @contextlib.contextmanager
 def as_current_client(client: "Client") -> Iterator[None]:
     """Make a client Fray's current one, in every thread of this process, until the context ends."""
-    theirs: Any = importlib.import_module("fray.current_client")  # the package has a function of that name, too
+    theirs: Any = importlib.import_module("fray.current_client")  # the package also has a function of that name
     before = getattr(theirs, _VARIABLE)
     setattr(theirs, _VARIABLE, contextvars.ContextVar(_VARIABLE, default=client))
     try:

@@ -5,17 +5,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
-from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus
-from iris_ray.client.connection import current_user
+from iris_ray.client.client import IrisClient
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import JobState, TaskState
 
 if TYPE_CHECKING:
     from fray.types import JobStatus as FrayStatus
-
-    from iris_ray.logs.core import LogPosition
 
 FIRST_POLL_S, LAST_POLL_S = 0.05, 1.0
 MOST_LOG_BYTES = 1 << 20
@@ -24,23 +20,14 @@ TRACEBACK_LINES = 200
 """Lines at the end of a failed task's log among which its traceback is looked for."""
 _TRACEBACK, _CHAINED = "Traceback (most recent call last):", (" exception occurred:", " of the following exception:")
 
-_NAMES = {
-    JobState.PENDING: "PENDING",
-    JobState.RUNNING: "RUNNING",
-    JobState.SUCCEEDED: "SUCCEEDED",
-    JobState.KILLED: "STOPPED",
-    JobState.FAILED: "FAILED",
-    JobState.WORKER_FAILED: "FAILED",
-    JobState.UNSCHEDULABLE: "FAILED",
-}
-"""Our states as Fray's, which are fewer."""
-
 
 def fray_status(state: JobState) -> "FrayStatus":
-    """Return Fray's name of a state."""
+    """Return Fray's name of a state. Fray has one name for all failures."""
     from fray.types import JobStatus as FrayStatus
 
-    return FrayStatus[_NAMES[state]]
+    if state in (JobState.PENDING, JobState.RUNNING, JobState.SUCCEEDED):
+        return FrayStatus[state.name]
+    return FrayStatus.STOPPED if state is JobState.KILLED else FrayStatus.FAILED
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
@@ -60,7 +47,7 @@ class JobHandle:
 
     @property
     def job_id(self) -> str:
-        """The job's name in the cluster; `iris-ray` and `IrisClient` take it, too."""
+        """The job's name in the cluster, also for `iris-ray` and `IrisClient`."""
         return self._job_id
 
     def status(self) -> "FrayStatus":
@@ -92,37 +79,32 @@ class JobHandle:
         Args:
             max_lines: the number of lines in all, the last ones of each task; 0: all lines.
         """
-        from iris_ray.logs.core import LogPosition
-
         tasks = self.tasks()
         each = max(1, max_lines // len(tasks)) if max_lines else None
-        lines = [line for task in tasks for line in self._log(task.task_index, LogPosition(None, 0, each))]
+        lines = [line for task in tasks for line in self._log(task.task_index, None, each)]
         return tuple(lines[-max_lines:])
 
     def terminate(self) -> None:
         """End the job, whatever its state."""
-        user = current_user()
-        controller = ControllerConnection(patience_s=RESTART_S)
-        controller.ask(ControllerInterface.cancel, self._job_id, f"terminated by {user}", user)
+        IrisClient().cancel(self._job_id)
 
     def tasks(self) -> list[TaskStatus]:
         """Return the full status of all tasks."""
-        return ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, self._job_id)
+        return IrisClient().list_tasks(self._job_id)
 
     def look(self) -> JobStatus:
         """Return the job's full status."""
         if self._end is not None:
             return self._end
-        status = ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.job_status, self._job_id)
+        status = IrisClient().job_status(self._job_id)
         if status.state.finished:
             self._end = status  # the Controller may forget it
         return status
 
-    def _log(self, task_index: int, at: "LogPosition") -> list[str]:
-        from iris_ray.logs.calls import LogCalls
-
-        controller = ControllerConnection(patience_s=RESTART_S)
-        log = controller.ask(LogCalls.fetch_task_logs, self._job_id, task_index, at, MOST_LOG_BYTES)
+    def _log(self, task_index: int, attempt: int | None, tail_lines: int | None) -> list[str]:
+        log = IrisClient().fetch_task_logs(
+            self._job_id, task_index, attempt, max_bytes=MOST_LOG_BYTES, tail_lines=tail_lines
+        )
         return log.text.splitlines()
 
     def _wait(self, timeout: float) -> JobStatus:
@@ -141,12 +123,10 @@ class JobHandle:
 
     def _traceback(self) -> list[str]:
         """Return the traceback of the task that failed first, from its log; nothing without one."""
-        from iris_ray.logs.core import LogPosition
-
         try:
             failed = [task for task in self.tasks() if task.state is TaskState.FAILED]
             first = min(failed, key=lambda task: task.ended_at or math.inf)
-            return last_traceback(self._log(first.task_index, LogPosition(first.attempt, 0, TRACEBACK_LINES)))
+            return last_traceback(self._log(first.task_index, first.attempt, TRACEBACK_LINES))
         except (IrisError, ValueError):
             return []  # the job is forgotten, or no task of it has failed
 

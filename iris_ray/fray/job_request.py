@@ -18,6 +18,7 @@ from iris_ray.client.placement import Placement, placement_of
 from iris_ray.client.user_function import name_of, pickle_function
 from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.current import as_current_client
+from iris_ray.model.checks import is_int
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import PriorityBand
@@ -35,8 +36,27 @@ MakesClient = Callable[[], "FraysClient"]
 
 log = logging.getLogger(__name__)
 
-BANDS = {0: PriorityBand.INTERACTIVE, 1: PriorityBand.PRODUCTION, 2: PriorityBand.INTERACTIVE, 3: PriorityBand.BATCH}
-"""Fray's priorities are Iris's bands; 0 leaves the choice to the backend."""
+BANDS = {
+    1: PriorityBand.PRODUCTION,
+    2: PriorityBand.INTERACTIVE,
+    3: PriorityBand.BATCH,
+    4: PriorityBand.PRODUCTION,  # Iris's band SYSTEM, above PRODUCTION
+}
+"""The bands for Fray's priorities, which are Iris's. 0 stands for the parent's band."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """Properties of the task that submits a job. The job takes them over unless its request names others.
+
+    Attributes:
+        region: the region of the task's host; None outside a task, or without such a label.
+        band: the priority band of the task's job; outside a task, that of a job without a priority.
+    """
+
+    region: str | None = None
+    band: PriorityBand = PriorityBand.INTERACTIVE
+
 
 _REFUSED_RESOURCES = {
     "image": "tasks run in the image of their Ray node",
@@ -53,13 +73,13 @@ _IGNORED_ENVIRONMENT = {
 }
 
 
-def fray_request(request: "JobRequest", client: MakesClient, region: str | None = None) -> RunRequest:
+def fray_request(request: "JobRequest", client: MakesClient, parent: Parent = Parent()) -> RunRequest:
     """Check a job of Fray's and return it as a request of iris_ray.
 
     Args:
         request: the job.
         client: makes Fray's current client in each task.
-        region: as for `fray_placement`.
+        parent: the task that submits the job.
 
     Raises:
         InvalidRequestError: an option makes no sense; nothing was acquired.
@@ -70,17 +90,17 @@ def fray_request(request: "JobRequest", client: MakesClient, region: str | None 
             f"processes_per_task is {request.processes_per_task}: each task is one process, with all its GPUs; leave it"
             " out, and start the others from it"
         )
-    timeout = getattr(request, "timeout", None)  # older releases have no such field
+    timeout = getattr(request, "timeout", None)  # older releases lack this field, and max_task_failures
     return task_request(
         InTask.of(_function_of(request.entrypoint), client),
         request.name,
         request.resources,
-        fray_placement(request.resources, request.replicas or 1, tpu_gang=True, region=region),
+        fray_placement(request.resources, request.replicas or 1, gang=True, region=parent.region),
         request.environment,
-        priority=band_of(request.priority),
+        priority=band_of(request.priority, parent.band),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
-        max_task_failures=getattr(request, "max_task_failures", None),  # likewise
+        max_task_failures=getattr(request, "max_task_failures", None),
         max_runtime=None if timeout is None else timeout.to_seconds(),
     )
 
@@ -133,17 +153,13 @@ def _in_words_of_iris(resources: "ResourceConfig") -> str:
     return json.dumps({**amounts, "device": chips})
 
 
-def band_of(priority: int) -> PriorityBand:
-    """Return the band for a priority of Fray's.
-
-    Raises:
-        InvalidRequestError: there is no such priority.
-    """
-    if priority not in BANDS:
-        raise InvalidRequestError(
-            f"priority is {priority!r}; give 0 or 2 (interactive), 1 (production) or 3 (batch), as in Iris"
-        )
-    return BANDS[priority]
+def band_of(priority: int, of_parent: PriorityBand = PriorityBand.INTERACTIVE) -> PriorityBand:
+    """Return the band for a priority of Fray's; raises InvalidRequestError if there is no such priority."""
+    if is_int(priority) and priority in (0, *BANDS):
+        return BANDS.get(priority, of_parent)
+    raise InvalidRequestError(
+        f"priority is {priority!r}; give 0 (as the parent), 1 or 4 (production), 2 (interactive) or 3 (batch)"
+    )
 
 
 def _refuse(whose: str, config: object, reasons: dict[str, str]) -> None:
@@ -160,6 +176,7 @@ ACCELERATOR_TYPE = "ray.io/accelerator-type"
 TOPOLOGY = "ray.io/tpu-topology"
 _NOT_PREEMPTIBLE = Constraint("preemptible", ConstraintOp.EQ, False)
 """A preference, not a constraint: all Marin's coordinators ask for it, but most clusters have no such label."""
+_MEMORY_OF_GPU = re.compile(r"-\d+G$")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b|bytes?)?", re.IGNORECASE)
 _POWERS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("", "k", "m", "g", "t", "p"))}
 
@@ -176,31 +193,36 @@ def size_in_bytes(text: str) -> float:
     return float(found[1]) * _POWERS[found[2].lower()]
 
 
-def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool, region: str | None = None) -> Placement:
+def fray_placement(resources: "ResourceConfig", replicas: int, gang: bool, region: str | None = None) -> Placement:
     """Return where a job's tasks go.
 
     Args:
         resources: the resources of each task.
         replicas: the number of tasks; on TPUs, of all slices together, as Fray counts them.
-        tpu_gang: whether tasks on TPUs are one gang even if each slice has a single VM. On larger slices they always
-            are.
-        region: where the tasks go unless ``resources`` say otherwise: the region of the task that submits the job.
+        gang: whether tasks with GPUs, or on slices of a single VM, are one gang. On larger slices they always are.
+        region: where the tasks go unless ``resources`` say otherwise.
 
     Raises:
         InvalidRequestError: a value makes no sense, or two contradict each other.
     """
     device = resources.device
     amounts: dict[str, Any] = {"cpu": resources.cpu, "memory_gb": size_in_bytes(resources.ram) / BYTES_PER_GB}
-    if device.kind != "tpu":
-        gpu = device.chip_count() if device.kind == "gpu" else 0
-        placed = placement_of(ResourceSpec(**amounts, replicas=replicas, gpu=gpu), None)
+    preferences: list[Constraint] = [] if resources.preemptible else [_NOT_PREEMPTIBLE]
+    if device.kind == "tpu":
+        placed = _on_slices(get_tpu_config(device.variant), replicas, gang, amounts)
+        of_device = _of_tpu(resources)
     else:
-        placed = _on_slices(get_tpu_config(device.variant), replicas, tpu_gang, amounts)
-    of_device = _of_device(resources)
-    same = {constraint.key for constraint in of_device}
-    kept = tuple(constraint for constraint in placed.constraints if constraint.key not in same)
-    preferences = placed.preferences if resources.preemptible else (_NOT_PREEMPTIBLE, *placed.preferences)
-    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources, region)), preferences=preferences)
+        gpus, of_device = (device.chip_count() if device.kind == "gpu" else 0), ()
+        together = CoschedulingConfig(ACCELERATOR_TYPE) if gpus and gang and replicas > 1 else None
+        placed = placement_of(ResourceSpec(**amounts, replicas=replicas, gpu=gpus), together)
+        if gpus and device.variant != "auto":
+            named = [device.variant, *(resources.device_alternatives or ())]
+            labels = dict.fromkeys((*named, *(_MEMORY_OF_GPU.sub("", name) for name in named)))
+            of_device = (Constraint(ACCELERATOR_TYPE, ConstraintOp.IN, list(labels)),)
+            preferences += [Constraint(ACCELERATOR_TYPE, ConstraintOp.IN, named)] if len(labels) > len(named) else []
+    kept = (one for one in placed.constraints if one.key not in {constraint.key for constraint in of_device})
+    constraints = (*kept, *of_device, *_of_place(resources, region))
+    return replace(placed, constraints=constraints, preferences=(*preferences, *placed.preferences))
 
 
 def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any]) -> Placement:
@@ -215,22 +237,18 @@ def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any
     return placement_of(ResourceSpec(**amounts, device=tpu), CoschedulingConfig(num_groups=slices))
 
 
-def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
-    """Return constraints for the type of the device or its alternatives, and for the topology of the slice."""
-    device, others = resources.device, tuple(resources.device_alternatives or ())
-    if device.kind == "tpu":
-        types = [get_tpu_config(variant) for variant in (device.variant, *others)]
-        if len({(tpu.vm_count, tpu.chips_per_vm) for tpu in types}) > 1:
-            raise InvalidJobError(
-                f"{', '.join(tpu.name for tpu in types)} can't stand in for each other: the numbers of their VMs, or of"
-                " chips in a VM, differ"
-            )
-        shape = getattr(device, "topology", None)
-        of_shape = (Constraint(TOPOLOGY, ConstraintOp.EQ, shape),) if shape else ()
-        return (Constraint(TPU_TOPOLOGY, ConstraintOp.IN, [tpu.name for tpu in types]), *of_shape)
-    if device.kind == "gpu" and device.variant != "auto":
-        return (Constraint(ACCELERATOR_TYPE, ConstraintOp.IN, [device.variant, *others]),)
-    return ()
+def _of_tpu(resources: "ResourceConfig") -> tuple[Constraint, ...]:
+    """Return constraints for the type of the slices or its alternatives, and for their topology."""
+    device = resources.device
+    types = [get_tpu_config(variant) for variant in (device.variant, *(resources.device_alternatives or ()))]
+    if len({(tpu.vm_count, tpu.chips_per_vm) for tpu in types}) > 1:
+        raise InvalidJobError(
+            f"{', '.join(tpu.name for tpu in types)} can't stand in for each other: the numbers of their VMs, or of"
+            " chips in a VM, differ"
+        )
+    shape = getattr(device, "topology", None)
+    of_shape = (Constraint(TOPOLOGY, ConstraintOp.EQ, shape),) if shape else ()
+    return (Constraint(TPU_TOPOLOGY, ConstraintOp.IN, [tpu.name for tpu in types]), *of_shape)
 
 
 def _of_place(resources: "ResourceConfig", region: str | None) -> tuple[Constraint, ...]:

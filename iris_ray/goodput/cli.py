@@ -1,7 +1,6 @@
 """``iris-ray job goodput``: the use of jobs' time and of the cluster's chips, and the costs of failures."""
 
 import csv
-import re
 import sys
 import time
 from collections import defaultdict
@@ -12,32 +11,21 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.options import json_option
+from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import duration, print_facts, print_json, print_table
 from iris_ray.goodput.calls import GoodputCalls, JobGoodput, UserDay
 from iris_ray.goodput.core import summed_up
 from iris_ray.model.goodput import TimeKind, Totals, productive_share
 from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, all_together
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
-
-
-def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    """Return a time such as ``30m``, ``12h`` or ``7d`` in seconds."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", value.strip())
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no time; give a number with m, h or d, such as 7d.")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command()
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
 @click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sums by which.")
-@click.option("--since", callback=_seconds, metavar="TIME", help="Jobs that ran within this time, such as 7d.")
+@click.option("--since", callback=past_time, metavar="TIME", help="Jobs that ran since then: 12h, 7d or 2026-11-01.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
 @json_option
@@ -66,16 +54,15 @@ def goodput(
         raise click.UsageError("--by team is for the table of all jobs; leave out JOB, --user and --csv.")
     if failures and not as_csv:
         raise click.UsageError("--failures goes with --csv; without it, the table of failures is printed anyway.")
-    now = time.time()
     with cluster():
         controller = ControllerConnection()
         one = [controller.ask(GoodputCalls.job_goodput, job)] if job else None
         found = one or controller.ask_all(GoodputCalls.list_goodput)
-        begin = max(0.0, now - (since or now))
+        begin = max(0.0, since or 0.0)
         fleet = {} if job or user else controller.ask(GoodputCalls.fleet_times, _day(begin))
         days = [] if job else controller.ask(GoodputCalls.user_times, begin)
         forgotten = [day for day in days if user in (None, day.user)]
-    shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
+    shown = [one for one in found if _is_wanted(one, user, since)]
     if as_json:
         lost = summed_up(one.time_lost for one in shown)
         all_of_them = {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet, "time_lost": lost}
@@ -96,7 +83,7 @@ def goodput(
 
 
 def _day(at: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(max(0.0, at)))
+    return time.strftime("%Y-%m-%d", time.gmtime(at))
 
 
 def _is_wanted(job: JobGoodput, user: str | None, since: float | None) -> bool:

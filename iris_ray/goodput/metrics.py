@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Protocol
 
@@ -51,6 +51,8 @@ class Metric:
         labels: the names of its labels.
         meaning: in words.
         buckets: the bucket limits of a histogram, in seconds.
+        largest: whether a gauge that services publish shows the largest value, instead of the sum, of those that share
+            a label because it has too many values.
     """
 
     name: str
@@ -58,138 +60,93 @@ class Metric:
     labels: tuple[str, ...]
     meaning: str
     buckets: tuple[float, ...] = ()
+    largest: bool = False
 
 
-_G, _C, _H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
+METRICS: list[Metric] = []
 
-PENDING_JOBS = Metric("iris_pending_jobs", _G, ("band", "tpu_type"), "jobs that wait, whole or in part")
-RUNNING_JOBS = Metric("iris_running_jobs", _G, ("band", "tpu_type"), "jobs that have hosts")
-ADMISSION_WAIT = Metric(
-    "iris_admission_wait_seconds", _H, ("band", "tpu_type"), "wait in the queue, for each attempt", WAIT_S
+
+def _metric(
+    kind: MetricKind, name: str, labels: str, meaning: str, buckets: tuple[float, ...] = (), largest: bool = False
+) -> Metric:
+    """Return a new metric, and add it to `METRICS`. Names of labels are separated by spaces."""
+    METRICS.append(Metric(name, kind, tuple(labels.split()), meaning, buckets, largest))
+    return METRICS[-1]
+
+
+_gauge, _counter, _histogram = (partial(_metric, kind) for kind in MetricKind)
+
+PENDING_JOBS = _gauge("iris_pending_jobs", "band tpu_type", "jobs that wait, whole or in part")
+RUNNING_JOBS = _gauge("iris_running_jobs", "band tpu_type", "jobs that have hosts")
+ADMISSION_WAIT = _histogram(
+    "iris_admission_wait_seconds", "band tpu_type", "wait in the queue, for each attempt", WAIT_S
 )
-LAUNCH = Metric("iris_launch_seconds", _H, ("tpu_type",), "from getting hosts to the first running task", START_S)
-RECOVERY = Metric(
-    "iris_recovery_seconds",
-    _H,
-    ("tpu_type", "cause"),
-    "from an attempt's end to the first running task of the next",
-    WAIT_S,
+LAUNCH = _histogram("iris_launch_seconds", "tpu_type", "from getting hosts to the first running task", START_S)
+RECOVERY = _histogram(
+    "iris_recovery_seconds", "tpu_type cause", "from an attempt's end to the first running task of the next", WAIT_S
 )
-TIME_LOST = Metric(
-    "iris_time_lost_seconds",
-    _H,
-    ("tpu_type", "cause"),
-    "what a gang's failure cost, until its next new step",
-    WAIT_S,
+TIME_LOST = _histogram(
+    "iris_time_lost_seconds", "tpu_type cause", "what a gang's failure cost, until its next new step", WAIT_S
 )
-TIME_LOST_CHIPS = Metric(
-    "iris_time_lost_chip_seconds_total", _C, ("user", "cause"), "chip-seconds that failures of gangs cost"
+TIME_LOST_CHIPS = _counter(
+    "iris_time_lost_chip_seconds_total", "user cause", "chip-seconds that failures of gangs cost"
 )
-ATTEMPTS_ENDED = Metric("iris_attempts_ended_total", _C, ("band", "tpu_type", "cause"), "attempts that ended early")
-JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "state"), "jobs that ended, by their state")
-HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
-USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
-USER_CHIP_SECONDS = Metric(
-    "iris_user_chip_seconds_total", _C, ("user",), "chip-seconds that the jobs of a user have held"
+ATTEMPTS_ENDED = _counter("iris_attempts_ended_total", "band tpu_type cause", "attempts that ended early")
+JOBS_FINISHED = _counter("iris_jobs_finished_total", "band tpu_type state", "jobs that ended, by their state")
+HOSTS = _gauge("iris_hosts", "tpu_type condition", "hosts by condition")
+USER_CHIPS = _gauge("iris_user_chips", "user", "chips and GPUs that the jobs of a user hold")
+USER_CHIP_SECONDS = _counter("iris_user_chip_seconds_total", "user", "chip-seconds that the jobs of a user have held")
+TEAM_CHIPS = _gauge("iris_team_chips", "team tpu_type", "chips that a team and its parts hold, of types with quotas")
+TEAM_QUOTA = _gauge("iris_team_quota_chips", "team tpu_type", "chips of the quota of a team")
+FINISHED_CHIP_SECONDS = _counter(
+    "iris_finished_chip_seconds_total", "user kind", "chip-seconds of gangs that have ended, by their use"
 )
-TEAM_CHIPS = Metric(
-    "iris_team_chips", _G, ("team", "tpu_type"), "chips that a team and its parts hold, of types with quotas"
+CONTROLLER_EPOCH = _gauge("iris_controller_epoch", "version", "the Controller's number; each successor's is larger")
+CONTROLLER_ALIVE = _gauge(
+    "iris_controller_alive_timestamp_seconds", "version", "when the Controller last measured itself, in Unix time"
 )
-TEAM_QUOTA = Metric("iris_team_quota_chips", _G, ("team", "tpu_type"), "chips of the quota of a team")
-CONTROLLER_EPOCH = Metric(
-    "iris_controller_epoch", _G, ("version",), "the Controller's number; each successor's is larger"
-)
-CONTROLLER_ALIVE = Metric(
-    "iris_controller_alive_timestamp_seconds",
-    _G,
-    ("version",),
-    "when the Controller last measured itself, in Unix time",
-)
-JOURNAL = Metric("iris_journal_seconds", _H, (), "how long the cluster's store took to write decisions", STORE_S)
-JOURNAL_WAITING = Metric("iris_journal_waiting_seconds", _G, (), "for how long the present writing has waited")
-SET_ASIDE = Metric(
-    "iris_set_aside", _G, ("kind",), "jobs that the Controller could not handle, and records it can't read"
-)
-SERVICE_FAILING = Metric("iris_service_failing", _G, ("service",), "1 while a service fails, else 0")
-SERVICE_FAILURES = Metric("iris_service_failures_total", _C, ("service",), "failures of a service's part")
-MISSING_SLICES = Metric("iris_missing_slices", _G, ("tpu_type",), "further slices that waiting jobs need")
-MISSING_FOR = Metric(
-    "iris_missing_slices_seconds", _G, ("tpu_type",), "for how long such slices have been missing without a break"
-)
-FINISHED_CHIP_SECONDS = Metric(
-    "iris_finished_chip_seconds_total", _C, ("user", "kind"), "chip-seconds of gangs that have ended, by their use"
-)
-PROVISIONED_CHIPS = Metric(
-    "iris_provisioned_chips",
-    _G,
-    ("tpu_type", "source", "market", "state"),
-    "chips that provisioners have asked for and hold",
-)
-PROVISIONING_WAIT = Metric(
-    "iris_provisioning_oldest_request",
-    _G,
-    ("tpu_type", "source"),
-    "seconds since the oldest request of a provisioner that still waits",
-)
-HOURLY_COST = Metric(
-    "iris_provisioned_cost_per_hour",
-    _G,
-    ("tpu_type", "source", "market", "currency"),
-    "price of the slices that provisioners hold, as far as it is known",
-)
-PROVISIONER_FAILURES = Metric(
-    "iris_provisioner_failures",
-    _G,
-    ("provisioner", "source"),
-    "failures in a row at a source of slices, of the type with most",
-)
-PROVISIONER_OVERDUE = Metric(
-    "iris_provisioner_overdue_seconds", _G, ("provisioner",), "by how much the report of a provisioner is late"
-)
-PROVISIONER_UNDELETED = Metric(
-    "iris_provisioner_undeleted_slices", _G, ("provisioner",), "slices that a provisioner can't delete, and that cost"
-)
+JOURNAL = _histogram("iris_journal_seconds", "", "how long the cluster's store took to write decisions", STORE_S)
+JOURNAL_WAITING = _gauge("iris_journal_waiting_seconds", "", "for how long the present writing has waited")
+SET_ASIDE = _gauge("iris_set_aside", "kind", "jobs that the Controller could not handle, and records it can't read")
+SERVICE_FAILING = _gauge("iris_service_failing", "service", "1 while a service fails, else 0")
+SERVICE_FAILURES = _counter("iris_service_failures_total", "service", "failures of a service's part")
 
 PUBLISHED = (
-    MISSING_SLICES,
-    MISSING_FOR,
-    PROVISIONED_CHIPS,
-    PROVISIONING_WAIT,
-    HOURLY_COST,
-    PROVISIONER_FAILURES,
-    PROVISIONER_OVERDUE,
-    PROVISIONER_UNDELETED,
+    _gauge("iris_missing_slices", "tpu_type", "further slices that waiting jobs need"),
+    _gauge(
+        "iris_missing_slices_seconds",
+        "tpu_type",
+        "for how long such slices have been missing without a break",
+        largest=True,
+    ),
+    _gauge("iris_provisioned_chips", "tpu_type source market state", "chips that provisioners have asked for and hold"),
+    _gauge(
+        "iris_provisioning_oldest_request",
+        "tpu_type source",
+        "seconds since the oldest request of a provisioner that still waits",
+        largest=True,
+    ),
+    _gauge(
+        "iris_provisioned_cost_per_hour",
+        "tpu_type source market currency",
+        "price of the slices that provisioners hold, as far as it is known",
+    ),
+    _gauge(
+        "iris_provisioner_failures",
+        "provisioner source",
+        "failures in a row at a source of slices, of the type with most",
+        largest=True,
+    ),
+    _gauge(
+        "iris_provisioner_overdue_seconds",
+        "provisioner",
+        "by how much the report of a provisioner is late",
+        largest=True,
+    ),
+    _gauge("iris_provisioner_undeleted_slices", "provisioner", "slices that a provisioner can't delete, and that cost"),
 )
 """Gauges that services publish."""
 PUBLISHED_BY_NAME = {metric.name: metric for metric in PUBLISHED}
-LARGEST = frozenset(one.name for one in (MISSING_FOR, PROVISIONING_WAIT, PROVISIONER_FAILURES, PROVISIONER_OVERDUE))
-"""If labels have too many values, these show the largest value of those that share a label, and all others the sum."""
-
-METRICS = (
-    PENDING_JOBS,
-    RUNNING_JOBS,
-    ADMISSION_WAIT,
-    LAUNCH,
-    RECOVERY,
-    TIME_LOST,
-    TIME_LOST_CHIPS,
-    ATTEMPTS_ENDED,
-    JOBS_FINISHED,
-    HOSTS,
-    USER_CHIPS,
-    USER_CHIP_SECONDS,
-    TEAM_CHIPS,
-    TEAM_QUOTA,
-    FINISHED_CHIP_SECONDS,
-    CONTROLLER_EPOCH,
-    CONTROLLER_ALIVE,
-    JOURNAL,
-    JOURNAL_WAITING,
-    SET_ASIDE,
-    SERVICE_FAILING,
-    SERVICE_FAILURES,
-    *PUBLISHED,
-)
 
 
 # -- meter: Ray's metrics, which Prometheus reads from every node ------------------------------------------------------
@@ -338,11 +295,10 @@ class Measurements:
             self._failures[one.service] = one.failures
         found: dict[str, dict[Values, float]] = {metric.name: {} for metric in PUBLISHED}
         for name, labels, value in gauges:
-            if (known := found.get(name)) is not None and len(labels) == len(PUBLISHED_BY_NAME[name].labels):
-                values = tuple(map(self._named, PUBLISHED_BY_NAME[name].labels, labels))
-                known[values] = (
-                    max(known.get(values, 0.0), value) if name in LARGEST else known.get(values, 0.0) + value
-                )
+            if (metric := PUBLISHED_BY_NAME.get(name)) is not None and len(labels) == len(metric.labels):
+                values, known = tuple(map(self._named, metric.labels, labels)), found[name]
+                before = known.get(values, 0.0)
+                known[values] = max(before, value) if metric.largest else before + value
         for metric in PUBLISHED:
             self._set(metric, found[metric.name])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.goodput.calls import UserDay
-from iris_ray.model.goodput import ForgottenJob, TimeKind, Totals
+from iris_ray.model.goodput import ForgottenJob, Totals
 
 ENTRIES_KEPT = 300
 """How many sums of a day, user and team are kept, the latest ones: together they stay below 100 KB."""
@@ -42,30 +42,6 @@ class UserTimes:
         """Return the sums of the day at a time, in seconds since the epoch, and of later days."""
         return [self._days[key] for key in sorted(self._days) if key[0] >= at // DAY_S]
 
-    def to_json(self) -> bytes:
-        """Return the record of all sums."""
-        values = [
-            (one.day, one.user, one.jobs, _rounded(one.seconds), _rounded(one.chip_seconds), one.team)
-            for one in self._days.values()
-        ]
-        return json.dumps(values).encode()
-
-    def restore(self, recorded: bytes) -> None:
-        """Take up the record of an earlier Controller. A damaged record may raise any error."""
-        days = [
-            UserDay(int(day), str(user), int(jobs), _amounts(seconds), _amounts(chip_seconds), *map(str, team))
-            for day, user, jobs, seconds, chip_seconds, *team in json.loads(recorded)
-        ]
-        self._days = {(one.day, one.user, one.team): one for one in days}
-
-
-def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
-    return {kind: round(amount, 1) for kind, amount in amounts.items()}
-
-
-def _amounts(recorded: Mapping[str, float]) -> dict[str, float]:
-    return {TimeKind(kind).value: float(amount) for kind, amount in recorded.items()}
-
 
 # -- fleet times -------------------------------------------------------------------------------------------------------
 
@@ -97,11 +73,6 @@ class FleetTimes:
     def __init__(self) -> None:
         self._days: dict[str, dict[str, float]] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was added yet."""
-        return not self._days
-
     def add(self, day: str, chips: Mapping[ChipState, float], seconds: float) -> None:
         """Add some time to a day.
 
@@ -119,19 +90,6 @@ class FleetTimes:
     def since(self, day: str) -> dict[str, dict[str, float]]:
         """Return the chip-seconds by day and state, from a day on."""
         return {known: dict(of_day) for known, of_day in sorted(self._days.items()) if known >= day}
-
-    def to_json(self) -> bytes:
-        """Return the record of all sums."""
-        rounded = {day: {state: round(amount) for state, amount in of.items()} for day, of in self._days.items()}
-        return json.dumps(rounded).encode()
-
-    def restore(self, recorded: bytes) -> None:
-        """Take up the record of an earlier Controller. A damaged record may raise any error."""
-        found = json.loads(recorded)
-        self._days = {
-            str(day): {ChipState(state).value: float(amount) for state, amount in of.items()}
-            for day, of in found.items()
-        }
 
 
 def day_of(wall: float) -> str:
@@ -158,28 +116,29 @@ class Sums:
 
     def to_json(self) -> bytes:
         """Return the record of all sums."""
-        return json.dumps({"users": self.users.to_json().decode(), "fleet": self.fleet.to_json().decode()}).encode()
+        return json.dumps(self.lines()).encode()
 
     @staticmethod
     def read(recorded: bytes) -> "Sums":
         """Return the sums of a record. A damaged record may raise any error."""
-        sums, found = Sums(), json.loads(recorded)
-        sums.users.restore(found["users"].encode())
-        sums.fleet.restore(found["fleet"].encode())
+        sums = Sums()
+        for line in json.loads(recorded):
+            sums.add_line(line)
         return sums
 
     def include(self, others: "Sums") -> None:
         """Add other sums to these."""
-        for day in others.users.since(0.0):
-            self.users.include(day)
-        for name, states in others.fleet.since("").items():
-            self.fleet.add(name, {ChipState(state): amount for state, amount in states.items()}, 1.0)
+        for line in others.lines():
+            self.add_line(line)
 
     def lines(self) -> list[Line]:
         """Return the lines of an export."""
         of_users = [{"kind": "user_day", **asdict(one)} for one in self.users.since(0.0)]
         of_fleet = [{"kind": "fleet_day", "day": day, "chip_seconds": of} for day, of in self.fleet.since("").items()]
-        return [*of_users, *of_fleet]
+        return [
+            {name: _rounded(value) if isinstance(value, dict) else value for name, value in line.items()}
+            for line in (*of_users, *of_fleet)
+        ]
 
     def add_line(self, line: Line) -> None:
         """Add a line of `lines`, or that of a finished job. Lines of other kinds are left out.
@@ -205,6 +164,10 @@ class Sums:
             case "finished" if line["seconds"] and line["ended_at"] is not None:
                 totals = Totals(_numbers(line["seconds"]), _numbers(line["chip_seconds"]))
                 self.users.add(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
+
+
+def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(amount, 1) for name, amount in amounts.items()}
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:

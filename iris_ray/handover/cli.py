@@ -26,7 +26,8 @@ from iris_ray.model.job_group import GroupSpec
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
-    from iris_ray.handover.file import StartableJob
+    from iris_ray.actors.protocol.messages import RunRequest
+    from iris_ray.handover.file import Line
 
 POOLS_ANSWER_S, POOL_ANSWER_AT_LEAST_S = 30.0, 1.0
 """The time for all pools, which are asked at once, so that hanging ones don't add up; and the time for each."""
@@ -62,8 +63,8 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
     if file.exists():
         raise InvalidRequestError(f"{file} exists already; give another name, or remove it")
     with cluster():
-        found = hand_over(Journal())
-        jobs = [line for line in found.lines if line["kind"] == "job"]
+        lines, left_out = hand_over(Journal())
+        jobs = [line for line in lines if line["kind"] == "job"]
         packages = _add_what_pools_know(jobs)
     if not variables:
         for line in jobs:
@@ -72,15 +73,15 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
         "iris_ray": iris_ray.__version__,
         "python": platform.python_version(),
         "at": time.time(),
-        "left_out": found.left_out,
+        "left_out": left_out,
     }
     with private_file(file) as opened:
-        opened.writelines(written(header, [*found.lines, *packages, END]))
-    left_out = [*found.left_out, *(f"{line['job_id']}: {line['why_not']}" for line in jobs if "why_not" in line)]
+        opened.writelines(written(header, [*lines, *packages, END]))
+    left_out = [*left_out, *(f"{line['job_id']}: {line['why_not']}" for line in jobs if "why_not" in line)]
     if as_json:
-        print_json({"file": str(file), "lines": Counter(one["kind"] for one in found.lines), "left_out": left_out})
+        print_json({"file": str(file), "lines": Counter(one["kind"] for one in lines), "left_out": left_out})
         return
-    click.echo(f"{click.format_filename(file)}: {_counts([*found.lines, *packages])}")
+    click.echo(f"{click.format_filename(file)}: {_counts([*lines, *packages])}")
     _say_left_out(left_out, "can't be carried over")
 
 
@@ -204,7 +205,7 @@ def _restore_packages(lines: Iterable[Mapping[str, Any]]) -> None:
         store_package(line["uri"], base64.b64decode(line["zip"]))
 
 
-def _submit(jobs: "Iterable[StartableJob]", left_out: list[str]) -> list[str]:
+def _submit(jobs: "Iterable[tuple[RunRequest, Line]]", left_out: list[str]) -> list[str]:
     """Submit jobs in their order, each in a Ray job of its environment. Return the ids of the accepted ones.
 
     If a job of a group is refused, the others are withdrawn: the next import can submit them all.
@@ -232,31 +233,31 @@ def _submit(jobs: "Iterable[StartableJob]", left_out: list[str]) -> list[str]:
                 reason = f"{job_id} of its group was refused"
                 ControllerConnection().ask(ControllerInterface.cancel, one, reason, current_user())
 
-    for environment, same in groupby(jobs, lambda job: json.dumps(job.ray_job, sort_keys=True)):
+    for environment, same in groupby(jobs, lambda job: json.dumps(job[1].get("ray_job") or {}, sort_keys=True)):
         runtime_env, waiting = json.loads(environment), list(same)
         try:
             with cluster(**({"runtime_env": runtime_env} if runtime_env else {})), live_line("iris-ray") as shown:
                 while waiting:
-                    job = waiting.pop(0)
-                    job_id, group = job.request.spec.job_id, job.request.spec.group
+                    request, line = waiting.pop(0)
+                    job_id, group = request.spec.job_id, request.spec.group
                     if group is not None and group.group_id in refused:
                         left_out.append(without_group(job_id, group, refused[group.group_id]))
                         continue
                     shown.show(f"submitting {job_id}")
                     try:
-                        launch(job.request, detached=True)
+                        launch(request, detached=True)
                     except (IrisError, RayError, ValueError) as error:  # the last: its pool of before is still there
                         refuse(job_id, group, error)
                         continue
                     started.append(job_id)
-                    if job.yields:
+                    if line.get("yields"):
                         try:
                             ControllerConnection().ask(ControllerInterface.set_yielding, {job_id: True}, current_user())
                         except IrisError as error:
                             left_out.append(f"that {job_id} yields: {error}")
         except IrisError as error:  # Ray can't make this environment, for example
-            for job in waiting:
-                refuse(job.request.spec.job_id, job.request.spec.group, error)
+            for request, _ in waiting:
+                refuse(request.spec.job_id, request.spec.group, error)
     return started
 
 
@@ -269,4 +270,4 @@ def _counts(lines: Iterable[Mapping[str, Any]]) -> str:
 
 def _say_left_out(left_out: Iterable[str], how: str) -> None:
     for one in left_out:
-        click.echo(f"{how}: {one}", err=True)
+        click.echo(f"{how}: {one_line(one)}", err=True)

@@ -9,7 +9,7 @@ import math
 import re
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
@@ -27,6 +27,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.plain_values import plain
 from iris_ray.model.teams import Teams
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -47,38 +48,32 @@ _NODE_ID = re.compile(r"[0-9a-f]{56}")
 # -- from records to lines ---------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class HandedOver:
-    """The records of a Controller, for a file.
+def hand_over(journal: Journal) -> tuple[list[Line], list[str]]:
+    """Return the records of the last Controller, which may still run, as lines for a file. Write nothing.
 
-    Attributes:
-        lines: of all kinds but packages. Functions and variables of jobs are missing: their pools have them.
-        left_out: records that can't be carried over, in words.
-    """
-
-    lines: list[Line] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-
-def hand_over(journal: Journal) -> HandedOver:
-    """Return the records of the last Controller, which may still run. Write nothing.
+    Returns:
+        Lines of all kinds but packages; the functions and variables of jobs are missing, as only their pools have them.
+        And the records that can't be carried over, in words.
 
     Raises:
         UnknownRecordError: another version of iris_ray wrote the records.
     """
     records, settings = journal.look_back()
-    found = HandedOver()
+    lines: list[Line] = []
+    left_out: list[str] = []
     for event in settings:
-        _add_event(found, event, journal.clock)
-    found.lines += _lines_of_sums(journal)
+        if isinstance(line := _line_of(event, journal.clock), str):
+            left_out.append(line)
+        elif line is not None:
+            lines.append(line)
+    lines += _lines_of_sums(journal)
     teams = Teams(team for event in settings if isinstance(event, TeamsSetEvent) for team in event.teams)
     left = {record.job.spec.job_id for record in records if record.job.over is None}
     for job in (record.job for record in records if record.job.spec.spare_for is None):
         is_over = job.over is not None
-        found.lines.append(finished_line(job, journal.clock) if is_over else job_line(job, journal.clock, teams, left))
-    for aside in journal.contained.records.values():
-        found.left_out.append(f"{aside.name}: {aside.why}")
-    return found
+        lines.append(finished_line(job, journal.clock) if is_over else job_line(job, journal.clock, teams, left))
+    left_out += [f"{aside.name}: {aside.why}" for aside in journal.contained.records.values()]
+    return lines, left_out
 
 
 def _lines_of_sums(journal: Journal) -> list[Line]:
@@ -95,25 +90,24 @@ def _has_goodput() -> bool:
     return any(service.name == "goodput" for service in installed_services())
 
 
-def _add_event(found: HandedOver, event: Event, clock: Clock) -> None:
+def _line_of(event: Event, clock: Clock) -> Line | str | None:
+    """Return the line of an event; a sentence if it can't be carried over; None if there is nothing to carry over."""
     match event:
         case SettingSetEvent(name, WasSet(text, user, at)):
-            found.lines.append({"kind": "setting", "name": name, "text": text, "user": user, "at": at})
+            return {"kind": "setting", "name": name, "text": text, "user": user, "at": at}
         case LimitsSetEvent(user, band, limits):
-            found.lines.append({"kind": "limits", "user": user, "band": band.name, "limits": dict(limits.items())})
+            return {"kind": "limits", "user": user, "band": band.name, "limits": dict(limits.items())}
         case TeamsSetEvent(teams) if teams:
-            found.lines.append({"kind": "teams", "teams": Teams(teams).to_tables()})
+            return {"kind": "teams", "teams": Teams(teams).to_tables()}
         case TaintedEvent(target, taint, reason, until):
             if until is not None or _NODE_ID.fullmatch(target):
-                found.left_out.append(
-                    f"the taint {taint} on {target} ({reason}): it is about a machine of this cluster"
-                )
-            else:
-                found.lines.append({"kind": "taint", "target": target, "taint": taint, "reason": reason})
+                return f"the taint {taint} on {target} ({reason}): it is about a machine of this cluster"
+            return {"kind": "taint", "target": target, "taint": taint, "reason": reason}
         case PastUsageEvent(hours, at, of_teams):
             past = {"hours": {user: dict(of) for user, of in hours.items()}}
             past |= {"of_teams": {team: dict(of) for team, of in of_teams.items()}} if of_teams else {}
-            found.lines.append({"kind": "usage", "at": clock.wall(at), **past})
+            return {"kind": "usage", "at": clock.wall(at), **past}
+    return None
 
 
 def job_line(job: Job, clock: Clock, teams: Teams, left: Collection[str]) -> Line:
@@ -205,7 +199,7 @@ def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ())
     """Convert lines of a file to events: settings, limits, teams, taints and usage.
 
     Args:
-        lines: a JSON list of lines of the kinds of `HandedOver`, without jobs.
+        lines: a JSON list of the lines of `hand_over`, without jobs.
         clock: the Controller's.
         now: the wall time.
         keep: names of settings that are set here already, and stay.
@@ -220,8 +214,8 @@ def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ())
     taken: list[Event] = []
     for line in found if isinstance(found, list) else [found]:
         try:
-            taken += _events_of(line, clock, now, keep)
-        except (IrisError, KeyError, TypeError, ValueError, AttributeError) as error:
+            taken += [plain(type(event), event, "it") for event in _events_of(line, clock, now, keep)]
+        except (IrisError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
             raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
     return taken

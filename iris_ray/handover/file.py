@@ -239,32 +239,17 @@ def _checked_header(line: Line, name: str) -> Line:
 # -- what can be started again -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartableJob:
-    """A job of a file that can be started again.
-
-    Attributes:
-        request: what its pool starts.
-        ray_job: the runtime environment of its Ray job.
-        yields: whether it yields its hosts to any waiting job.
-    """
-
-    request: RunRequest
-    ray_job: Mapping[str, Any]
-    yields: bool
-
-
 @dataclass(slots=True)
 class Startable:
     """The jobs of a file, by whether they can be started again.
 
     Attributes:
-        jobs: the startable ones by id, in the file's order.
+        jobs: the requests and lines of the startable ones by id, in the file's order.
         left_out: the other jobs, with the reason, for people.
         remarks: notes on startable jobs, for people.
     """
 
-    jobs: dict[str, StartableJob] = field(default_factory=dict)
+    jobs: dict[str, tuple[RunRequest, Line]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -284,13 +269,13 @@ def startable(export: Export, given: Mapping[str, str]) -> Startable:
         except IrisError as error:
             found.left_out.append(f"{job_id}: {error}")
             continue
-        found.jobs[job_id] = StartableJob(request, line.get("ray_job") or {}, bool(line.get("yields")))
+        found.jobs[job_id] = request, line
         if line.get("succeeded") and not request.spec.is_one_gang:
             succeeded = f"{line['succeeded']} of its {line.get('tasks')} tasks had succeeded"
             found.remarks.append(f"{job_id}: {succeeded}; all run again")
     there = set(found.jobs)
     for job_id in list(found.jobs):
-        group = found.jobs[job_id].request.spec.group
+        group = found.jobs[job_id][0].spec.group
         if group is not None and (lacks := [one for one in group.job_ids.values() if one not in there]):
             del found.jobs[job_id]
             found.left_out.append(without_group(job_id, group, lacks[0]))

@@ -17,8 +17,7 @@ CLEAR = 2
 """The points that make a case: see `_Case`."""
 NAMED = 3
 
-_FILE_AND_LINE = re.compile(r"^.*?\((?:.*/)?([^/]*)\)$")
-_IN_JAX = re.compile(r"\((?:.*/)?jax(?:lib)?/")
+_IN_JAX = re.compile(r"[(/]jax(?:lib)?/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def _elsewhere(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook])
 
 def _places(stack: Iterable[str]) -> tuple[str, ...]:
     """Return files and lines without directories and names: py-spy and a task that tells its stack differ in these."""
-    return tuple(_FILE_AND_LINE.sub(r"\1", frame) for frame in stack)
+    return tuple(frame.rpartition("(")[2].rpartition("/")[2] for frame in stack)
 
 
 def _busy(cases: Mapping[TaskKey, _Case], seen: Mapping[TaskKey, TaskLook]) -> None:

@@ -47,23 +47,26 @@ class HangsInPool(PoolPart):
         for event in events:
             match event:
                 case AttemptBegan(attempt):
-                    self._watches[attempt] = HangWatch(attempt, self._limit_of(attempt))
+                    self._watch_of(attempt)
                 case AttemptTold(attempt) if attempt in self._watches:
                     self._watches[attempt].progress_made()  # saving takes time, and is not a hang
-                case ProgressSeen(attempt, running, progress) if attempt in self._watches:
-                    looking = self._watches[attempt].look(running, progress)
+                case ProgressSeen(attempt, running, progress):
+                    looking = self._watch_of(attempt).look(running, progress)
                     self.pool.background.start(looking, f"asking whether {attempt.context.id} hangs")
                 case AttemptOver(attempt):
                     self._watches.pop(attempt, None)
                 case JobOver(job_id):
                     self._limits.pop(job_id, None)
 
-    def _limit_of(self, attempt: RunningAttempt) -> StallLimit:
-        request, gang = attempt.context.request, attempt.context.id.gang
-        limits = self._limits.setdefault(request.spec.job_id, {})
-        if gang not in limits:
-            limits[gang] = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
-        return limits[gang]
+    def _watch_of(self, attempt: RunningAttempt) -> "HangWatch":
+        """Return the watch of an attempt. After a restart, this service hears of attempts that began before."""
+        if attempt not in self._watches:
+            request, gang = attempt.context.request, attempt.context.id.gang
+            limits = self._limits.setdefault(request.spec.job_id, {})
+            if gang not in limits:
+                limits[gang] = StallLimit(request.stall_timeout, learns=request.spec.max_retries_preemption > 0)
+            self._watches[attempt] = HangWatch(attempt, limits[gang])
+        return self._watches[attempt]
 
 
 class HangWatch:

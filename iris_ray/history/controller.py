@@ -52,6 +52,10 @@ COPY_S = 3600.0
 """The copy in Parquet files is brought up to date at this interval; a copy may take as long."""
 FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
+AT_A_TIME = 2
+"""The limit for statements that run at a time, each in a process of its own."""
+PATIENCE_S = 10.0
+"""How long a statement waits for its turn. Then it is refused, so a crowd of slow ones is not waited for one by one."""
 
 
 class HistoryInController(ControllerPart):
@@ -82,7 +86,8 @@ class HistoryInController(ControllerPart):
         self._looking = asyncio.Lock()
         self._background = BackgroundTasks()
         self._next: asyncio.Task[None] | None = None  # the next look, for which statements wait
-        self._readers = ThreadPoolExecutor(2, thread_name_prefix="reading the history")
+        self._readers = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="reading the history")
+        self._turns = asyncio.Semaphore(AT_A_TIME)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copying the history")
         self._copy_to = OFF
         self._copying: asyncio.Task[None] | None = None
@@ -234,19 +239,24 @@ class HistoryInController(ControllerPart):
         if not self._is_open:
             await self.in_thread(file.close_lost, list(self._state.jobs))
             self._is_open, self._begun = file is self._file, file.begun
+        alone = 0  # of the next records: one of them can't be written
         while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(1 if alone > 0 else min(AT_ONCE, len(self._waiting)))]
+            alone -= 1
             self._weight -= sum(map(_weight, batch))
             try:
                 await self.in_thread(file.write, batch)
             except Exception as error:
-                if is_passing(error):
+                one_is_bad = len(batch) > 1 and not isinstance(error, HistoryUnavailableError)
+                if (passes := is_passing(error)) or one_is_bad:
                     self._waiting.extendleft(reversed(batch))
                     self._weight += sum(map(_weight, batch))
-                    self._failed(error, 0)
+                    alone = len(batch)
+                if passes or not one_is_bad:
+                    self._failed(error, 0 if passes else len(batch))
+                if passes:
                     self._lose_the_oldest()
                     return
-                self._failed(error, len(batch))
         self._trouble = None
         if self.recorded_value() != (epoch := str(self.controller.epoch()).encode()):
             self.record(epoch)
@@ -256,8 +266,8 @@ class HistoryInController(ControllerPart):
 
     async def _copy(self, path: Path, target: str) -> None:
         """Bring the copy in Parquet files up to date, in a process of the lowest priority."""
-        began, since = time.time(), () if self._copied_at is None else (str(self._copied_at),)
-        words = ["nice", "-n", "19", sys.executable, "-m", "iris_ray.history.parquet", str(path), target, *since]
+        began = time.time()
+        words = ["nice", "-n", "19", sys.executable, "-m", "iris_ray.history.parquet", str(path), target]
         try:
             trouble = await asyncio.get_running_loop().run_in_executor(self._copier, _said_by, words)
             if target == self._copy_to:
@@ -287,14 +297,24 @@ class HistoryInController(ControllerPart):
 
     async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
         self._follow_settings()
-        if self._file is None:
+        if (file := self._file) is None:
             raise HistoryUnavailableError(
                 "this cluster keeps no history; an operator switches it on: iris-ray cluster settings set history=on"
             )
         self._next = self._next or self._background.start(self.look(), "looking for what the history lacks")
         await asyncio.wait([self._next], timeout=FRESH_S)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._readers, read_history, self._file.path, sql, parameters, most_rows)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise HistoryUnavailableError(
+                f"other statements on the history have run for {PATIENCE_S:g} s; try again"
+            ) from None
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._readers, read_history, file.path, sql, parameters, most_rows)
+        finally:
+            self._turns.release()
 
 
 def _said_by(words: list[str]) -> str | None:

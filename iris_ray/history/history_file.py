@@ -5,9 +5,10 @@ nothing: a job is known by its id and the time of its submission, an attempt by 
 """
 
 import logging
+import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -57,7 +58,7 @@ ATTEMPT_COLUMNS = _columns(AttemptRow)
 
 SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY, {_declared(JOB_COLUMNS)}, UNIQUE (job_id, submitted_at)
+    id INTEGER PRIMARY KEY AUTOINCREMENT, {_declared(JOB_COLUMNS)}, UNIQUE (job_id, submitted_at)
 );
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended_at);
 CREATE INDEX IF NOT EXISTS jobs_by_user ON jobs (user, submitted_at);
@@ -90,8 +91,16 @@ CREATE TABLE IF NOT EXISTS user_samples (
     team TEXT NOT NULL, busy_chips REAL NOT NULL, waiting_jobs REAL NOT NULL, waiting_chips REAL NOT NULL,
     PRIMARY KEY (at, span_s, type, band, user, team)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS changes (month TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
-"""The tables, as docs/history.md describes them."""
+"""The tables, as docs/history.md describes them, and ``changes``: the number of the latest change to rows of a month.
+A job and all that belongs to it are of the month of its submission, in UTC. Deletions are not changes."""
+
+
+def _beginning() -> int:
+    """Return a random number from which a file counts, so that no two files have ids or changes in common."""
+    return random.getrandbits(32) << 20
+
 
 _KEPT = ("started_at", "step", "says")
 _KEPT_OF_ATTEMPT = ("cause", "assigned_at", "started_at", "task", "host", "exit_code", "lost_s", "lost_chip_s")
@@ -102,25 +111,23 @@ def _insert(table: str, columns: Sequence[str], how: str = "INSERT") -> str:
     return f"{how} INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})"
 
 
-def _upsert(table: str, columns: Sequence[str], key: Sequence[str], kept: Sequence[str] = ()) -> str:
-    """Return the statement that inserts a row, or replaces the row with the same key."""
+def _upsert(table: str, columns: Sequence[str], key: Sequence[str], kept: Sequence[str]) -> str:
+    """Return the statement that inserts a row, or replaces the row with the same key. A row keeps its ``id``."""
     changes = ", ".join(
         f"{name} = coalesce(excluded.{name}, {table}.{name})" if name in kept else f"{name} = excluded.{name}"
         for name in columns
-        if name not in key
+        if name not in ("id", *key)
     )
     return f"{_insert(table, columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
 
 
-def _names(kind: type) -> list[str]:
-    return [field.name for field in fields(kind)]
-
-
-_ATTEMPT, _EVENT, _USER = (_names(kind) for kind in (AttemptRow, EventRow, UserSample))
-_values_of_attempt, _values_of_event, _values_of_user = (attrgetter(*names) for names in (_ATTEMPT, _EVENT, _USER))
-_PUT_JOB = _upsert("jobs", list(JOB_COLUMNS), ("job_id", "submitted_at"), _KEPT)
-_PUT_ATTEMPT = _upsert("attempts", ["job", *_ATTEMPT], ("job", "gang", "number"), _KEPT_OF_ATTEMPT)
-_END_FORGOTTEN = """
+_EVENT, _USER = (list(_columns(kind)) for kind in (EventRow, UserSample))
+_values_of_attempt, _values_of_event, _values_of_user = (
+    attrgetter(*names) for names in (ATTEMPT_COLUMNS, _EVENT, _USER)
+)
+PUT_JOB = _upsert("jobs", ["id", *JOB_COLUMNS], ("job_id", "submitted_at"), _KEPT)
+PUT_ATTEMPT = _upsert("attempts", ["job", *ATTEMPT_COLUMNS], ("job", "gang", "number"), _KEPT_OF_ATTEMPT)
+END_FORGOTTEN = """
     UPDATE attempts SET state = 'lost', ended_at = ? WHERE job = ? AND ended_at IS NULL AND number <
     (SELECT max(number) FROM attempts AS later WHERE later.job = attempts.job AND later.gang = attempts.gang)
 """
@@ -199,6 +206,7 @@ class HistoryFile:
             db.execute("CREATE TEMP TABLE known (job_id TEXT PRIMARY KEY)")
             db.executemany("INSERT OR IGNORE INTO known VALUES (?)", [(job_id,) for job_id in known])
             lost = "ended_at IS NULL AND job_id NOT IN (SELECT job_id FROM known)"
+            _note_changes(db, _months(db, "submitted_at", f"jobs WHERE {lost}"))
             db.execute(
                 "UPDATE attempts SET state = 'lost', ended_at = (SELECT seen_at FROM jobs WHERE id = attempts.job)"
                 f" WHERE ended_at IS NULL AND job IN (SELECT id FROM jobs WHERE {lost})"
@@ -245,14 +253,15 @@ class HistoryFile:
         if not tables:
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")
             db.executescript(
-                f"BEGIN; {SCHEMA} PRAGMA application_id = {APPLICATION_ID};"
-                f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN; {SCHEMA} INSERT INTO sqlite_sequence VALUES ('jobs', {_beginning()});"
+                f" PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
             self.begun += 1
         elif not self._was_checked:
             (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
                 raise _corrupt(found)
+            db.executescript(SCHEMA)  # tables that it lacks
             for table, columns in {"jobs": JOB_COLUMNS, "attempts": ATTEMPT_COLUMNS}.items():
                 known = {name for _, name, *_ in db.execute(f"PRAGMA table_info({table})")}
                 for missing in columns.keys() - known:
@@ -274,20 +283,26 @@ class HistoryFile:
 
     def _write(self, db: sqlite3.Connection, records: Sequence[Record]) -> None:
         day = time.strftime("%Y-%m-%d", time.gmtime(self._clock()))
+        times = set[float]()  # of months that change
         for record in records:
             match record:
                 case JobStory():
+                    times.add(float(record.job["submitted_at"] or 0.0))
                     _put_job(db, record, day)
                 case EventRow():
+                    times.add(record.at)
                     db.execute(_PUT_EVENT, _values_of_event(record))
                 case CurvePoint(job_id, submitted_at, at, step, numbers):
+                    times.add(submitted_at)
                     points = {**numbers, **({} if step is None else {STEP: step})}
                     then, of_it = (int(at), step), (job_id, submitted_at)
                     db.executemany(_PUT_POINT, [(*then, *point, *of_it) for point in points.items()])
                 case Sample():
+                    times.add(record.at)
                     at = int(record.at) // MINUTE_S * MINUTE_S
                     db.executemany(_PUT_FLEET, [(at, MINUTE_S, *one) for one in record.chips.items()])
                     db.executemany(_PUT_USER, [(at, MINUTE_S, *_values_of_user(user)) for user in record.users])
+        _note_changes(db, {time.strftime("%Y-%m", time.gmtime(at)) for at in times})
 
     # -- keeping it small -------------------------------------------------------------------------------------------
 
@@ -314,12 +329,28 @@ def _corrupt(found: str) -> sqlite3.DatabaseError:
     return error
 
 
+def _months(db: sqlite3.Connection, at: str, rows: str) -> set[str]:
+    return {month for (month,) in db.execute(f"SELECT DISTINCT {month_of(at)} FROM {rows}")}
+
+
+def month_of(at: str) -> str:
+    """Return the expression for the month of a time, such as 2026-11, in UTC."""
+    return f"strftime('%Y-%m', {at}, 'unixepoch')"
+
+
+def _note_changes(db: sqlite3.Connection, months: Collection[str]) -> None:
+    """Give months a new number, so that their rows are copied again."""
+    (latest,) = db.execute("SELECT max(number) FROM changes").fetchone()
+    number = _beginning() if latest is None else latest + 1
+    db.executemany("INSERT OR REPLACE INTO changes VALUES (?, ?)", [(month, number) for month in months])
+
+
 def _put_job(db: sqlite3.Connection, story: JobStory, day: str) -> None:
-    db.execute(_PUT_JOB, [story.job[name] for name in JOB_COLUMNS])
+    db.execute(PUT_JOB, [None, *(story.job[name] for name in JOB_COLUMNS)])
     of_it = story.job["job_id"], story.job["submitted_at"]
     (job,) = db.execute("SELECT id FROM jobs WHERE job_id = ? AND submitted_at = ?", of_it).fetchone()
-    db.executemany(_PUT_ATTEMPT, [(job, *_values_of_attempt(row)) for row in story.attempts])
-    db.execute(_END_FORGOTTEN, (story.job["seen_at"], job))
+    db.executemany(PUT_ATTEMPT, [(job, *_values_of_attempt(row)) for row in story.attempts])
+    db.execute(END_FORGOTTEN, (story.job["seen_at"], job))
     _put_sums(db, "time", "kind", ("seconds", "chip_seconds"), job, day, story.time)
     _put_sums(db, "losses", "cause", ("count", "seconds", "chip_seconds"), job, day, story.losses)
 
@@ -351,6 +382,7 @@ def _to_hours(db: sqlite3.Connection, before: int) -> None:
     of_minutes = f"span_s = {MINUTE_S} AND at < {before}"
     taken = f"""(SELECT at / {HOUR_S} AS hour, count(DISTINCT at) AS samples
                  FROM fleet_samples WHERE {of_minutes} GROUP BY hour)"""
+    _note_changes(db, _months(db, "at", f"fleet_samples WHERE {of_minutes}"))
     db.execute(
         f"""INSERT OR REPLACE INTO user_samples
             SELECT hour * {HOUR_S}, {HOUR_S}, type, band, user, team, sum(busy_chips) / samples,

@@ -45,12 +45,12 @@ def history(source: ControllerConnection, names: Mapping[str, str], query: Mappi
 
 
 def past_job(source: ControllerConnection, names: Mapping[str, str], _: Mapping[str, str]) -> dict[str, Any]:
-    """Return all that the history has of a job; ``job`` is None if it has none, or there is no history."""
+    """Return all that the history has of a job. ``job`` is None if it has none; ``error`` says why it can't be read."""
     try:
         asked = job_questions(names["job"])
         found = {name: _ask_history(source, question).as_dicts() for name, question in asked.items()}
-    except HistoryUnavailableError:
-        return {"job": None, "curves": []}
+    except HistoryUnavailableError as error:
+        return {"job": None, "curves": [], "error": str(error)}
     return {**found, "job": next(iter(found["job"]), None)}
 
 

@@ -1,46 +1,41 @@
-"""Statements that only read the history: it is opened read-only, and rows, bytes, time and disk are limited."""
+"""Statements that only read the history. Each runs in a process of its own, which is killed at its limits.
 
+The process, `statement.py`, is a new interpreter and not a fork, so it shares nothing with this one.
+"""
+
+import json
 import os
 import sqlite3
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from iris_ray.errors import HistoryUnavailableError, InvalidQueryError
+from iris_ray.history import statement
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryRows, Value
 
 MOST_ROWS = 1000
 """The default limit for rows."""
 MOST_BYTES = 16 << 20
-"""The limit for the text of an answer."""
-MOST_BYTES_OF_A_VALUE = 128 << 10
-"""SQLite can't be interrupted within a function: to search a text of this length takes 0.4 s, and minutes in 16 MB."""
+"""The limit for an answer: the characters of its texts, and `statement.NUMBER_BYTES` for each value."""
+MOST_QUESTION_BYTES = 1 << 20
+"""The limit for a statement with its parameters."""
 MOST_SECONDS = 10.0
-MOST_TEMPORARY_BYTES = 256 << 20
-"""The limit for temporary files of a statement on the head's disk, in which SQLite sorts rows."""
-LOOK_S = 0.1
-"""Seconds between two looks at the temporary files."""
-BUSY_S = 10.0
-_STEPS = 20_000
-"""The time is looked at after so many steps of SQLite's machine, about every millisecond."""
+MEMORY_BYTES = 256 << 20
+"""The limit for the memory of a statement, in which it also sorts and keeps rows."""
+INTERPRETER_BYTES = 64 << 20
+"""The memory that its process takes besides."""
 
 _PASSES = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
 })  # fmt: skip
 """SQLITE_READONLY: a writer has died in the middle of a change, which only another writer may roll back."""
-_READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
-_VERBS = {
-    sqlite3.SQLITE_INSERT: "insert into",
-    sqlite3.SQLITE_UPDATE: "update",
-    sqlite3.SQLITE_DELETE: "delete from",
-    sqlite3.SQLITE_ATTACH: "attach",
-    sqlite3.SQLITE_PRAGMA: "use the pragma",
-}
-_ENDLESS = ("printf", "format")
-"""Functions that can't be interrupted, and that a single call may keep busy for a minute."""
 TABLES = "jobs, attempts, time, losses, curves, events, fleet_samples, user_samples"
 
 
@@ -58,100 +53,74 @@ def read_history(
         sql: one statement; ``:name`` stands for a parameter.
         parameters: their values by name.
         most_rows: no more rows are returned.
-        within_s: the statement is ended after so many seconds.
+        within_s: the seconds after which its process is killed.
 
     Raises:
-        InvalidQueryError: the statement writes, makes no sense, or takes too long.
+        InvalidQueryError: the statement writes, makes no sense, or takes too much time or memory.
         HistoryUnavailableError: there is no history yet, or it can't be read.
     """
     if not path.is_file():
         raise HistoryUnavailableError(f"there is no history at {path} yet: no job has had hosts, or it was moved away")
-    denied: list[str] = []
-    watch = _Watch(within_s)
-
-    def may(action: int, first: str | None, second: str | None, *_: Any) -> int:
-        if action == sqlite3.SQLITE_FUNCTION and second in _ENDLESS:
-            return sqlite3.SQLITE_DENY  # SQLite names it
-        if action in _READS:
-            return sqlite3.SQLITE_OK
-        denied.append(" ".join(filter(None, (_VERBS.get(action, "change"), first))))
-        return sqlite3.SQLITE_DENY
-
-    try:
-        with closing(
-            sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=BUSY_S, isolation_level=None)
-        ) as db:
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES_OF_A_VALUE)
-            db.set_authorizer(may)
-            db.set_progress_handler(watch.is_over, _STEPS)
-            cursor = db.execute(sql, parameters or {})
-            if cursor.description is None:
-                raise InvalidQueryError(f"{sql.strip()!r} returns no rows; give a SELECT over {TABLES}")
-            columns = tuple(column[0] for column in cursor.description)
-            return HistoryRows(columns, *_fetched(cursor, min(most_rows, MOST_ROWS_EVER)))
-    except (sqlite3.Error, sqlite3.Warning, UnicodeError, OverflowError) as error:
-        raise _explained(error, denied, path, watch.why) from None
+    asked = {
+        "uri": f"file:{quote(str(path))}?mode=ro", "sql": sql, "parameters": dict(parameters or {}),
+        "most_rows": min(most_rows, MOST_ROWS_EVER), "most_bytes": MOST_BYTES,
+        "memory_bytes": MEMORY_BYTES + INTERPRETER_BYTES, "within_s": within_s,
+    }  # fmt: skip
+    question = json.dumps(asked).encode()
+    if len(question) > MOST_QUESTION_BYTES:
+        raise InvalidQueryError(f"the statement and its parameters take more than {MOST_QUESTION_BYTES >> 20} MB")
+    began = time.monotonic()
+    lines, status = _answer(question, within_s)
+    end = lines.pop() if lines and isinstance(lines[-1], dict) else {}
+    if "cut" in end:
+        columns, *rows = map(tuple, lines)
+        return HistoryRows(columns, tuple(rows), bool(end["cut"]))
+    if end or status > 0:
+        raise _explained(end, status, path, sql)
+    is_late = time.monotonic() - began >= within_s
+    raise _too_much(f"took longer than {within_s:g} s" if is_late else _MEMORY)
 
 
-class _Watch:
-    """Ends a statement that takes too long, or too much of the disk.
-
-    Attributes:
-        why: it was ended, in words.
-    """
-
-    def __init__(self, within_s: float) -> None:
-        began = time.monotonic()
-        self._deadline, self._look_at = began + within_s, began + LOOK_S
-        self.why = f"took longer than {within_s:g} s"
-
-    def is_over(self) -> bool:
-        now = time.monotonic()
-        if now < self._look_at:
-            return now > self._deadline
-        self._look_at = now + LOOK_S
-        if _temporary_bytes() > MOST_TEMPORARY_BYTES:
-            self.why = f"sorts or keeps more than {MOST_TEMPORARY_BYTES >> 20} MB at a time"
-            return True
-        return now > self._deadline
-
-
-def _temporary_bytes() -> int:
-    """Return the size of SQLite's temporary files in this process, which have no names any more."""
-    total = 0
-    for descriptor in os.listdir("/proc/self/fd"):
-        path = f"/proc/self/fd/{descriptor}"
+def _answer(question: bytes, within_s: float) -> tuple[list[Any], int]:
+    """Return the lines that a process prints for a question, and its exit status: negative if it was killed."""
+    command = [sys.executable, "-I", "-S", statement.__file__]
+    pipe, environ = subprocess.PIPE, os.environ | {"LC_ALL": "C"}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        killer = threading.Timer(within_s, process.kill)
+        killer.start()
         try:
-            if "/etilqs_" in os.readlink(path):
-                total += os.stat(path).st_size
-        except OSError:  # it has just been closed
-            continue
-    return total
+            with suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(question)
+            return [json.loads(line) for line in process.stdout if line.endswith(b"\n")], process.wait()
+        finally:
+            killer.cancel()
+            process.kill()
 
 
-def _fetched(cursor: sqlite3.Cursor, most_rows: int) -> tuple[tuple[tuple[Value, ...], ...], bool]:
-    """Return rows, and whether there are more."""
-    rows: list[tuple[Value, ...]] = []
-    left = MOST_BYTES
-    for row in cursor:
-        values = tuple(value.hex() if isinstance(value, bytes) else value for value in row)
-        left -= sum(len(value) for value in values if isinstance(value, str))
-        if len(rows) >= most_rows or left < 0:
-            return tuple(rows), True
-        rows.append(values)
-    return tuple(rows), False
+_MEMORY = f"needs more than {MEMORY_BYTES >> 20} MB of memory"
 
 
-def _explained(error: Exception, denied: Sequence[str], path: Path, why_ended: str) -> Exception:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if denied:
+def _too_much(did: str) -> InvalidQueryError:
+    return InvalidQueryError(f"the statement {did} and was ended; narrow it, for example by ended_at")
+
+
+def _explained(end: Mapping[str, Any], status: int, path: Path, sql: str) -> Exception:
+    """Return the error for a statement without an answer, by the end that its process told."""
+    code, why = end.get("code"), end.get("why")
+    if would := end.get("would"):
         return InvalidQueryError(
-            f"the history is only read here, and this statement would {denied[-1]}; nothing was done. Give a SELECT"
+            f"the history is only read here, and this statement would {would}; nothing was done. Give a SELECT"
         )
-    if code == sqlite3.SQLITE_INTERRUPT:
-        return InvalidQueryError(f"the statement {why_ended} and was ended; narrow it, for example by ended_at")
+    if "would" in end:
+        return InvalidQueryError(f"{sql.strip()!r} returns no rows; give a SELECT over {TABLES}")
+    if "memory" in end:
+        return _too_much(_MEMORY)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return HistoryUnavailableError(f"{path} is no readable history ({error}); give the path of a history.sqlite")
+        return HistoryUnavailableError(f"{path} is no readable history ({why}); give the path of a history.sqlite")
     if code in _PASSES:
-        return HistoryUnavailableError(f"{path} can't be read now ({error}); try again")
-    return InvalidQueryError(f"the statement can't be run: {error}. The tables are {TABLES}: see docs/history.md")
+        return HistoryUnavailableError(f"{path} can't be read now ({why}); try again")
+    if code is None:
+        return HistoryUnavailableError(f"{path} can't be read now: the process for it ended with code {status}")
+    return InvalidQueryError(f"the statement can't be run: {why}. The tables are {TABLES}: see docs/history.md")

@@ -1,7 +1,7 @@
-"""What libtpu tells of the chips of a host, over gRPC on loopback, while a process uses them: duty cycle and memory.
+"""Duty cycle and memory of the chips of a host, from libtpu, which serves them by gRPC while a process uses the chips.
 
-It is the service that Google's ``tpu-info`` asks. The messages hold those fields of its that are asked for; a test
-compares them with the ones in libtpu.
+Google's ``tpu-info`` asks the same service. The messages hold only the fields that are read here; a test compares them
+with those in libtpu.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, Final
 from iris_ray.errors import InspectionFailedError
 
 PORTS_VARIABLE = "TPU_RUNTIME_METRICS_PORTS"
-"""The variable by which libtpu is told where to serve: a port for each of its processes."""
+"""The variable with the ports of libtpu's processes."""
 DEFAULT_PORT = 8431
 ANSWER_S = 5.0
 
@@ -36,11 +36,11 @@ _FIELDS: Final[Mapping[str, Mapping[str, tuple[int, str]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChipUse:
-    """How much a device of a host is used; on v2 and v3 a chip has two devices.
+    """The use of a device of a host; on v2 and v3 a chip has two devices.
 
     Attributes:
         device: its number on the host.
-        duty_cycle: percent of the time in which its chip's TensorCore has worked lately; None if it is not known.
+        duty_cycle: the percentage of time in which its chip's TensorCore has worked lately; None if it is not known.
         memory_used, memory_total: bytes of its HBM; None if they are not known.
     """
 
@@ -51,7 +51,7 @@ class ChipUse:
 
 
 def chip_use(environ: Mapping[str, str]) -> list[ChipUse]:
-    """Return what libtpu tells of the chips of this host.
+    """Return the use of the chips of this host, from libtpu.
 
     Args:
         environ: the variables of the task that uses them.

@@ -5,7 +5,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, require_place
 from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.cli.printing import counted, print_json, print_output, print_table
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iris_ray.inspection.chip_metrics import ChipUse
 
 _NAMED = 12
-"""So many tasks that do the same are named."""
+"""The limit for tasks that are named where they do the same."""
 
 
 @click.command()
@@ -39,7 +39,7 @@ _NAMED = 12
 def stacks(job: str, task: int | None, as_json: bool) -> None:
     """What each thread of a job's tasks does now, whether they hang or not.
 
-    Tasks that do the same are shown once, those of most tasks first: who waits for whom is often plain from that.
+    Tasks with equal stacks are shown once, the largest group first, which often shows which task the others wait for.
     py-spy reads the stacks on the tasks' hosts; the tasks need not do anything for it.
 
     \b
@@ -62,9 +62,9 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
         states = ", ".join(sorted({one.state.value for one in tasks if one.state is not TaskState.RUNNING}))
         click.echo(f"no task runs: {states}", err=True)
     for group in found:
-        click.echo(_named(group.tasks) + (f": {group.error}" if group.error else ""), err=bool(group.error))
+        click.echo(f"== {_named(group.tasks)}" + (f": {group.error}" if group.error else ""), err=bool(group.error))
         if group.stacks is not None:
-            click.echo(group.stacks.rstrip() + "\n")
+            print_output(group.stacks.rstrip() + "\n\n")
     if found and all(group.error for group in found):
         raise click.exceptions.Exit(FAILED)
 
@@ -77,11 +77,17 @@ def _tasks(job: str, task: int | None) -> "list[TaskStatus]":
     return controller.ask_all(ControllerInterface.list_tasks, job)
 
 
-def _named(tasks: tuple[int, ...]) -> str:
+def _named(tasks: Sequence[int]) -> str:
     if len(tasks) == 1:
-        return f"== task {tasks[0]}"
+        return f"task {tasks[0]}"
     more = ", …" if len(tasks) > _NAMED else ""
-    return f"== {len(tasks)} tasks: {', '.join(map(str, tasks[:_NAMED]))}{more}"
+    return f"{len(tasks)} tasks: {', '.join(map(str, tasks[:_NAMED]))}{more}"
+
+
+def _say_problems(problems: Mapping[str, Sequence[int]], prefix: str = "") -> None:
+    """Print each problem to stderr, with the tasks that have it."""
+    for why, indexes in problems.items():
+        click.echo(f"{prefix}{_named(sorted(indexes))}: {why}", err=True)
 
 
 # -- profile -----------------------------------------------------------------------------------------------------------
@@ -104,7 +110,7 @@ SECONDS, SECONDS_OF_JAX = 10, 3
     help="Where to write it; - for stdout, with --xprof as a tar file.  [default: JOB-TASK.svg, or JOB-xprof/]",
 )  # fmt: skip
 @click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
-@click.option("--idle", is_flag=True, help="Count threads that wait, too.")
+@click.option("--idle", is_flag=True, help="Count waiting threads as well.")
 @click.option("--xprof", is_flag=True, help="What JAX and its chips do, for TensorBoard or XProf.")
 @click.option("--all", "everywhere", is_flag=True, help="With --xprof: all tasks of the job, at the same time.")
 @click.pass_context
@@ -120,7 +126,7 @@ def profile(
     xprof: bool,
     everywhere: bool,
 ) -> None:
-    """Where the time of a task goes: a picture of its Python functions, and those of the processes that it has started.
+    """Where the time of a task goes: a picture of its Python functions, and those of its child processes.
 
     py-spy looks into the task on its host a hundred times a second; the task goes on meanwhile. With --xprof it is
     JAX's own profiler in the task's process that looks: at XLA's operations on the host and on the chips.
@@ -182,8 +188,9 @@ def _traces(job: str, task: int | None, seconds: int, output: str | None) -> Non
             code = head.read([*words, "--seconds", str(seconds), "--output", "-"], packed)
             if packed.tell():
                 packed.seek(0)
-                with tarfile.open(fileobj=packed) as traces:
-                    traces.extractall(directory, filter="data")
+                with tarfile.open(fileobj=packed) as traces:  # others on the head can write to it, so no links
+                    files = [one for one in traces if one.isfile() or one.isdir()]
+                    traces.extractall(directory, files, filter="data")
                 click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
         raise click.exceptions.Exit(code)
     if output != "-":
@@ -211,7 +218,6 @@ def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
         run.mkdir(parents=True)
     except OSError as error:
         raise InvalidRequestError(f"{run} can't be made: {error.strerror}; give another by --output") from None
-    problems: list[str] = []
     try:
         with cluster():
             problems = _write_traces(job, task, seconds, run)
@@ -219,14 +225,13 @@ def _trace(job: str, task: int | None, seconds: int, directory: Path) -> None:
         for empty in (run, run.parent, run.parent.parent, directory):
             with contextlib.suppress(OSError):  # it has traces, or something else
                 empty.rmdir()
-    for problem in problems:
-        click.echo(f"iris-ray: {problem}", err=True)
+    _say_problems(problems, "iris-ray: ")
     if problems:
         raise click.exceptions.Exit(FAILED)
 
 
-def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[str]:
-    """Write the trace of a task, or of all, and return why some have none."""
+def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> dict[str, list[int]]:
+    """Write the trace of a task, or of all. Return the reasons why some have none, with their indexes."""
     from iris_ray.inspection import client as inspection
     from iris_ray.inspection.host import TRACE_SUFFIX  # these import Ray
 
@@ -234,7 +239,7 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[s
     if task is not None:
         inspection.place_of(tasks[0])
     elif not inspection.running(tasks):
-        return [f"no task of {job} runs"]
+        raise InspectionFailedError(f"no task of {job} runs")
     problems: dict[str, list[int]] = {}
     with live_line("iris-ray") as line:
         line.show(f"watching {job} for {counted(seconds, 'second')}")
@@ -245,7 +250,7 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> list[s
             path = run / f"task-{index}{TRACE_SUFFIX}"
             path.write_bytes(found)
             click.echo(f"{path}: {len(found)} bytes")
-    return [f"{_named(tuple(sorted(which))).removeprefix('== ')}: {why}" for why, which in problems.items()]
+    return problems
 
 
 # -- chips -------------------------------------------------------------------------------------------------------------
@@ -275,29 +280,25 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
         tasks = _tasks(job, task)
         if task is not None:
             inspection.place_of(tasks[0])
-        found = [*inspection.chips(tasks)]
-    told = [
-        {"task": one.task_index, "error": str(uses)}
-        if isinstance(uses, InspectionFailedError)
-        else {"task": one.task_index, "chips": uses}
-        for one, uses in found
-    ]
+        told: list[dict[str, object]] = []
+        rows: list[tuple[object, ...]] = []
+        problems: dict[str, list[int]] = {}
+        for one, uses in inspection.chips(tasks):
+            if isinstance(uses, InspectionFailedError):
+                told.append({"task": one.task_index, "error": str(uses)})
+                problems.setdefault(str(uses), []).append(one.task_index)
+            else:
+                told.append({"task": one.task_index, "chips": uses})
+                rows += [(one.task_index, one.group, one.host, *_use(each)) for each in uses]
     if as_json:
         print_json(told)
     else:
-        rows = [
-            (one.task_index, one.group, one.host, *_use(each))
-            for one, uses in found
-            if not isinstance(uses, InspectionFailedError)
-            for each in uses
-        ]
         if rows:
             print_table(("TASK", "SLICE", "HOST", "DEVICE", "DUTY CYCLE", "MEMORY"), rows, "")
-        for error, indexes in _errors(found).items():
-            click.echo(f"{_named(indexes).removeprefix('== ')}: {error}", err=True)
-        if not found:
+        _say_problems(problems)
+        if not told:
             click.echo(f"no task of {job} runs", err=True)
-    if not any("chips" in one for one in told):
+    if not rows:
         raise click.exceptions.Exit(FAILED)
 
 
@@ -305,11 +306,3 @@ def _use(one: "ChipUse") -> tuple[object, ...]:
     duty = "-" if one.duty_cycle is None else f"{one.duty_cycle:.0f} %"
     used, total = ("-" if size is None else f"{size / 2**30:.1f}" for size in (one.memory_used, one.memory_total))
     return one.device, duty, f"{used} of {total} GiB"
-
-
-def _errors(found: "Sequence[tuple[TaskStatus, object]]") -> dict[str, tuple[int, ...]]:
-    errors: dict[str, tuple[int, ...]] = {}
-    for one, uses in found:
-        if isinstance(uses, InspectionFailedError):
-            errors[str(uses)] = (*errors.get(str(uses), ()), one.task_index)
-    return errors

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +28,16 @@ from iris_ray.inspection.jax_traces import STARTS_S, STOPS_S
 from iris_ray.model.lifecycle import TaskState, job_of
 
 START_S = 30.0
-"""Seconds that a host may take to start a process for the question."""
+"""The limit for the start of a process on a host; seconds."""
 AT_ONCE = 64
-"""Hosts that are asked side by side."""
+"""The limit for questions side by side."""
 TOGETHER_S = 2.0
-"""Traces of several tasks begin together, so long after they were asked for: most hosts need a second."""
+"""The time after which traces of several tasks begin together, since most hosts need a second; seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SameStacks:
-    """Tasks whose threads all do the same.
+    """Tasks with equal stacks.
 
     Attributes:
         tasks: their indexes.
@@ -54,10 +54,11 @@ def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
     """Return the stacks of running tasks, grouped, the largest group first."""
     groups: dict[tuple[str, bool], list[int]] = {}
     texts: dict[tuple[str, bool], str] = {}
-    for index, text, is_error in _all_stacks(running(tasks)):
-        key = (text if is_error else _comparable(text)), is_error
+    for _, index, answer in _asked(tasks, stacks_of, DUMP_S + START_S):
+        is_error = isinstance(answer, InspectionFailedError)
+        key = (str(answer) if is_error else _comparable(answer)), is_error
         groups.setdefault(key, []).append(index)
-        texts.setdefault(key, text)
+        texts.setdefault(key, str(answer))
     found = [
         SameStacks(tuple(indexes), None if key[1] else texts[key], texts[key] if key[1] else None)
         for key, indexes in groups.items()
@@ -94,45 +95,28 @@ def traces(tasks: Iterable[TaskStatus], seconds: float) -> Iterator[tuple[int, b
     """Have JAX's profilers watch running tasks, all at the same time, or `AT_ONCE` of them if there are more.
 
     Args:
-        tasks: those that do not run are left out.
+        tasks: tasks that don't run are left out.
         seconds: how long to watch.
 
     Yields:
-        The index of a process, and its trace, or why there is none; as they come.
+        The index of a process, and its trace, or the error in place of it.
     """
-    asked = [(task, _inspected(task, process)) for task in running(tasks) for process in range(task.processes)]
-    for first in range(0, len(asked), AT_ONCE):
-        some = asked[first : first + AT_ONCE]
-        begin_at = time.time() + (TOGETHER_S if len(some) > 1 else 0.0)
-        calls = {
-            ask_host(trace_of, *place_of(task), wanted, seconds, begin_at): wanted.task_index for task, wanted in some
-        }
-        deadline = time.monotonic() + START_S + STARTS_S + seconds + STOPS_S
-        while calls:
-            ready, _ = ray.wait([*calls], timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
-            call = ready[0] if ready else next(iter(calls))
-            index = calls.pop(call)
-            try:
-                yield index, _answer(call, max(START_S, deadline - time.monotonic()) if ready else 0.0)
-            except InspectionFailedError as error:
-                yield index, error
+
+    def when(count: int) -> tuple[float, float]:
+        return seconds, time.time() + (TOGETHER_S if count > 1 else 0.0)
+
+    for _, index, answer in _asked(tasks, trace_of, START_S + STARTS_S + seconds + STOPS_S, when):
+        yield index, answer
 
 
 def chips(tasks: Iterable[TaskStatus]) -> Iterator[tuple[TaskStatus, list[ChipUse] | InspectionFailedError]]:
-    """Yield running tasks, and how much the chips of their hosts are used, or why that is not known."""
-    left = running(tasks)
-    for first in range(0, len(left), AT_ONCE):
-        some = left[first : first + AT_ONCE]
-        calls = [ask_host(chips_of, *place_of(task), _inspected(task)) for task in some]
-        for task, call in zip(some, calls, strict=True):
-            try:
-                yield task, _answer(call, 3 * ANSWER_S + START_S)
-            except InspectionFailedError as error:
-                yield task, error
+    """Yield running tasks, and the use of the chips of their hosts, or the error in place of it."""
+    for task, _, answer in _asked(tasks, chips_of, 3 * ANSWER_S + START_S, each_process=False):
+        yield task, answer
 
 
 def running(tasks: Iterable[TaskStatus]) -> list[TaskStatus]:
-    """Return those tasks that can be looked into."""
+    """Return the tasks that can be looked into."""
     return [task for task in tasks if task.state is TaskState.RUNNING and task.node_id and task.address]
 
 
@@ -142,22 +126,46 @@ def variables(task: TaskStatus) -> list[str]:
     return names
 
 
-def _all_stacks(tasks: list[TaskStatus]) -> Iterator[tuple[int, str, bool]]:
-    """Yield the index of each process, its stacks or an error message, and whether it is an error."""
-    for first in range(0, len(tasks), AT_ONCE):
-        some = tasks[first : first + AT_ONCE]
-        asked = [(task, _inspected(task, process)) for task in some for process in range(task.processes)]
-        calls = [ask_host(stacks_of, task.node_id or "", task.address or "", wanted) for task, wanted in asked]
-        for (_, wanted), call in zip(asked, calls, strict=True):
+def _asked(
+    tasks: Iterable[TaskStatus],
+    function: Callable[..., object],
+    timeout_s: float,
+    arguments: Callable[[int], tuple[object, ...]] = lambda _: (),
+    each_process: bool = True,
+) -> Iterator[tuple[TaskStatus, int, Any]]:
+    """Call a function on the hosts of running tasks, `AT_ONCE` of them side by side.
+
+    Args:
+        tasks: tasks that don't run are left out.
+        function: of `iris_ray.inspection.host`.
+        timeout_s: the time in which all that were asked side by side must answer.
+        arguments: returns the arguments after the task, given the number that are asked side by side.
+        each_process: whether to call it for each process of a host, or for the first only.
+
+    Yields:
+        The task and the index of the process, and its answer, or the `InspectionFailedError` in place of it.
+    """
+    asked = [
+        (task, _inspected(task, process))
+        for task in running(tasks)
+        for process in range(task.processes if each_process else 1)
+    ]
+    for first in range(0, len(asked), AT_ONCE):
+        some = asked[first : first + AT_ONCE]
+        more = arguments(len(some))
+        calls = [ask_host(function, *place_of(task), wanted, *more) for task, wanted in some]
+        deadline = time.monotonic() + timeout_s
+        for (task, wanted), call in zip(some, calls, strict=True):
             try:
-                yield wanted.task_index, str(_answer(call, DUMP_S + START_S)), False
+                yield task, wanted.task_index, _answer(call, timeout_s, deadline)
             except InspectionFailedError as error:
-                yield wanted.task_index, str(error), True
+                yield task, wanted.task_index, error
 
 
-def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
+def _answer(call: ray.ObjectRef, timeout_s: float, deadline: float | None = None) -> Any:
+    """Return the answer of a host; without a deadline, wait for this number of seconds."""
     try:
-        return ray.get(call, timeout=timeout_s)
+        return ray.get(call, timeout=timeout_s if deadline is None else max(0.0, deadline - time.monotonic()))
     except RayTaskError as error:
         if isinstance(error.cause, InspectionFailedError):
             raise error.cause from None

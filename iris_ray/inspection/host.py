@@ -26,14 +26,14 @@ from iris_ray.inspection.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
 from iris_ray.processes.subtree import descendants
 
 DUMP_S = 20.0
-"""py-spy may take so long to read the stacks of a large process."""
+"""The limit for py-spy to read the stacks of a large process; seconds."""
 WRITING_S = 30.0
-"""py-spy may take so long to write a profile."""
+"""The limit for py-spy to write a profile; seconds."""
 
 TRACE_SUFFIX = ".xplane.pb"
 """How JAX's profiler and XProf call the file of one host in a trace."""
 LONGEST_WAIT_S = 10.0
-"""A trace begins so long after it was asked for at most, whatever the clocks say."""
+"""The limit for the wait for the beginning of a trace, whatever the clocks say; seconds."""
 
 NOT_PERMITTED = (
     "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
@@ -84,7 +84,7 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> Pr
         task: the task.
         seconds: how long to sample.
         layout: the file's format: ``flamegraph`` (SVG), ``speedscope`` (JSON) or ``raw`` (text).
-        idle: whether to count waiting threads, too.
+        idle: whether to count waiting threads as well.
 
     Raises:
         InspectionFailedError: the task does not run here, or py-spy fails; the message says why.
@@ -154,16 +154,12 @@ def _take_trace(files: TaskFiles, pids: Sequence[int], directory: str, seconds: 
 
 
 def chips_of(task: InspectedTask) -> list[ChipUse]:
-    """Return how much the chips of this host are used, as libtpu says in the task that has them.
+    """Return the use of the chips of this host, as libtpu reports it in the task that has them.
 
     Raises:
         InspectionFailedError: the task does not run here, or libtpu does not answer; the message says why.
     """
-    try:
-        environ = _environ_of(task)
-    except SessionError as error:
-        raise InspectionFailedError(str(error)) from None
-    return chip_use(environ)
+    return chip_use(_environ_of(task))
 
 
 def variables_of(task: InspectedTask) -> list[str]:
@@ -172,10 +168,7 @@ def variables_of(task: InspectedTask) -> list[str]:
     Raises:
         InspectionFailedError: the task does not run here, or has no copy of them.
     """
-    try:
-        return sorted(_environ_of(task))
-    except SessionError as error:
-        raise InspectionFailedError(str(error)) from None
+    return sorted(_environ_of(task))
 
 
 def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
@@ -183,10 +176,13 @@ def ask_host(function: object, node_id: str, address: str, *arguments: object) -
     return ray.remote(function).options(**on_host(node_id, address), max_retries=0).remote(*arguments)
 
 
-def _environ_of(task: "InspectedTask") -> Mapping[str, str]:
-    """Return the variables with which a task's user code began."""
+def _environ_of(task: InspectedTask) -> Mapping[str, str]:
+    """Return the variables with which a task's user code began. Raise like `variables_of`."""
     surroundings = module_of("sessions", "surroundings").Surroundings
-    environ: Mapping[str, str] = surroundings.of_process(_pid_of(task)).environ
+    try:
+        environ: Mapping[str, str] = surroundings.of_process(_pid_of(task)).environ
+    except SessionError as error:
+        raise InspectionFailedError(str(error)) from None
     return environ
 
 

@@ -1,7 +1,6 @@
-"""How a process of a task is asked for a trace of JAX's profiler.
+"""Requests to a process of a task for a trace of JAX's profiler.
 
-The process listens at a socket of its own that has no file, and a thread of it answers. So a task without JAX, or one
-that nobody asks, has nothing but a thread that sleeps.
+The process listens at an abstract socket, and a thread of it answers. Without requests that thread sleeps.
 """
 
 import contextlib
@@ -19,14 +18,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.model.job_info import JobInfo
 
 NO_JAX = "it has not imported JAX"
 """The answer of a process without JAX. A descendant of it may have imported JAX."""
 NO_DEVICES = "its JAX has not used its devices yet, and a profiler would start them too early; ask again later"
 STARTS_S = 30.0
-"""The profiler may take so long to start, beside a program that holds the interpreter's lock."""
+"""The limit for the start of the profiler beside a program that holds the interpreter's lock; seconds."""
 STOPS_S = 300.0
-"""The profiler may take so long to write its trace."""
+"""The limit for the profiler to write its trace; seconds."""
 REQUEST_BYTES = 1 << 16
 
 _listening: int | None = None
@@ -37,7 +37,7 @@ def answer_trace_requests(files: TaskFiles | None = None) -> None:
     """Have this process take a trace whenever its host asks. Outside a task, and at a second call, do nothing.
 
     Args:
-        files: the task's; None: those that the environment names.
+        files: of the task; None: as the environment says.
     """
     global _listening
     files = files or TaskFiles.of_this_task()
@@ -47,11 +47,16 @@ def answer_trace_requests(files: TaskFiles | None = None) -> None:
     try:
         listener.bind(_address(files, os.getpid()))
         listener.listen()
-    except OSError:  # then this process can't be asked; that is no reason to fail
+    except OSError:  # this process can't be asked, and goes on without
         listener.close()
         return
     _listening = os.getpid()
     threading.Thread(target=_serve, args=(listener,), name="iris_ray.jax_traces", daemon=True).start()
+
+
+def answer_in_program(_: JobInfo) -> None:
+    """Have a program that joins JAX answer as well: the task's process may have started it."""
+    answer_trace_requests()
 
 
 def ask_for_trace(files: TaskFiles, pid: int, directory: str, seconds: float) -> str | None:
@@ -114,15 +119,17 @@ def _serve(listener: socket.socket) -> None:
             connected, _ = listener.accept()
         except OSError:  # user code has closed every descriptor, as daemons do
             return
+        if _peer(connected) != os.getuid():  # any account of the host can connect
+            connected.close()
+            continue
         threading.Thread(target=_answer, args=(connected,), name="iris_ray.jax_trace", daemon=True).start()
 
 
 def _answer(connected: socket.socket) -> None:
     with connected, contextlib.suppress(OSError, ValueError, TypeError, StopIteration):
-        if _peer(connected) == os.getuid():
-            connected.settimeout(STARTS_S)
-            for said in _take(connected, **next(_lines(connected))):
-                connected.sendall(json.dumps(said).encode() + b"\n")
+        connected.settimeout(STARTS_S)
+        for said in _take(connected, **next(_lines(connected))):
+            connected.sendall(json.dumps(said).encode() + b"\n")
 
 
 def _take(connected: socket.socket, directory: str, seconds: float) -> Iterator[dict[str, object]]:

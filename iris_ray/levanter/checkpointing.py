@@ -79,7 +79,7 @@ class GangCheckpointer:
     def _keep_in_memory(
         self, step: int, notice: PreemptionNotice | None, info: Sequence[Any], state: Mapping[str, Any]
     ) -> bool:
-        """Keep a step in the hosts' memory if it is due. Return whether it survives what the notice announces."""
+        """Keep a step in the hosts' memory if it is due. Return whether it survives the announced loss."""
         if self._memory is None or (notice is None and (step + 1) % self._memory.every):
             return False
         tree = info[0].state.saveable_state if info else state["tree"]
@@ -207,9 +207,9 @@ def steps_saved(paths: Iterable[str]) -> int:
 
     newest = 0
     for path in paths:
-        files, _, (directory,) = fsspec.get_fs_token_paths(path)
-        names = [
-            found.split("/")[-2].removeprefix("step-") for found in files.glob(f"{directory}/step-*/metadata.json")
-        ]
-        newest = max(newest, *(int(step) + 1 for step in names if step.isdecimal()), 0)  # step-500-best is a user's
+        files, directory = fsspec.core.url_to_fs(path)  # no pattern: a name may have brackets
+        for found in files.ls(directory, detail=False) if files.isdir(directory) else ():
+            step = found.rstrip("/").rpartition("/step-")[2]
+            if step.isdecimal() and files.exists(f"{found}/metadata.json"):  # step-500-best is a user's
+                newest = max(newest, int(step) + 1)
     return newest

@@ -20,7 +20,7 @@ PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.levanter", "iris_ray.jax",
 """Modules for the option ``preload``: waiting processes import them ahead, so that a start does not wait for them."""
 
 MEMORY_EVERY: Final = 10
-"""Every so many steps, a run is kept in the memory of its hosts."""
+"""A run is kept in the memory of its hosts at the multiples of this number of steps."""
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")

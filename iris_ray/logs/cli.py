@@ -11,7 +11,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.conventions import FAILED
+from iris_ray.cli.conventions import FAILED, say_error
 from iris_ray.cli.options import json_option, past_time
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.logs.calls import LogCalls
@@ -196,4 +196,4 @@ def show(line: LogLine, prefixed: bool) -> None:
 
 def _say(note: str) -> None:
     sys.stdout.flush()
-    click.echo(f"iris-ray: {note}", err=True)
+    say_error(note)

@@ -6,7 +6,7 @@ Clients that follow a job only ask where the logs are, and read them on the host
 import asyncio
 import heapq
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from iris_ray.actors.controller.services import Controller, ControllerPart, Happ
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess
 from iris_ray.logs.calls import LogCalls
-from iris_ray.logs.core import MOST_LOGS, LastLines, LogPlace, LogPosition, TaskLog
+from iris_ray.logs.core import LAST_BYTES, MOST_LOGS, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import (
     IDLE_S,
@@ -31,69 +31,108 @@ from iris_ray.logs.reader import (
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskAttemptId
-from iris_ray.model.workers import Worker
 from iris_ray.settings import LOG_ARCHIVE
 from iris_ray.state import ControllerState
 
 MOST_BYTES = 4 << 20
-"""The longest piece of a log in one answer."""
+"""The limit for all pieces of logs in one answer."""
+MOST_ID_CHARACTERS = 100
+"""The limit for the id of a node; Ray's have 56."""
 MOST_ASKED = 32
-"""If the host of an attempt is unknown, so many hosts are asked for its files."""
+"""The limit for the hosts that are asked for the files of an attempt whose host is unknown."""
 SEARCHES_AT_ONCE = 2
-"""So many such searches run at a time, since each goes through all hosts."""
+"""The limit for such searches at a time."""
 NOT_PLACED = "it has not been placed on a host yet"
 
 
-class LogService:
-    """Remembers each attempt's host and last lines, and reads the rest on the hosts."""
+class LogsInController(ControllerPart):
+    """Remembers each attempt's host and last lines, and reads the rest on the hosts. See `LogCalls`."""
 
-    def __init__(self) -> None:
+    calls = (LogCalls,)
+
+    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
+        super().__init__(controller, running)
+        self._state = controller.state
         self._memory = LogMemory()
         self._readers = LogReaders()
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._background = BackgroundTasks()
         self._sweeper: asyncio.Task[None] | None = None
 
-    def placed(self, order: AttemptOrder) -> None:
-        """Note that an attempt is about to run on these hosts."""
-        hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
-        for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
-            self._memory.placed(TaskAttemptId(order.attempt.job_id, index, order.attempt.number), host.node_id)
+    async def happened(self, events: list[Happening]) -> None:
+        """Note the hosts on which attempts are about to run."""
+        for order in events:
+            if isinstance(order, AttemptOrder) and order.spare_for is None:
+                hosts = [host for hosts in order.slices for host in hosts for _ in range(order.processes_per_host)]
+                for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
+                    key = TaskAttemptId(order.attempt.job_id, index, order.attempt.number)
+                    self._memory.placed(key, host.node_id)
 
-    def note(self, batch: Sequence[LastLines]) -> None:
-        for last in batch:
-            self._memory.remember(last)
+    # -- calls -------------------------------------------------------------------------------------------------------
 
-    def locate(self, found: "AttemptLog", workers: Mapping[str, Worker]) -> LogPlace:
-        """Return the host of the attempt's log, if it is known."""
-        log = found.log
-        if log.attempt == 0:
-            return LogPlace(replace(log, note=NOT_PLACED), None)
-        node_id = found.node_id or self._memory.node_of(log.log_id)
-        worker = workers.get(node_id) if node_id else None
-        return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
-
-    async def fetch(
-        self, found: "AttemptLog", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
-    ) -> TaskLog:
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         """Return a piece of the log from the attempt's host or, if that does not answer, from the archive or memory."""
-        log = found.log
+        found = find_attempt_log(self._state, self.controller.job(job_id), task_index, at.attempt)
+        log, key = found.log, found.log.log_id
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
-        key = log.log_id
-        node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job, workers)
+        node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job)
         limit = min(max(max_bytes, 1), MOST_BYTES)
         question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
         if node_id is None:
             why = "the Controller was restarted and does not find the host that it ran on"
             return await self._without_host(log, at, question, why)
-        worker = workers.get(node_id)
+        worker = self._state.workers.get(node_id)
         if worker is None:
             return await self._without_host(log, at, question, "its host is gone")
         piece = await self._read(node_id, worker.address, question)
         if isinstance(piece, Unreachable):
             return await self._without_host(log, at, question, piece.reason)
         return with_piece(log, at, piece)
+
+    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        there = self._existing(self.controller.job(job_id), wanted)
+        share = min(max_bytes, MOST_BYTES // max(1, len(there)))
+        calls = (self.fetch_task_logs(job_id, index, at, share) for index, at in there.items())
+        return dict(zip(there, await asyncio.gather(*calls), strict=True))
+
+    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        job = self.controller.job(job_id)
+        return {index: self._place(job, index, at.attempt) for index, at in self._existing(job, wanted).items()}
+
+    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
+        for job_id in {last.job_id for last in batch}:
+            self.controller.permissions.require_pools_own(sender.owner, job_id)
+        for last in batch:
+            if self._is_possible(last):
+                self._memory.remember(last)
+
+    def _is_possible(self, last: LastLines) -> bool:
+        """Return whether these may be the last lines of a task. A pool, which is a user's, may say anything."""
+        job = self._state.jobs.get(last.job_id)
+        if job is None or last.task_index not in range(job.num_processes):
+            return False
+        latest = job.gang_of(job.task_of(last.task_index).index).attempt
+        fits = len(last.data) <= LAST_BYTES and len(last.node_id) <= MOST_ID_CHARACTERS
+        return 0 < last.attempt <= latest and fits
+
+    @staticmethod
+    def _existing(job: Job, wanted: Mapping[int, LogPosition]) -> dict[int, LogPosition]:
+        """Return the first `MOST_LOGS` of the tasks that exist."""
+        there = ((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes)
+        return dict(islice(there, MOST_LOGS))
+
+    def _place(self, job: Job, task_index: int, attempt: int | None) -> LogPlace:
+        """Return the host of an attempt's log, if it is known."""
+        found = find_attempt_log(self._state, job, task_index, attempt)
+        log = found.log
+        if log.attempt == 0:
+            return LogPlace(replace(log, note=NOT_PLACED), None)
+        node_id = found.node_id or self._memory.node_of(log.log_id)
+        worker = self._state.workers.get(node_id) if node_id else None
+        return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     async def _without_host(self, log: TaskLog, at: LogPosition, question: LogQuestion, why: str) -> TaskLog:
         if (archive := LOG_ARCHIVE.read()) is not None:
@@ -116,19 +155,15 @@ class LogService:
         note = f"{why}; these are the last lines that came here before"
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
-    async def _find(self, key: TaskAttemptId, job: Job, workers: Mapping[str, Worker]) -> str | None:
+    async def _find(self, key: TaskAttemptId, job: Job) -> str | None:
         """Ask likely hosts for files of an attempt. Return the host that has them."""
         async with self._searches:
-            return await self._ask_hosts(key, job, workers)
-
-    async def _ask_hosts(self, key: TaskAttemptId, job: Job, workers: Mapping[str, Worker]) -> str | None:
-        need = job.requirement
-        task_index = job.task_of(key.task_index).index
-        number = task_index % need.replicas if need.whole_groups else None
-        known = [c for c in need.constraints if not c.orders]
-        asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
-        asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
-        found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
+            need = job.requirement
+            number = job.task_of(key.task_index).index % need.replicas if need.whole_groups else None
+            known = [c for c in need.constraints if not c.orders]
+            asked = [one for one in self._state.workers.values() if all(c.matches(one.attributes) for c in known)]
+            asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
+            found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
         for worker, piece in zip(asked, found, strict=True):
             if isinstance(piece, LogPiece):
                 self._memory.placed(key, worker.node_id)
@@ -153,49 +188,6 @@ class LogService:
         """End idle readers. Return whether no reader is left."""
         await asyncio.sleep(IDLE_S / 4)
         return self._readers.end_idle()
-
-
-class LogsInController(ControllerPart):
-    """See `LogCalls`."""
-
-    calls = (LogCalls,)
-
-    def __init__(self, controller: Controller, running: RunningPart[Happening]) -> None:
-        super().__init__(controller, running)
-        self._logs = LogService()
-
-    async def happened(self, events: list[Happening]) -> None:
-        for event in events:
-            if isinstance(event, AttemptOrder) and event.spare_for is None:
-                self._logs.placed(event)
-
-    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        state = self.controller.state
-        found = find_attempt_log(state, self.controller.job(job_id), task_index, at.attempt)
-        return await self._logs.fetch(found, state.workers, at, max_bytes)
-
-    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        there = self._existing(self.controller.job(job_id), wanted)
-        calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
-        return dict(zip(there, await asyncio.gather(*calls), strict=True))
-
-    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        job, state = self.controller.job(job_id), self.controller.state
-        return {
-            index: self._logs.locate(find_attempt_log(state, job, index, at.attempt), state.workers)
-            for index, at in self._existing(job, wanted).items()
-        }
-
-    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
-        for job_id in {last.job_id for last in batch}:
-            self.controller.permissions.require_pools_own(sender.owner, job_id)
-        self._logs.note(batch)
-
-    @staticmethod
-    def _existing(job: Job, wanted: Mapping[int, LogPosition]) -> dict[int, LogPosition]:
-        """Return the first `MOST_LOGS` of the tasks that exist."""
-        there = ((index, at) for index, at in wanted.items() if 0 <= index < job.num_processes)
-        return dict(islice(there, MOST_LOGS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,5 +112,7 @@ class LastLines:
         return TaskAttemptId(self.job_id, self.task_index, self.attempt)
 
 
+LAST_BYTES = 4096
+"""The limit for the `LastLines` of a task."""
 MOST_LOGS = 100
-"""The Controller reads the logs of at most so many tasks in one answer."""
+"""The limit for the tasks whose logs the Controller reads in one answer."""

@@ -10,7 +10,7 @@ from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.host.services import HostPart
 from iris_ray.logs.archive import LogCopier
 from iris_ray.logs.calls import LogCallsOfPool
-from iris_ray.logs.core import LastLines
+from iris_ray.logs.core import LAST_BYTES, LastLines
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory, prune
 from iris_ray.logs.throttle import LineThrottle
 from iris_ray.settings import LOG_ARCHIVE
@@ -93,7 +93,6 @@ class TaskOutput:
             terminal.show(self._label, lines)
 
 
-LAST_BYTES = 4096
 FIRST_REPORT_S, REPORT_S = 1.0, 5.0
 """Seconds from a task's start to its first report of last lines, and between two reports."""
 

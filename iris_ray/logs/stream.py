@@ -10,7 +10,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.job_progress import job_in_words
 from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog
 from iris_ray.logs.throttle import LineThrottle
-from iris_ray.terminal import LiveLine, print_line, printable
+from iris_ray.terminal import LiveLine, print_line
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
@@ -116,12 +116,11 @@ def stream_logs(
 def print_logs(controller: LogSource, job_id: str, task_index: int | None, live: LiveLine) -> None:
     """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
     for line in stream_logs(controller, job_id, task_index, live=live):
-        text = printable(line.data)
         if line.note:
             whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"
-            print(f"{whose}: {text}", file=sys.stderr, flush=True)
+            print_line(f"{whose}: ".encode() + line.data, sys.stderr)
         else:
-            print_line(text if task_index is not None else f"task-{line.task_index}| {text}")
+            print_line((b"" if task_index is not None else f"task-{line.task_index}| ".encode()) + line.data)
 
 
 @dataclass(slots=True)

@@ -1,9 +1,10 @@
 """The slices of a job that train by themselves and average what they have learned, round by round (`join`)."""
 
+import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,11 +24,11 @@ from iris_ray.task.job_info import get_job_info
 
 DEADLINE_S = 60.0
 LOOK_S = 0.02
-"""Seconds between two looks at which slices run, and between two tries to join."""
+"""The interval between two checks of which slices run, and between two tries to join."""
 ANSWER_S = 5.0
 """How long an answer may take that does not depend on other slices."""
 TOLD_S = 2.0
-"""How long the runtime may take to report a slice lost whose connection has ended."""
+"""The time that the runtime may take to report a lost slice, after the end of its connection."""
 
 Tree = Any
 """Arrays in any structure that JAX knows."""
@@ -45,9 +46,9 @@ def join(
     Args:
         state: the state before the first round, the same on all slices: arrays in any structure that JAX knows.
         update: ``update(state, mean)`` returns the state after a round from the state before it and the average of the
-            contributions. Every slice computes it, so it must return the same everywhere. It gets NumPy arrays.
+            contributions. Every slice calls it, so its result must not depend on the slice. It gets NumPy arrays.
         deadline: how long a round waits for a slice that runs and does not contribute; seconds.
-        rounds_done: how many rounds ``state`` has behind it, if you have read it from a checkpoint.
+        rounds_done: the number of rounds that led to ``state``, if you have read it from a checkpoint.
 
     Raises:
         InvalidRequestError: the job's failure domain is not the slice, or an argument makes no sense.
@@ -95,7 +96,7 @@ class Group:
 
     @property
     def is_over(self) -> bool:
-        """Whether some slices of this job have returned and none is left to join."""
+        """Whether slices of this job have returned, and no slice is left to join."""
         return self._member.is_over
 
     @property
@@ -120,7 +121,8 @@ class Group:
                 on all slices. The first process of the slice must have the whole of each array.
 
         Raises:
-            InvalidRequestError: it holds something else, or ``update`` has returned another structure than it got.
+            InvalidRequestError: an array of it isn't of floating-point numbers, or ``update`` has returned another
+                structure than it got.
         """
         leaves, structure = _flat(contribution)
         for leaf in leaves:
@@ -142,8 +144,8 @@ class Group:
     def close(self) -> None:
         """Leave. Wait a moment until the other slices have the result of the last round."""
         self._member.close()
-        for who in list(self._connections):
-            self._forget(who)
+        for connection in self._connections.values():
+            connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -204,16 +206,11 @@ class Group:
             time.sleep(LOOK_S)
 
     def _ask_who_is_there(self, who: Who, epoch: int) -> Header | None:
-        """Return the round of a slice and who is in it; None if the slice does not listen yet."""
-        try:
-            if self._address_of(who) is None:
-                return None
-            connection = self._connection(who)
-            connection.send_message({"kind": "who", "epoch": epoch})
-            return connection.receive_message(lambda: self._member.runs(who), ANSWER_S)[0]
-        except ConnectionLost:
-            self._forget(who)
-            return {"joined": False, "following": True}  # it may be in a round
+        """Return whether a slice has joined, or is just joining, and its roster; None if it does not listen yet."""
+        if self._address_of(who) is None:
+            return None
+        answer = self._ask(who, {"kind": "who", "epoch": epoch}, seconds=ANSWER_S)
+        return {"joined": False, "following": True} if answer is None else answer[0]  # it may be in a round
 
     # -- one round ---------------------------------------------------------------------------------------------------
 
@@ -233,38 +230,27 @@ class Group:
         """Contribute to the round that another slice leads. Return when it is over, or another slice must lead."""
         member, since = self._member, time.monotonic()
         what = {"kind": "contribute", "who": member.me, "round": member.round, "origin": member.origin}
-        try:
-            connection = self._connection(leader)
-            connection.send_message(what, leaves, lambda: member.runs(leader))
-            header, answer = connection.receive_message(lambda: member.runs(leader), 1.5 * self._deadline_s)
-        except ConnectionLost:
-            self._forget(leader)
+        answer = self._ask(leader, what, leaves, 1.5 * self._deadline_s)
+        if answer is None:
             while member.runs(leader) and time.monotonic() < since + TOLD_S:
                 time.sleep(LOOK_S)
             if member.runs(leader):  # it hangs, or leaves: the next one leads
                 member.late.add(leader)
-            return
-        if header["kind"] == "result":
-            self._accept(Result.of(header, answer), structure)
+        elif answer[0]["kind"] == "result":
+            self._accept(Result.of(*answer), structure)
         else:
-            self._take_over(header, answer)
+            self._take_over(*answer)
 
     def _takes_newer_of(self, who: Who) -> bool:
         """Take the state of another slice if this round is over for it. Return whether it was."""
         return self._take_state(who, {"kind": "newer", "round": self._member.round}, ANSWER_S)
 
-    def _take_state(self, who: Who, question: Header, seconds: float = float("inf")) -> bool:
+    def _take_state(self, who: Who, question: Header, seconds: float = math.inf) -> bool:
         """Ask another slice for its state, and take it if it gives it. Return whether it did."""
-        try:
-            connection = self._connection(who)
-            connection.send_message(question)
-            header, leaves = connection.receive_message(lambda: self._member.runs(who), seconds)
-        except ConnectionLost:
-            self._forget(who)
+        answer = self._ask(who, question, seconds=seconds)
+        if answer is None or answer[0]["kind"] != "state":
             return False
-        if header["kind"] != "state":
-            return False
-        self._take_over(header, leaves)
+        self._take_over(*answer)
         return True
 
     def _take_state_of_first_process(self) -> None:
@@ -292,6 +278,18 @@ class Group:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
+    def _ask(
+        self, who: Who, question: Header, leaves: Sequence[np.ndarray] = (), seconds: float = math.inf
+    ) -> tuple[Header, Leaves] | None:
+        """Return a slice's answer; None if it does not listen, is lost or is late."""
+        try:
+            connection = self._connection(who)
+            connection.send_message(question, leaves, lambda: self._member.runs(who))
+            return connection.receive_message(lambda: self._member.runs(who), seconds)
+        except ConnectionLost:
+            self._forget(who)
+            return None
+
     def _address_of(self, who: Who) -> str | None:
         from iris_ray.endpoints import task
 
@@ -305,8 +303,7 @@ class Group:
             ConnectionLost: it does not listen.
         """
         if who not in self._connections:
-            address = self._address_of(who)
-            if address is None:
+            if (address := self._address_of(who)) is None:
                 raise ConnectionLost(f"slice {who[0]} does not listen yet")
             self._connections[who] = ArrayConnection.to(address, self._membership().token)
         return self._connections[who]

@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ Who = tuple[int, int]
 WAKE_S, LOOK_S = 0.02, 0.1
 EPOCH_S = 2.0
 """How long a process that hears of a newer membership waits until the runtime tells it, too."""
+MOST_STRANGERS = 256
+"""The limit for connections that have not proven the token; the oldest one is closed for a new one."""
 LAST_ANSWERS_S = 10.0
 """How long a slice waits at its end until the others have the last result."""
 
@@ -107,8 +109,16 @@ class Member:
         self.admitted: list[Who] = []
         self.late: set[Who] = set()
         self.membership = membership
-        self._readers: dict[int, int] = {}  # by the number of a connection, the round whose result it waits for
+        self._strangers: list[ArrayConnection] = []  # those that have not proven the token yet, the oldest first
+        self._readers: dict[ArrayConnection, int] = {}  # the round whose result each waits for
         self._closed = False
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Guard a change, and wake everybody who waits for one."""
+        with self.changed:
+            yield
+            self.changed.notify_all()
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
@@ -177,75 +187,73 @@ class Member:
 
     def accept(self, result: Result) -> None:
         """Take a round's result, and give it to those who wait for it. The state is to follow with `set_state`."""
-        with self.changed:
+        with self._changing():
             self.last, self.roster, self.round = result, result.roster, result.number + 1
             self.joined = self.me in result.roster
             self.contributions = {who: one for who, one in self.contributions.items() if one.number >= self.round}
             self.admitted = [who for who in self.admitted if who not in result.roster]
             self.late &= set(self.roster)
-            self.changed.notify_all()
 
     def set_state(self, state: Leaves) -> None:
         """Note the state before this round."""
-        with self.changed:
+        with self._changing():
             self.state, self.state_round = state, self.round
             self.origin = self.last.made_by if self.last is not None else None
-            self.changed.notify_all()
 
     def take_over(self, header: Header, state: Leaves) -> None:
         """Go on with the state of another slice."""
-        with self.changed:
+        with self._changing():
             self.last, self.round, self.roster = None, int(header["round"]), tuple(map(_who, header["roster"]))
             self.joined = self.me in self.roster
             self.state, self.state_round = state, self.round
             self.origin = _who(header["origin"]) if header["origin"] else None
-            self.changed.notify_all()
 
     def found(self) -> None:
         """Begin with this slice alone."""
-        with self.changed:
+        with self._changing():
             self.roster, self.joined, self.following = (self.me,), True, False
-            self.changed.notify_all()
 
     # -- what others ask -------------------------------------------------------------------------------------------
 
     def serve(self, listener: socket.socket, token: str) -> None:
-        """Answer other processes of the job until `close`."""
+        """Answer other processes of the job until `close`. Strangers take nobody's place: the oldest of many goes."""
         listener.settimeout(0.2)
-        number = 0
         while not self._closed:
-            with contextlib.suppress(OSError):
-                sock, _ = listener.accept()
-                number += 1
-                answering = threading.Thread(target=self._answer, args=(number, sock, token), daemon=True)
-                answering.name = "iris_ray.outer answers"
-                answering.start()
+            with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started now
+                connection = ArrayConnection(listener.accept()[0])
+                with self.changed:
+                    self._strangers.append(connection)
+                    oldest = self._strangers.pop(0) if len(self._strangers) > MOST_STRANGERS else None
+                if oldest is not None:
+                    oldest.end()
+                name = "iris_ray.outer answers"
+                threading.Thread(target=self._answer, args=(connection, token), name=name, daemon=True).start()
         listener.close()
 
     def close(self) -> None:
         """Wait until those who are owed the last result have it, and answer no more."""
         deadline = time.monotonic() + LAST_ANSWERS_S
-        with self.changed:
+        with self._changing():
             while any(number < self.round for number in self._readers.values()) and time.monotonic() < deadline:
                 self.changed.wait(WAKE_S)
             self._closed = True
-            self.changed.notify_all()
 
-    def _answer(self, number: int, sock: socket.socket, token: str) -> None:
-        connection = ArrayConnection(sock)
+    def _answer(self, connection: ArrayConnection, token: str) -> None:
         with contextlib.suppress(ConnectionLost, OSError):
-            connection.prove(token, calls=False, within_s=CONNECT_S)
             try:
-                while not self._closed:
-                    header, leaves = connection.receive_message(lambda: not self._closed)
-                    self._reply(number, connection, header, leaves)
+                connection.prove(token, calls=False, within_s=CONNECT_S)
             finally:
                 with self.changed:
-                    self._readers.pop(number, None)
-                    self.changed.notify_all()
+                    if connection in self._strangers:
+                        self._strangers.remove(connection)
+            try:
+                while not self._closed:
+                    self._reply(connection, *connection.receive_message(lambda: not self._closed))
+            finally:
+                self._has_read(connection)
                 connection.close()
 
-    def _reply(self, number: int, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
+    def _reply(self, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
         match header["kind"]:
             case "who":
                 self._wait(lambda: self.membership().epoch >= header["epoch"], EPOCH_S)
@@ -258,31 +266,30 @@ class Member:
                 else:
                     connection.send_message({"kind": "no"})
             case "contribute":
-                self._take(number, connection, header, leaves)
+                self._take(connection, header, leaves)
             case "join":
                 self._admit(connection, _who(header["who"]))
             case "follow":
-                self._give_states(number, connection)
+                self._give_states(connection)
 
-    def _take(self, number: int, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
+    def _take(self, connection: ArrayConnection, header: Header, leaves: Leaves) -> None:
         """Take a contribution, and answer with the result of its round. A slice that is too late is a newcomer."""
         of, who = header["round"], _who(header["who"])
         self._wait(lambda: self.state_round >= of)
-        with self.changed:
-            is_one_of_us = of == self.round and header["origin"] == _listed(self.origin)
+        with self._changing():
+            is_one_of_us = of == self.round and header["origin"] == (None if self.origin is None else [*self.origin])
             if is_one_of_us:
                 self.contributions[who] = Contribution(of, leaves, connection)
-                self._readers[number] = of
-                self.changed.notify_all()
+                self._readers[connection] = of
         if is_one_of_us:
             self._wait(lambda: self.round > of)
             with self.changed:
                 last = self.last
             if last is not None and last.number == of:
                 connection.send_message(*last.message())
-                self._has_read(number)
+                self._has_read(connection)
                 return
-        self._has_read(number)
+        self._has_read(connection)
         self._admit(connection, who)
 
     def _admit(self, connection: ArrayConnection, who: Who) -> None:
@@ -292,14 +299,13 @@ class Member:
         self._wait(lambda: who in self.roster or self.leader() != self.me)
         self._send_state(connection)
 
-    def _give_states(self, number: int, connection: ArrayConnection) -> None:
+    def _give_states(self, connection: ArrayConnection) -> None:
         """Give another process of this slice the state, and each state after it."""
         self._wait(lambda: self.joined or self.is_over)
         while True:
             follows = self._send_state(connection)
-            with self.changed:
-                self._readers[number] = follows
-                self.changed.notify_all()
+            with self._changing():
+                self._readers[connection] = follows
             self._wait(lambda: self.round > follows)  # noqa: B023 — it is called before the next turn
 
     def _send_state(self, connection: ArrayConnection) -> int:
@@ -312,10 +318,9 @@ class Member:
         connection.send_message({"kind": "state", **facts}, state)
         return number
 
-    def _has_read(self, number: int) -> None:
-        with self.changed:
-            self._readers.pop(number, None)
-            self.changed.notify_all()
+    def _has_read(self, connection: ArrayConnection) -> None:
+        with self._changing():
+            self._readers.pop(connection, None)
 
     def _wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until a condition is true, or the time is over.
@@ -351,7 +356,3 @@ def _mean(parts: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
 def _who(listed: Any) -> Who:
     slice_id, attempt = listed
     return int(slice_id), int(attempt)
-
-
-def _listed(who: Who | None) -> list[int] | None:
-    return None if who is None else list(who)

@@ -1,10 +1,10 @@
 """Tests the suspected hosts of a gang before it returns to them, beside the start of its processes."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iris_ray.actors.calls.asking import Actor
-from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
+from iris_ray.actors.pool.attempt_place import AttemptContext
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.services import PoolPart
 from iris_ray.actors.protocol.answers import Unfit, Unreachable
@@ -26,44 +26,28 @@ class PreflightInPool(PoolPart):
     async def unfit(
         self, context: AttemptContext, suspected: Mapping[str, str], ready: asyncio.Event
     ) -> dict[str, Unfit]:
-        preflight = Preflight(context.place, context.slices, suspected)
+        place = context.place
+        if not place.on_slices and place.num_hosts == 1:
+            return {}  # a task without peers and chips is tried at once
+        hosts = [host for hosts in place.order.slices for host in hosts]
+        others = [host for host in hosts if host.node_id not in suspected]
+        tests = {  # they wait until the actors of their hosts have started
+            asyncio.ensure_future(_problem(context.slices, host, others)): host
+            for host in hosts
+            if host.node_id in suspected
+        }
         try:
             await ready.wait()
-            return await preflight.failed()
+            if tests:
+                await asyncio.wait(tests, timeout=PREFLIGHT_S)
+            problems = {host: _result(test) for test, host in tests.items()}
         finally:
-            preflight.cancel()
-
-
-class Preflight:
-    """Tests the hosts of an attempt that are suspected.
-
-    Args:
-        place: the hosts of the attempt.
-        slices: hold these hosts already.
-        suspected: why hosts are suspected, by node id. Others are not tested.
-    """
-
-    def __init__(self, place: AttemptPlace, slices: ReservedSlices, suspected: Mapping[str, str]) -> None:
-        hosts = [host for hosts in place.order.slices for host in hosts]
-        self._slices = slices
-        self._suspects = {host: suspected[host.node_id] for host in hosts if host.node_id in suspected}
-        if not place.on_slices and place.num_hosts == 1:
-            self._suspects = {}  # a task without peers and chips is tried at once
-        self._others = [host for host in hosts if host.node_id not in suspected]
-        self._tests = {
-            asyncio.ensure_future(self._problem(host)): host for host in self._suspects
-        }  # they wait until the actors of their hosts have started
-
-    async def failed(self) -> dict[str, Unfit]:
-        """Return the slices with a host that has failed, once all hosts are ready to start a task."""
-        if not self._tests:
-            return {}
-        await asyncio.wait(self._tests, timeout=PREFLIGHT_S)
-        problems = {host: self._result(test) for test, host in self._tests.items()}
+            for test in tests:
+                test.cancel()
         return {
             host.slice_name: Unfit(
                 f"{host.slice_name} host {host.host_index} was tested because of an earlier failure"
-                f" ({self._suspects[host]}): {problem}",
+                f" ({suspected[host.node_id]}): {problem}",
                 host.node_id,
                 problem,
             )
@@ -71,36 +55,34 @@ class Preflight:
             if problem is not None
         }
 
-    def cancel(self) -> None:
-        for test in self._tests:
-            test.cancel()
 
-    def _result(self, test: "asyncio.Task[str | None]") -> str | None:
-        if not test.done():
-            return f"it has not passed a test within {PREFLIGHT_S:g} s"
-        return f"its test failed: {error}" if (error := test.exception()) is not None else test.result()
+def _result(test: "asyncio.Task[str | None]") -> str | None:
+    if not test.done():
+        return f"it has not passed a test within {PREFLIGHT_S:g} s"
+    return f"its test failed: {error}" if (error := test.exception()) is not None else test.result()
 
-    async def _problem(self, host: HostPlace) -> str | None:
-        """Return why a host fails, as part of a sentence about it; None if it does not."""
-        actor = self._actor(host)
-        neighbours = sorted(self._others, key=lambda other: other.slice_name != host.slice_name)[:NEIGHBOURS]
-        asks = (
-            self._actor(other).ask_within(None, PreflightCalls.measure_link, actor.handle, actor.name)
-            for other in neighbours
-        )
-        found, links = await asyncio.gather(
-            actor.ask_within(None, PreflightCalls.preflight), asyncio.gather(*asks, return_exceptions=True)
-        )
-        if isinstance(found, Unreachable):
-            return found.reason
-        bad = [words for link in links if (words := _problem_of_link(link)) is not None]
-        if found is None and bad and len(bad) == len(links):
-            return f"its links to {len(bad)} other hosts are bad: {bad[0]}"
-        return found
 
-    def _actor(self, host: HostPlace) -> Actor[PreflightCalls]:
-        actor = self._slices.host_actors(host.slice_name)[host.host_index]
+async def _problem(slices: ReservedSlices, host: HostPlace, others: Sequence[HostPlace]) -> str | None:
+    """Return why a host fails, as part of a sentence about it; None if it does not."""
+
+    def actor_of(host: HostPlace) -> Actor[PreflightCalls]:
+        actor = slices.host_actors(host.slice_name)[host.host_index]
         return Actor(actor.handle, actor.name)
+
+    actor = actor_of(host)
+    neighbours = sorted(others, key=lambda other: other.slice_name != host.slice_name)[:NEIGHBOURS]
+    asks = (
+        actor_of(other).ask_within(None, PreflightCalls.measure_link, actor.handle, actor.name) for other in neighbours
+    )
+    found, links = await asyncio.gather(
+        actor.ask_within(None, PreflightCalls.preflight), asyncio.gather(*asks, return_exceptions=True)
+    )
+    if isinstance(found, Unreachable):
+        return found.reason
+    bad = [words for link in links if (words := _problem_of_link(link)) is not None]
+    if found is None and bad and len(bad) == len(links):
+        return f"its links to {len(bad)} other hosts are bad: {bad[0]}"
+    return found
 
 
 def _problem_of_link(link: Link | Unreachable | BaseException) -> str | None:

@@ -1,10 +1,11 @@
 """Calls of functions on the head of a cluster whose dashboard alone can be reached: both ends of such a call.
 
 A job of Ray's job API runs this module there. The function travels as a package of Ray. Its answers come back in the
-output of the job, as lines that begin with a random word.
+output of the job, as lines of JSON after a random word. Everybody who can write to that output can write answers, so
+none is unpickled: an answer has the type that is expected of it, or is refused.
 """
 
-import base64
+import builtins
 import concurrent.futures
 import contextlib
 import importlib
@@ -23,9 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
+from pydantic_core import to_jsonable_python
 from ray import cloudpickle
 
 import iris_ray
+from iris_ray import errors
 from iris_ray.actors.calls.asking_again import try_again
 from iris_ray.actors.protocol.version import require_fit, versions_here
 from iris_ray.client.connection import AUTO, connect, current_user, new_job_id
@@ -35,7 +39,6 @@ from iris_ray.errors import (
     NoClusterError,
     RayJobError,
     RemoteUserError,
-    ResultNotPicklableError,
     ResultTooLargeError,
     VersionMismatchError,
 )
@@ -50,7 +53,9 @@ SILENT = NoClusterError, RayJobError
 PATIENCE_S = 60.0
 """Seconds for which a dashboard may be silent after a call was sent: a tunnel breaks, a laptop sleeps."""
 _VERSIONS, _CALL = "versions.json", "call.pickle"
-_BEGUN = "begun"
+_BEGUN, _ANSWER, _ERROR = "begun", "answer", "error"
+"""The second word of a line from the head."""
+_IN_JSON = ConfigDict(val_json_bytes="base64")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class HeadCall:
         Args:
             jobs: the jobs of the cluster.
             name: the name of the job, without its random part.
-            function: a function of iris_ray, bound to its arguments, that returns an answer or yields several.
+            function: a function of iris_ray, bound to its arguments, that returns an answer or yields several. Answers
+                are plain values, and dataclasses of these.
             packages, says: as for `RayJobs.submit`.
             run_id: the id of the job; a number is added if it is taken. None: a new id from the name.
             sent: further fields of `RayJobConfig`, such as the working directory. None is sent unless one is given.
@@ -102,19 +108,21 @@ class HeadCall:
             command = ["env", *own, "python", "-m", __name__, package.name]
             config = RayJobConfig(command, **{"working_dir": None, **sent})
             run_id = run_id or new_job_id(name).rpartition("/")[2]
-            return HeadCall(jobs, jobs.submit(config, run_id, [package, *packages], says), word)
+            return HeadCall(jobs, jobs.submit(config, run_id, [package, *packages], says, hides_env=True), word)
 
-    def answer(self, number: int = 0, patience_s: float = PATIENCE_S) -> Any:
+    def answer(self, kind: Any, number: int = 0, patience_s: float = PATIENCE_S) -> Any:
         """Wait for an answer, and return it.
 
         Args:
+            kind: its type, as in an annotation.
             number: which of the answers, if the function yields several.
             patience_s: the time in seconds for which the dashboard may be silent without a break.
 
         Raises:
             VersionMismatchError: the head's iris_ray, Ray or Python is incompatible with this process's.
-            ResultNotPicklableError, ResultTooLargeError: the answer can't be sent.
-            JobCancelledError, RayJobError: the job was stopped, or has ended without the answer.
+            ResultTooLargeError: the answer can't be sent.
+            JobCancelledError, RayJobError: the job was stopped, has ended without the answer, or gave one of another
+                type.
             Exception: the function's own error.
         """
 
@@ -128,7 +136,7 @@ class HeadCall:
             ours = (line.partition(" ")[2] for line in output.splitlines() if line.startswith(f"{self.word} "))
             answers = [line for line in ours if line != _BEGUN]
             if len(answers) > number:
-                return _unpack(answers[number])
+                return self._read(answers[number], kind)
             if status.finished:
                 raise self._lost(status, output)
             time.sleep(pause_s)
@@ -176,6 +184,21 @@ class HeadCall:
                     raise
             time.sleep(LONGEST_PAUSE_S)
 
+    def _read(self, line: str, kind: Any) -> Any:
+        """Return an answer, or raise an error."""
+        what, _, text = line.partition(" ")
+        wanted: Any = tuple[str, str, str] if what == _ERROR else tuple[kind]
+        try:
+            said = TypeAdapter(wanted, config=_IN_JSON).validate_json(text)
+        except ValueError as error:
+            raise RayJobError(
+                f"{self.run_id}, which ran on the head for this client, gave an answer that can't be read:"
+                f" {' '.join(str(error).split())[:500]}"
+            ) from None
+        if what == _ERROR:
+            raise _error(*said)
+        return said[0]
+
     def _lost(self, status: RayJobStatus, output: str) -> Exception:
         if status.state == "stopped":
             return JobCancelledError(f"{self.run_id}, which ran on the head for this client, was stopped")
@@ -190,21 +213,13 @@ class HeadCall:
         )
 
 
-def _unpack(packed: str) -> Any:
-    """Return an answer, or raise an error."""
-    failed, payload, text = pickle.loads(base64.b64decode(packed))
-    try:
-        answer = pickle.loads(payload)
-    except Exception as error:
-        if failed:  # its class is not known here
-            raise RemoteUserError(text) from None
-        raise ResultNotPicklableError(
-            f"the answer can't be read here ({type(error).__name__}: {error}); install here what it needs, or return"
-            " plain values"
-        ) from None
-    if failed:
-        raise answer
-    return answer
+def _error(name: str, message: str, trace: str) -> Exception:
+    """Return an error of iris_ray or Python that was raised on the head; one of another class as its traceback."""
+    kind = getattr(errors, name, None) or getattr(builtins, name, None)
+    with contextlib.suppress(TypeError):  # some want more than a message
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            return kind(message)
+    return RemoteUserError(trace)
 
 
 # -- on the head -------------------------------------------------------------------------------------------------------
@@ -214,43 +229,33 @@ def make_call(package: str) -> None:
     """Make the call in a package, and print its answers."""
     module = importlib.import_module(package)
     directory = Path(str(module.__file__)).parent
-    word = package.replace("_", "-")
+
+    def say(*said: str) -> None:
+        sys.stdout.write(" ".join([package.replace("_", "-"), *said]) + "\n")  # at once: others print as well
+        sys.stdout.flush()
+
     try:
         theirs = json.loads((directory / _VERSIONS).read_text())
         require_fit(versions_here(), theirs, "the cluster's head", "build the cluster's image anew")
         function = pickle.loads((directory / _CALL).read_bytes())
         connect(os.environ.get("RAY_ADDRESS") or AUTO)
-        _print(word, _BEGUN)
+        say(_BEGUN)
         answer = function()
         for one in answer if inspect.isgenerator(answer) else [answer]:
-            _print(word, _packed(one))
+            say(_ANSWER, _in_json(one))
     except Exception as error:
-        _print(word, _packed(error, failed=True))
+        trace = "".join(traceback.format_exception(error))
+        say(_ERROR, json.dumps([type(error).__name__, str(error), trace]))
 
 
-def _print(word: str, what: str) -> None:
-    print(f"{word} {what}", flush=True)
-
-
-def _packed(answer: object, failed: bool = False) -> str:
-    """Return an answer or an error as text; for an answer that can't be sent, the error that says so."""
-    text = "".join(traceback.format_exception(answer)) if isinstance(answer, BaseException) else ""
-    try:
-        payload = cloudpickle.dumps(answer)
-    except Exception as error:
-        if not failed:
-            why = ResultNotPicklableError(f"the answer, a {type(answer).__name__}, can't be pickled: {error}")
-            return _packed(why, failed=True)
-        payload = b""
-    if len(payload) > MOST_ANSWER_BYTES:
-        return _packed(
-            ResultTooLargeError(
-                f"the answer takes {len(payload):,} bytes, and through the dashboard's port come at most"
-                f" {MOST_ANSWER_BYTES:,}; have the job write it to a file or a bucket"
-            ),
-            failed=True,
+def _in_json(answer: object) -> str:
+    text = json.dumps([to_jsonable_python(answer, bytes_mode="base64", inf_nan_mode="constants")])
+    if (size := len(text) * 3 // 4) > MOST_ANSWER_BYTES:  # most of a large one is bytes in base64
+        raise ResultTooLargeError(
+            f"the answer takes {size:,} bytes, and through the dashboard's port come at most"
+            f" {MOST_ANSWER_BYTES:,}; have the job write it to a file or a bucket"
         )
-    return base64.b64encode(pickle.dumps((failed, payload, text))).decode()
+    return text
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
 
 PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
+_OWN = "exec", "dev"
+"""Commands that print the output of a program that this person has started."""
 
 
 class DashboardHead:
@@ -76,8 +78,8 @@ class DashboardHead:
         path = Path(named or ".")
         there = _program(target, path)[-1]
         words = [there if word == target else word for word in words_for_head()]
-        is_person = on_a_terminal() and os.isatty(1)  # who sees the status of the job, and is asked at Ctrl-C
-        with _sent_directory(path, named is not None) as (directory, packages):
+        is_person = on_a_terminal() and os.isatty(1)  # a person sees the status of the job, and is asked at Ctrl-C
+        with _sent_directory(path, named is not None, sent.get("env_file")) as (directory, packages):
             more: dict[str, Any] = {**sent, "working_dir": directory, "packages": packages, "says": named is not None}
             code = self._code(words, None, on_terminal=is_person, with_secrets=named is not None, **more)
         raise click.exceptions.Exit(code)
@@ -114,7 +116,7 @@ class DashboardHead:
         """Run a command, and return its exit code.
 
         Args:
-            words: those after ``iris-ray``.
+            words: the words after ``iris-ray``.
             to: the file for its stdout; None: this command's stdout.
             takes_input, on_terminal: as for `run`.
             more: as for `Tunnel`.
@@ -126,7 +128,7 @@ class DashboardHead:
 
         def show(data: bytes, is_err: bool) -> None:
             if to is None or is_err:
-                streams.print_bytes(data, is_err)
+                (streams.pass_on if words[0] in _OWN else streams.print_bytes)(data, is_err)
             else:
                 to.write(data)
 
@@ -251,7 +253,7 @@ class DashboardHead:
         self.run(words_for_head())
 
     def _follow(self, run_id: str) -> None:
-        """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
+        """Print the output of a job until its end. End the command if it did not succeed, or at Ctrl-C."""
         try:
             status = self._jobs.follow(run_id, lambda piece: print_output(piece.encode(errors="backslashreplace")))
         except KeyboardInterrupt:
@@ -286,12 +288,13 @@ def _program(target: str, directory: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]]:
-    """Say what is sent of a directory, and yield what Ray is to send: the directory, and packages beside it.
+def _sent_directory(path: Path, whole: bool, variables: str | None) -> Iterator[tuple[Path, list[Path]]]:
+    """Print the size of a directory that is sent. Yield it as Ray is to send it, and packages beside it.
 
     Args:
         path: of the directory.
         whole: whether the user has named it, so that all of it is sent.
+        variables: the file whose variables travel apart, if there is one.
 
     Raises:
         InvalidRequestError: it is too large.
@@ -300,13 +303,13 @@ def _sent_directory(path: Path, whole: bool) -> Iterator[tuple[Path, list[Path]]
     path = path.absolute()
     checkout = None
     with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():
-        checkout = checkouts.Checkout.of(path)
+        checkout = checkouts.Checkout.of(path, variables)
     with checkouts.record_package(None if checkout is None else checkout.record) as packages:
         if whole:
             yield path, packages
             return
-        code = directories.CodeDirectory.look(path) if checkout is None else checkout.code
+        code = directories.CodeDirectory.look(path, variables) if checkout is None else checkout.code
         what = path if checkout is None else checkout.record
         click.echo(f"iris-ray: sending {what}: {code.in_words()}", err=True)
-        with code.copied() as copy:
-            yield copy, packages
+        with code.package() as package:
+            yield package, packages

@@ -46,7 +46,7 @@ class Kind:
     """The kinds of frames."""
 
     OPEN, DATA, ERR, END, OVER, CREDIT, RESIZE, SIGNAL, CLOSE = b"o", b"d", b"e", b"n", b"v", b"c", b"r", b"s", b"x"
-    """Of a channel. Facts: of OPEN what to begin; of OVER how it has ended; of CREDIT a number of bytes."""
+    """Of a channel. Facts: of OPEN a command or address; of OVER an exit code or error; of CREDIT a number of bytes."""
     PING, NEXT, OPENED, TAKEN, BYE = b"P", b"N", b"O", b"T", b"B"
     """Of the tunnel. Facts: of NEXT and OPENED the number of a file. TAKEN: a package was read."""
 
@@ -168,7 +168,7 @@ class HeadEnd:
         self._is_over = False
 
     async def run(self) -> None:
-        """Serve until the person's end says so, or is silent for too long."""
+        """Serve until the person's end ends the tunnel, or is silent for `SILENCE_S`."""
         try:
             await self._receive()
         finally:
@@ -229,7 +229,7 @@ class _Channel:
         self._task = asyncio.create_task(self._serve())
 
     def take(self, frame: Frame) -> None:
-        """Do what a frame says."""
+        """Carry out a frame."""
         command = self._begun_command
         if frame.kind in (Kind.DATA, Kind.END):
             self._given.put_nowait(frame.data)

@@ -55,7 +55,7 @@ class Tunnel:
 
     Args:
         jobs: the jobs of the cluster through whose dashboard it leads.
-        more: further arguments of `HeadCall.send`: what is sent along with the other end, for its commands.
+        more: further arguments of `HeadCall.send`, such as a directory for the commands.
 
     Raises:
         NoClusterError, TokenRefusedError, VersionMismatchError, RayJobError: the head's end can't be started.
@@ -75,7 +75,7 @@ class Tunnel:
         self._carrying: set[asyncio.Task[None]] = set()
         call = HeadCall.send(jobs, "tunnel", partial(serve_tunnel, self._word), **more)
         try:
-            self._node_id: str = call.answer()
+            self._node_id: str = call.answer(str)
         except BaseException:
             call.stop()
             raise
@@ -101,7 +101,7 @@ class Tunnel:
         await self._http.close()
 
     def run(self, command: "CommandLine") -> "TunnelChannel":
-        """Run a command of ``iris-ray`` on the head; its words are those after ``iris-ray``."""
+        """Run a command of ``iris-ray`` on the head, given the words after ``iris-ray``."""
         takes_input = command.takes_input or command.size is not None
         return self._open(words=command.words, size=command.size, input=takes_input, term=command.term)
 
@@ -214,7 +214,7 @@ class Tunnel:
                     yield new
 
     def _take_all(self, frames: Iterable[Frame]) -> int | None:
-        """Do what frames say. Return the number of the file that follows, if one does."""
+        """Carry out frames. Return the number of the file that follows, if one does."""
         for frame in frames:
             if frame.kind == Kind.NEXT:
                 return int(frame.facts["number"])
@@ -324,10 +324,10 @@ class TunnelInThread:
         return ours
 
     def output_of(self, *words: str) -> bytes:
-        """Return what a command of ``iris-ray`` prints on the head.
+        """Return the output of a command of ``iris-ray`` on the head.
 
         Raises:
-            SessionError: it fails, or the tunnel does; the message is what it says.
+            SessionError: the command fails, with its last message; or the tunnel does.
         """
         from iris_ray.sessions.client import follow
         from iris_ray.sessions.core import CommandLine

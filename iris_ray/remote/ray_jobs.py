@@ -1,9 +1,11 @@
 """Ray's job API: run a script on a cluster from a machine that is not in it, such as a laptop."""
 
 import contextlib
+import json
 import logging
 import os
 import re
+import secrets
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -34,13 +36,16 @@ class RayJobConfig:
     Args:
         command: the program and its arguments, such as ``["python", "train.py", "--steps", "1000"]``. No shell reads
             them: spaces, quotes and ``$`` arrive as they are.
-        working_dir: the directory that is sent to the cluster, and in which the command runs; None: none.
+        working_dir: the directory that is sent to the cluster, and in which the command runs; or a zip file of it,
+            which is sent as it is; None: none.
         excludes: patterns of files that are not sent, as in a .gitignore file. Files that its .gitignore and
             .rayignore name are not sent either.
         with_secrets: send files that look like secrets, such as ``.env`` and ``*.pem``; else they stay here. A line
             names them.
-        env: environment variables of the command, and of the tasks that it starts.
-        env_file: a file with further variables, ``NAME=value`` a line; for secrets, which belong on no command line.
+        env: environment variables of the command and of all that it starts on Ray. Ray shows them in its dashboard and
+            its logs.
+        env_file: a file with further variables, ``NAME=value`` a line, for secrets. The command and the tasks of its
+            jobs get them, and other processes of Ray don't. Ray shows them nowhere.
         pip: packages to install on the cluster for it.
 
     Raises:
@@ -62,15 +67,10 @@ class RayJobConfig:
             raise InvalidRequestError(
                 'command is empty; give a program and its arguments, such as ["python", "train.py"]'
             )
-        if self.working_dir is not None and not Path(self.working_dir).is_dir():
+        if self.working_dir is not None and not (self.is_packed or Path(self.working_dir).is_dir()):
             raise InvalidRequestError(f"working_dir is {str(self.working_dir)!r}, which is not a directory")
         require("env", self.env, VARIABLES)
-        require_env_travels(self.variables())
-
-    @property
-    def entrypoint(self) -> str:
-        """The command, quoted for the shell on the cluster."""
-        return shlex.join(self.command)
+        require_env_travels({**self.variables_of_file(), **self.env})
 
     @property
     def name(self) -> str:
@@ -79,17 +79,24 @@ class RayJobConfig:
         stem = Path((scripts or [self.command[0]])[0]).stem
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "job"
 
-    def variables(self) -> dict[str, str]:
-        """Return all variables; those of ``env`` win over those of the file."""
-        return (read_env_file(self.env_file) if self.env_file is not None else {}) | dict(self.env)
+    @property
+    def is_packed(self) -> bool:
+        """Whether the directory is a zip file."""
+        path = Path(self.working_dir or "")
+        return path.suffix == ".zip" and path.is_file()
+
+    def variables_of_file(self) -> dict[str, str]:
+        """Return the variables of the file; those of ``env`` win over them."""
+        found = {} if self.env_file is None else read_env_file(self.env_file)
+        return {name: value for name, value in found.items() if name not in self.env}
 
 
 _CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
 """Loggers of Ray that tell each step."""
 PROBE_S = 5.0
-"""Seconds that the dashboard may take to answer the first request."""
+"""The limit for the dashboard's answer to the first request; seconds."""
 MOST_NAMES = 1_000
-"""How many suffixes are tried for a name that is taken."""
+"""The limit for suffixes that are tried for a name that is taken."""
 OUR_JOB = re.compile(r"^iris_ray: job (.+)$", re.MULTILINE)
 """The line by which a script names each job that it submits; see `start_request`."""
 _TRY = "give the dashboard's URL, such as http://10.0.0.2:8265"
@@ -165,36 +172,64 @@ class RayJobs:
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def submit(
-        self, config: RayJobConfig, run_id: str | None = None, packages: Sequence[Path] = (), says: bool = True
+        self,
+        config: RayJobConfig,
+        run_id: str | None = None,
+        packages: Sequence[Path] = (),
+        says: bool = True,
+        hides_env: bool = False,
     ) -> str:
         """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`.
 
-        ``packages`` are directories of Python packages that are sent, too; the job can import them. ``says``: print a
-        line about the directory.
+        ``packages`` are directories of Python packages that are sent as well; the job can import them. ``says``: print
+        a line about the directory. ``hides_env``: send the variables of ``env`` like those of a file.
         """
         wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
         chosen = self._free_name(wanted)  # asks first, before anything is sent: the cluster may refuse the token
         what = "the job"
-        runtime_env: dict[str, Any] = {"env_vars": config.variables()}
+        runtime_env: dict[str, Any] = {"env_vars": {} if hides_env else dict(config.env)}
         if config.pip:
             runtime_env["pip"] = list(config.pip)
         if packages:
             runtime_env["py_modules"] = [str(package) for package in packages]
         if config.working_dir is not None:
-            what, excludes = _say_what_is_sent(config, says)
+            what, excludes = ("the job", []) if config.is_packed else _say_what_is_sent(config, says)
             runtime_env |= {"working_dir": str(config.working_dir), "excludes": excludes}
-        while True:
-            try:
-                with self._answers(), live_line(f"sending to {self._address}") as line:
-                    line.show(what)
-                    submitted: str = self._client.submit_job(
-                        entrypoint=config.entrypoint, runtime_env=runtime_env, submission_id=chosen
-                    )
-                    return submitted
-            except RayJobError as error:
-                if "already exists" not in str(error):
-                    raise
-                chosen = self._free_name(wanted)  # another job has taken the name meanwhile
+        with self._sent({**config.variables_of_file(), **(config.env if hides_env else {})}) as prefix:
+            entrypoint = shlex.join([*prefix, *config.command])
+            while True:
+                try:
+                    with self._answers(), live_line(f"sending to {self._address}") as line:
+                        line.show(what)
+                        submitted: str = self._client.submit_job(
+                            entrypoint=entrypoint, runtime_env=runtime_env, submission_id=chosen
+                        )
+                        return submitted
+                except RayJobError as error:
+                    if "already exists" not in str(error):
+                        raise
+                    chosen = self._free_name(wanted)  # another job has taken the name meanwhile
+
+    @contextlib.contextmanager
+    def _sent(self, variables: Mapping[str, str]) -> Iterator[list[str]]:
+        """Send variables for a command, and yield the words before the command.
+
+        If the block fails, the variables are overwritten: no command comes that would delete them.
+        """
+        from iris_ray.actors.calls.ray_internals import send_package
+
+        if not variables:
+            yield []
+            return
+        uri = f"gcs://iris-ray-{secrets.token_hex(16)}.zip"
+        with self._answers():
+            send_package(self._client, uri, json.dumps(variables).encode())
+        try:
+            yield ["python", "-m", "iris_ray.remote.variables", uri]
+        except BaseException:
+            with contextlib.suppress(IrisError), self._answers():
+                send_package(self._client, uri, b"")
+            raise
 
     def status(self, run_id: str) -> RayJobStatus:
         """Return the status of a job.
@@ -209,7 +244,7 @@ class RayJobs:
         return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours, code)
 
     def logs(self, run_id: str) -> str:
-        """Return what a job has printed. Raises like `status`."""
+        """Return the output of a job. Raises like `status`."""
         with self._answers(run_id):
             return str(self._client.get_job_logs(_checked(run_id)))
 
@@ -354,7 +389,7 @@ def _checked(run_id: str) -> str:
 
 
 def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]:
-    """Return the size of the directory, before it is sent, and patterns of what is not; print a line if it ``says``.
+    """Return the size of the directory, before it is sent, and patterns of excluded files; print it if it ``says``.
 
     Raises:
         InvalidRequestError: the directory is larger than Ray allows.
@@ -367,15 +402,22 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
     directory = Path(str(config.working_dir)).absolute()
     files = total = 0
     largest, most = directory, 0
-    secrets: list[str] = []
+    looks_secret: list[str] = []
+    stays: list[str] = []
+    variables = None if config.env_file is None else os.path.realpath(config.env_file)
 
     def add(path: Path) -> None:
         nonlocal files, total, largest, most
         if not path.is_file():
             return
-        if code.looks_secret(name := str(path.relative_to(directory))):
-            secrets.append(name)
+        name = str(path.relative_to(directory))
+        if variables is not None and os.path.realpath(path) == variables:
+            stays.append(name)
+            return
+        if code.looks_secret(name):
+            looks_secret.append(name)
             if not config.with_secrets:
+                stays.append(name)
                 return
         size = path.stat().st_size
         files, total = files + 1, total + size
@@ -392,10 +434,9 @@ def _say_what_is_sent(config: RayJobConfig, says: bool) -> tuple[str, list[str]]
     what = f"{directory}: {files} files, {_in_words(total)}"
     if says:
         print(f"iris_ray: sending {what}", file=sys.stderr)
-    if secrets and says:
-        print(f"iris_ray: {code.secrets_in_words(secrets, config.with_secrets)}", file=sys.stderr)
-    left_out = () if config.with_secrets else map(_pattern_of, secrets)
-    return what, [*config.excludes, *left_out]
+    if looks_secret and says:
+        print(f"iris_ray: {code.secrets_in_words(looks_secret, config.with_secrets)}", file=sys.stderr)
+    return what, [*config.excludes, *map(_pattern_of, stays)]
 
 
 def _pattern_of(name: str) -> str:

@@ -2,12 +2,16 @@
 
 import atexit
 import contextlib
+import pickle
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
+
+from ray import cloudpickle
 
 from iris_ray.actors.calls.controller_connection import RESTART_S
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
@@ -16,7 +20,7 @@ from iris_ray.client.client import launch
 from iris_ray.client.connection import current_user, require_workspace
 from iris_ray.client.job_progress import say_if_it_runs_once
 from iris_ray.client.transport import DirectTransport, Transport
-from iris_ray.errors import InvalidRequestError, IrisError
+from iris_ray.errors import InvalidRequestError, IrisError, RemoteUserError, ResultNotPicklableError
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.ray_jobs import RayJobs
 from iris_ray.terminal import print_line
@@ -29,7 +33,7 @@ T = TypeVar("T")
 
 
 class RemoteTransport(Transport):
-    """Has a process on the head do what `DirectTransport` does here. Each call takes some seconds, as it starts one.
+    """Makes each call of `DirectTransport` in a process on the head, whose start takes some seconds.
 
     Args:
         address: the URL of the dashboard.
@@ -52,17 +56,18 @@ class RemoteTransport(Transport):
 
     def ask(self, patience_s: float, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         asked = partial(DirectTransport().ask, patience_s, question, *args, **kwargs)
-        answer: T = self._send(question.__name__, asked).answer()
+        answer: T = self._send(question.__name__, asked).answer(get_type_hints(question)["return"])
         return answer
 
     def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._send(function.__name__, partial(function, *args, **kwargs)).answer()
+        sent = self._send(function.__name__, partial(function, *args, **kwargs))
+        result: T = sent.answer(get_type_hints(function)["return"])
         return result
 
     def show(self, function: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         call = self._send(function.__name__, partial(function, *args, **kwargs))
         call.follow(print_line)
-        call.answer()
+        call.answer(None)
 
     def submit(self, request: RunRequest, detached: bool) -> "Future[list[Any]]":
         if given := [name for name, one in request.secrets.items() if one.value]:
@@ -74,7 +79,7 @@ class RemoteTransport(Transport):
         say_if_it_runs_once(request.spec)
         call = self._send(request.spec.name, partial(submit_on_head, request, detached), working_dir=self._workspace)
         try:
-            call.answer()
+            call.answer(None)
         except BaseException as error:
             call.stop()
             if detached and isinstance(error, KeyboardInterrupt):
@@ -97,13 +102,54 @@ class RemoteTransport(Transport):
 
 def _receive(call: HeadCall, results: "Future[list[Any]]") -> None:
     try:
-        results.set_result(call.answer(1, LONG_PATIENCE_S))
+        results.set_result(_unpacked(call.answer(bytes, 1, LONG_PATIENCE_S)))
     except BaseException as error:
         results.set_exception(error)
 
 
-def submit_on_head(request: RunRequest, detached: bool) -> Iterator[Any]:
-    """Submit a job from this process. Yield None when the Controller has accepted it, and then its results."""
+def _unpacked(packed: bytes) -> list[Any]:
+    """Return the results of a user's function, or raise its error."""
+    failed, payload, trace = pickle.loads(packed)
+    try:
+        answer = pickle.loads(payload)
+    except Exception as error:
+        if failed:  # its class is not known here
+            raise RemoteUserError(trace) from None
+        raise ResultNotPicklableError(
+            f"the results can't be read here ({type(error).__name__}: {error}); install here what they need, or return"
+            " plain values"
+        ) from None
+    if failed:
+        raise answer
+    results: list[Any] = answer
+    return results
+
+
+# -- on the head -------------------------------------------------------------------------------------------------------
+
+
+def submit_on_head(request: RunRequest, detached: bool) -> Iterator[bytes | None]:
+    """Submit a job from this process. Yield None when the Controller has accepted it, and then its results, pickled."""
     job = launch(request, detached)
     yield None
-    yield job.results()
+    yield packed(job.results)
+
+
+def packed(work: Callable[[], list[Any]]) -> bytes:
+    """Return the results of a user's function, or its error, pickled: they can be of any class.
+
+    Raises:
+        ResultNotPicklableError: the results can't be pickled.
+    """
+    failed, trace, answer = False, "", object()
+    try:
+        answer = work()
+    except Exception as error:
+        failed, trace, answer = True, "".join(traceback.format_exception(error)), error
+    try:
+        payload = cloudpickle.dumps(answer)
+    except Exception as error:
+        if not failed:
+            raise ResultNotPicklableError(f"the results can't be pickled: {error}") from None
+        payload = b""
+    return pickle.dumps((failed, payload, trace))

@@ -217,7 +217,8 @@ class Availability:
 
     def suits_soon(self, name: str) -> bool:
         """Return whether a group would be free without tasks on it once suspicions of its hosts have ended."""
-        return self.suits(name) or (self.suits(name, later=True) and not self.group(name).foreign_use)
+        in_foreign_use = self.requirement.chips and self.group(name).foreign_use
+        return self.suits(name) or (self.suits(name, later=True) and not in_foreign_use)
 
     def may_become_free(self, name: str) -> bool:
         """Return whether a group becomes free once its tasks end: no end of an attempt is unconfirmed for long."""

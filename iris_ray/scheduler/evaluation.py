@@ -225,8 +225,9 @@ def _check_capacity(found: _Findings) -> Evaluation | None:
 
 
 def _check_foreign_use(found: _Findings) -> Evaluation | None:
-    """Exclude workers whose chips a foreign process uses. `_check_enough_workers` rejects."""
-    found.unfit_for_now.update(found.group.foreign_use)
+    """Exclude workers whose chips a foreign process uses, if the tasks need chips. `_check_enough_workers` rejects."""
+    if found.need.chips:
+        found.unfit_for_now.update(found.group.foreign_use)
     return None
 
 

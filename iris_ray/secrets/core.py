@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from iris_ray.errors import InvalidRequestError, NotPermittedError
@@ -62,7 +62,11 @@ class StoredSecret:
         Raises:
             NotPermittedError: the secret is restricted to other users or teams.
         """
-        if not (self.users or self.teams) or user in self.users or any(_within(team, one) for one in self.teams):
+        if (
+            not (self.users or self.teams)
+            or user in self.users
+            or any(f"{team}/".startswith(f"{one}/") for one in self.teams)
+        ):
             return
         whose = [f"users {', '.join(self.users)}"] if self.users else []
         whose += [f"teams {', '.join(self.teams)}"] if self.teams else []
@@ -70,14 +74,6 @@ class StoredSecret:
             f"the secret {self.name} is for jobs of {' and '.join(whose)} only, and not for {user}"
             f"{f' of team {team}' if team else ''}; ask {self.set_by}, who has set it, or another operator"
         )
-
-    def next(self, before: "StoredSecret | None") -> "StoredSecret":
-        """Return this secret with the revision that follows the one that it replaces."""
-        return self if before is None or before.problem else replace(self, revision=before.revision + 1)
-
-
-def _within(team: str, whole: str) -> bool:
-    return team == whole or team.startswith(f"{whole}/")
 
 
 def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:

@@ -74,7 +74,8 @@ class SecretStore:
                     f"the secret {name} was not set: the store has {MOST_SECRETS:,} secrets, and takes no more; remove"
                     " some: iris-ray cluster secrets rm NAME"
                 )
-            secret = StoredSecret(name, user, self._clock(), users=users, teams=teams).next(before)
+            revision = 1 if before is None or before.problem else before.revision + 1
+            secret = StoredSecret(name, user, self._clock(), revision, users, teams)
             if len(content := to_file(secret, value)) > MOST_FILE_BYTES:
                 raise InvalidRequestError("the names of the users and teams are too long together; give a team instead")
             _remove_unfinished(directory)

@@ -1,7 +1,7 @@
 """The bytes of one command or connection of a session. A piece is read only when the person's process asks for it.
 
-So nothing is kept here but the last piece, in case its answer is lost. What nobody asks for stays in the kernel, and a
-command that prints faster than its reader reads has to wait, as it would for a slow terminal.
+Only the last piece is kept here, in case its answer is lost. Unread output stays in the kernel, so a command that
+prints faster than its reader reads has to wait, as for a slow terminal.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from iris_ray.sessions import keeper
 from iris_ray.sessions.core import CHUNK_BYTES, POLL_S, Piece, Size
 
 START_S = 30.0
-"""A keeper may take so long to start a command."""
+"""The limit for the start of a command by its keeper; seconds."""
 CONNECT_S = 10.0
 
 
@@ -30,7 +30,7 @@ class ByteChannel(ABC):
 
     Args:
         sources: the descriptors that are read: of stdout and stderr, of a terminal, or of a connection.
-        into: the descriptor that is written; None: what is written is dropped. It may be one of the sources.
+        into: the descriptor for input, which may be one of the sources; None: input is dropped.
 
     Attributes:
         task_ended: whether it is over, or about to be, because the task's attempt has ended.
@@ -117,7 +117,7 @@ class ByteChannel(ABC):
         """Return the next piece, or an empty one if no bytes come within `POLL_S`."""
         deadline = asyncio.get_running_loop().time() + POLL_S
         while True:
-            is_done = self._is_done()  # asked before the sources are read: what comes before the end is not lost
+            is_done = self._is_done()  # asked before the sources are read, so that no bytes before the end are lost
             if any(data := [self._read(place) for place in range(len(self._sources))]):
                 return Piece(0, data[0], b"".join(data[1:]))
             if is_done:
@@ -189,7 +189,7 @@ class RunningCommand(ByteChannel):
     """A command with its whole process tree, under a `keeper`.
 
     Args:
-        control, lines: the socket to its keeper, and what comes over it.
+        control, lines: the socket to its keeper, and the lines from it.
         sources, into: as for `ByteChannel`.
         on_terminal: whether they are its terminal.
     """
@@ -227,7 +227,7 @@ class RunningCommand(ByteChannel):
             directory: its working directory.
             token: of the task, for its keeper: the host ends that with the attempt, if it has to.
             size: of its terminal; None: it has none.
-            takes_input: whether it reads what is written; else its stdin is empty. One with a terminal always does.
+            takes_input: whether it gets input; otherwise its stdin is empty. A command with a terminal always does.
 
         Raises:
             CommandNotFoundError: there is no such program, or it can't be started.
@@ -311,7 +311,7 @@ def _start_keeper(
     environ: Mapping[str, str],
     wanted: Mapping[str, object],
 ) -> keeper.Lines:
-    """Start a keeper with these streams and further variables, and tell it what to run. Return what it says next.
+    """Start a keeper with these streams and further variables, and send it the command. Return its further lines.
 
     Raises:
         CommandNotFoundError: the command can't be started.
@@ -346,7 +346,7 @@ def _start_keeper(
 
 
 async def _ready(readers: Collection[int], writers: Collection[int], timeout_s: float) -> bool:
-    """Wait until one of these descriptors can be read or written. Return whether one can within so many seconds."""
+    """Wait until one of these descriptors can be read or written. Return False after ``timeout_s``."""
     loop = asyncio.get_running_loop()
     woken: asyncio.Future[None] = loop.create_future()
 

@@ -19,7 +19,7 @@ from iris_ray.cli.streams import (
     CtrlC,
     LabelledLines,
     follow_on_terminal,
-    print_bytes,
+    pass_on,
     stdin_bytes,
     terminal_size,
     wait_for,
@@ -148,7 +148,7 @@ async def _run(controller: ControllerConnection, place: "TaskPlace", words: Sequ
             async with TaskSession(controller, place) as session:
                 channel = await session.run(CommandLine(tuple(words), takes_input=takes_input))
                 ctrl_c.goes_to(channel)
-                return ctrl_c.judge(await follow(channel, print_bytes, stdin_bytes() if takes_input else None))
+                return ctrl_c.judge(await follow(channel, pass_on, stdin_bytes() if takes_input else None))
     except CommandNotFoundError as error:
         say_error(str(error))
         return NOT_FOUND

@@ -6,7 +6,6 @@ an actor on the task's host.
 
 import asyncio
 import contextlib
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
@@ -36,7 +35,7 @@ from iris_ray.sessions.core import CommandLine, Piece, SessionInterface, Size
 from iris_ray.sessions.host import start_session
 
 START_S = 60.0
-"""A host may take so long to start the process of a session."""
+"""The limit for the start of a session's process on a host; seconds."""
 TRIES, AGAIN_S = 2, 1.0
 """How often a repeatable question is asked, and the pause between."""
 MAY = "run commands beside its tasks"
@@ -73,8 +72,8 @@ def locate(controller: ControllerConnection, job_id: str, task_index: int = 0) -
 
     Raises:
         UnknownNameError: there is no such job or task.
-        NotPermittedError: it is another user's job, and this user is no operator.
-        TaskNotRunningError: it does not run; the message says what it waits for, or how it ended.
+        NotPermittedError: it is another user's job, and this user is not an operator.
+        TaskNotRunningError: it does not run; the message says why.
     """
     controller.ask(ControllerInterface.require_own, job_id, current_user(), MAY)
     job = controller.ask(ControllerInterface.job_status, job_id)
@@ -89,7 +88,7 @@ def locate(controller: ControllerConnection, job_id: str, task_index: int = 0) -
 
 
 def locate_all(controller: ControllerConnection, job_id: str) -> tuple[list[TaskPlace], list[int]]:
-    """Return where a job's tasks run, once for each host of several processes, and the indexes of those that don't.
+    """Return where a job's tasks run, once for each host of several processes, and the indexes of other tasks.
 
     Raises:
         UnknownNameError, NotPermittedError: as for `locate`.
@@ -315,10 +314,8 @@ async def _send(channel: Channel, given: Input) -> None:
     await channel.write(b"")
 
 
-def run_beside(
-    job_id: str, task_index: int, command: Sequence[str], given: bytes
-) -> subprocess.CompletedProcess[bytes]:
-    """Run a command beside a task; see `IrisClient.exec`."""
+def run_beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -> tuple[int, bytes, bytes]:
+    """Run a command beside a task; see `IrisClient.exec`. Return its exit code, stdout and stderr."""
     require("command", command, texts('["nvidia-smi"]'))
     if not command:
         raise InvalidRequestError('command is empty; give a program and its arguments, such as ["tpu-info"]')
@@ -336,8 +333,7 @@ def run_beside(
                 channel, lambda data, is_err: parts[is_err].append(data), all_input() if given else None
             )
 
-    code = _in_thread(run)
-    return subprocess.CompletedProcess(list(command), code, b"".join(parts[False]), b"".join(parts[True]))
+    return _in_thread(run), b"".join(parts[False]), b"".join(parts[True])
 
 
 def _in_thread(work: Callable[[], Awaitable[T]]) -> T:

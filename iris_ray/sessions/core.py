@@ -7,11 +7,9 @@ from iris_ray.actors.protocol.marks import within
 from iris_ray.model.lifecycle import TaskAttemptId
 
 POLL_S = 5.0
-"""How long `read` waits for bytes before it answers without any."""
+"""The time after which `read` answers without bytes; seconds."""
 ANSWER_S = POLL_S + 10.0
-"""How long a host may be silent before it counts as lost."""
-LEASE_S = 60.0
-"""How long a session lasts on its host without a question."""
+"""The time after which a silent host counts as lost; seconds."""
 CHUNK_BYTES = 64 << 10
 """The limit for the bytes of a piece; Ray sends up to 100 KB with the call itself."""
 
@@ -106,7 +104,7 @@ class SessionInterface(Protocol):
         """Change the size of a command's terminal."""
 
     async def signal(self, channel: int, number: int) -> None:
-        """Send a signal to a command and what it has started in its process group."""
+        """Send a signal to the process group of a command."""
 
     async def close(self, channel: int) -> None:
         """End a command with all that it has started, or a connection, which is then read no more. Return at once."""

@@ -1,7 +1,8 @@
 """One person's session on the host of a task: an actor in a process of its own, so the task's host is not held up.
 
-The person's process starts it, and Ray ends it with that process. Then the sockets to the keepers close, and they end
-the commands.
+The person's process starts it, and Ray ends it with that process, or when it has lost that process's machine. Then the
+sockets to the keepers close, and they end the commands. While the person's process lives, a session has no time limit:
+output may wait for a pager, and Ctrl-Z may stop the process.
 """
 
 import asyncio
@@ -10,7 +11,9 @@ import fcntl
 import itertools
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -26,7 +29,7 @@ from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
-from iris_ray.sessions.core import LEASE_S, POLL_S, CommandLine, Piece, Size
+from iris_ray.sessions.core import POLL_S, CommandLine, Piece, Size
 from iris_ray.sessions.surroundings import Surroundings
 
 MOST_SESSIONS = 32
@@ -34,9 +37,9 @@ MOST_SESSIONS = 32
 MOST_CHANNELS = 64
 """The limit for commands and connections of a session. A browser opens six to each server."""
 STARTING_S, STARTING_POLL_S = 2.0, 0.1
-"""How long the process of a running task may take to appear, and the interval between two looks for it."""
+"""The time in which the process of a running task must appear, and the interval between two checks; seconds."""
 TOGETHER_S = 10.0
-"""When an attempt ends, commands end without grace, and the host sees the end of the task within so many seconds."""
+"""The time after the end of a command in which the end of the task's attempt is seen, if that is the cause; seconds."""
 _AS_HOSTS_END_IT = (None, 143, 137)
 """The exit codes of a command that got SIGTERM or SIGKILL; None: it is not known."""
 
@@ -46,25 +49,21 @@ class HostSession:
 
     Args:
         address: the host's IP address.
-        lease_s: as `LEASE_S`.
     """
 
-    def __init__(self, address: str, lease_s: float = LEASE_S) -> None:
+    def __init__(self, address: str) -> None:
         self._address = address
         self._directory = host_directory()
-        self._lease_s = lease_s
         self._channels: dict[int, ByteChannel] = {}
+        self._opening = 0
         self._numbers = itertools.count(1)
         self._task: WatchedProcess | None = None
         self._surroundings: Surroundings | None = None
         self._task_ended = asyncio.Event()
         self._place: int | None = None
-        self._asked_at = 0.0
-        self._is_over = False
         self._background = BackgroundTasks()
 
     async def enter(self, task: TaskAttemptId) -> None:
-        self._asked()
         if self._task is not None:
             return
         self._place = _take_place(self._directory / "sessions")
@@ -79,33 +78,25 @@ class HostSession:
             ) from None
         self._task = process
         self._task.watch(self._on_task_end)
-        self._background.start(self._end_when_unasked(), "waiting for the end of the lease")
 
     async def start(self, command: CommandLine) -> int:
-        self._asked()
         beside = self._surroundings
         if beside is None or self._task_ended.is_set():
             raise TaskNotRunningError("the task's attempt has ended; see iris-ray job events")
-        self._require_room()
         words = (beside.shell(),) if command.words is None else command.words
         if not words or any("\0" in word for word in words):
             raise CommandNotFoundError("a command needs a program, and no word of it can have a NUL character")
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
+        arguments = words, environ, beside.directory, token, command.size, command.takes_input
         try:
-            started = await asyncio.to_thread(
-                RunningCommand.start, words, environ, beside.directory, token, command.size, command.takes_input
-            )
+            return await self._opened(RunningCommand.start, *arguments)
         except (OSError, subprocess.SubprocessError) as error:
             raise SessionError(f"the task's host has no room for a command now: {error}") from None
-        return self._added(started)
 
     async def connect(self, port: int) -> int:
-        self._asked()
-        self._require_room()
-        return self._added(await asyncio.to_thread(PortConnection.open, port, self._address))
+        return await self._opened(PortConnection.open, port, self._address)
 
     async def read(self, channel: int, after: int) -> Piece:
-        self._asked()
         if (found := self._channels.get(channel)) is None:  # it is over, and others have been opened since
             return Piece(after + 1, over=True)
         piece = await found.read(after)
@@ -117,7 +108,6 @@ class HostSession:
         return piece
 
     async def write(self, channel: int, number: int, data: bytes) -> None:
-        self._asked()
         if (found := self._channels.get(channel)) is not None:  # else it is over
             await found.write(number, data)
 
@@ -140,17 +130,16 @@ class HostSession:
             self._background.start(found.drop(), "closing a connection")
 
     async def task_ended(self) -> bool:
-        self._asked()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._task_ended.wait(), POLL_S)
         return self._task_ended.is_set()
 
     async def _find(self, task: TaskAttemptId) -> tuple[WatchedProcess, Surroundings]:
-        """Return the process of a task and its surroundings. It may be about to tell them.
+        """Return the process of a task and its surroundings, which it may be about to keep.
 
         Raises:
             RuntimeError: it has no process here.
-            SessionError: it does not tell its surroundings.
+            SessionError: it has kept no surroundings.
         """
 
         async def find() -> tuple[WatchedProcess, Surroundings]:
@@ -160,50 +149,35 @@ class HostSession:
             surroundings = Surroundings.of_process(pid)
             return WatchedProcess(stat.identity), surroundings
 
-        # a SessionError is a RuntimeError, too
+        # a SessionError is a RuntimeError
         return await ask_again(find, RuntimeError, within_s=STARTING_S, pause_s=STARTING_POLL_S)
 
-    def _asked(self) -> None:
-        self._asked_at = asyncio.get_running_loop().time()
+    async def _opened(self, start: Callable[..., ByteChannel], *arguments: Any) -> int:
+        """Start a command or connection in a thread, and return the number of its channel.
 
-    def _require_room(self) -> None:
-        if self._is_over:
-            raise SessionError(
-                f"this session is over, for nobody has asked it for {self._lease_s:g} s; begin another one"
-            )
-        if sum(not channel.over for channel in self._channels.values()) >= MOST_CHANNELS:
+        Raises:
+            SessionError: the session has `MOST_CHANNELS`, including those that are being opened.
+        """
+        self._channels = {number: one for number, one in self._channels.items() if not one.over}
+        if len(self._channels) + self._opening >= MOST_CHANNELS:
             raise SessionError(f"this session has {MOST_CHANNELS} open commands and connections; close some first")
-
-    def _added(self, channel: ByteChannel) -> int:
+        self._opening += 1
+        try:
+            channel = await asyncio.to_thread(start, *arguments)
+        finally:
+            self._opening -= 1
         number = next(self._numbers)
-        self._channels = {n: one for n, one in self._channels.items() if not one.over} | {number: channel}
+        self._channels[number] = channel
         if self._task_ended.is_set():
             self._on_task_end()
-        elif self._is_over:
-            self._end_all()
-        self._asked()
         return number
 
     def _on_task_end(self) -> None:
         self._task_ended.set()
         for channel in self._channels.values():
             channel.task_ended = True
-        self._end_all()
-
-    def _end_all(self) -> None:
-        for channel in self._channels.values():
             if not channel.over:
                 channel.end()
-
-    async def _end_when_unasked(self) -> None:
-        """End everything if nobody asks any more: the network to the person is broken, or their process hangs."""
-        loop = asyncio.get_running_loop()
-        while (left_s := self._asked_at + self._lease_s - loop.time()) > 0:
-            await asyncio.sleep(left_s)
-        self._is_over = True
-        self._end_all()
-        if self._place is not None:
-            os.close(self._place)
 
 
 _HostSession = ray.remote(HostSession)

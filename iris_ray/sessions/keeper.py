@@ -6,7 +6,7 @@ and its process group are. The session's process holds the other end of a socket
 is over or its process was killed, the keeper kills the tree.
 
 On the socket the keeper reads a JSON line with ``command``, ``environ``, ``directory`` and ``terminal``, and then
-numbers of signals. It answers with ``{"pid": …}`` or ``{"error": …, "errno": …}``, then ``{"exit_code": …}``, and
+numbers of signals. It answers with ``{"pid": …}`` or ``{"error": …}``, then ``{"exit_code": …}``, and
 closes the socket when no process of the tree is left. Its stdin, stdout and stderr are those of the command.
 """
 
@@ -25,7 +25,7 @@ from iris_ray.processes.subtree import as_shells_say, end_descendants, reap, sta
 
 DEFAULTS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
 LOOK_S = 1.0
-"""Seconds between two looks for adopted processes that have ended."""
+"""The interval between two checks for adopted processes that have ended; seconds."""
 
 
 def main() -> None:
@@ -43,12 +43,12 @@ def main() -> None:
     try:
         root = start(json.loads(wanted))
     except OSError as error:
-        say(control, error=error.strerror or str(error), errno=error.errno or 0)
+        say(control, error=error.strerror or str(error))
         return
     say(control, pid=root)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nothing, stream)  # only the command and what it starts hold its output open
+        os.dup2(nothing, stream)  # only the command's own tree holds its output open
     os.chdir("/")
     code = keep(root, control, lines)
     end_descendants()
@@ -97,7 +97,7 @@ def keep(root: int, control: socket.socket, lines: "Lines") -> int | None:
             if (numbers := lines.read()) is None:
                 return None
             for number in numbers:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with contextlib.suppress(OSError, OverflowError):  # it has ended, or there is no such signal
                     os.killpg(root, int(number))
         if root in (codes := reap()):
             return as_shells_say(codes[root])

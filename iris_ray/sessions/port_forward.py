@@ -11,7 +11,7 @@ from iris_ray.sessions.client import Channel, TaskPlace, TaskSession, locate
 from iris_ray.sessions.core import CHUNK_BYTES
 
 LOOK_S = 1.0
-"""Seconds between two looks whether a task that has moved runs again, and between two tries of its host."""
+"""The interval between two checks whether a moved task runs again, and between two tries of its host; seconds."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -22,7 +22,7 @@ class PortForward:
         controller: the Controller.
         job_id, task_index: the task.
         remote: the port on its host.
-        say: takes what a person should know, a line at a time.
+        say: prints a line for the person.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ async def listen(
     Args:
         accept: serves a connection.
         local: the port; 0: any free one.
-        remote: the one that it is to stand for.
+        remote: the port to which it leads.
 
     Raises:
         InvalidRequestError: the port is taken, or only root may have it.

@@ -23,14 +23,15 @@ NAME = "iris-ray-surroundings"
 SHELLS = ("bash", "sh")
 
 
-def keep_surroundings(_: TaskFiles) -> None:
-    """Keep a copy of the variables of this process of a task, for commands that run beside it."""
-    Surroundings.keep()
+def keep_surroundings(_: object = None) -> None:
+    """Keep a copy of this process's surroundings as long as it lives, unless the kernel has no such memory."""
+    with contextlib.suppress(OSError), open(os.memfd_create(NAME), "w", encoding="utf-8", closefd=False) as copy:
+        json.dump({"environ": dict(os.environ), "python": sys.executable}, copy)
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a task's process has told, and its working directory now.
+    """The variables and the Python that a task's process has kept, and its working directory now.
 
     Attributes:
         environ: the variables with which user code began.
@@ -41,17 +42,6 @@ class Surroundings:
     environ: Mapping[str, str] = field(repr=False)
     python: str
     directory: str
-
-    @staticmethod
-    def keep() -> int | None:
-        """Keep a copy of this process's surroundings as long as it lives; None if the kernel has no such memory."""
-        try:
-            file = os.memfd_create(NAME)
-        except OSError:
-            return None
-        with open(file, "w", encoding="utf-8", closefd=False) as copy:
-            json.dump({"environ": dict(os.environ), "python": sys.executable}, copy)
-        return file
 
     @staticmethod
     def of_process(pid: int) -> "Surroundings":
@@ -74,7 +64,7 @@ class Surroundings:
         )
 
     def for_commands(self, term: str) -> dict[str, str]:
-        """Return the variables of a command: the task's, without what would make it take the task's chips or place.
+        """Return the variables of a command: the task's, except those by which it would take the task's chips or place.
 
         The task's token stays, so that the command ends with the attempt whatever else happens.
 

@@ -101,7 +101,7 @@ def runners(client: SlotClient, as_json: bool) -> None:
 def evict(client: SlotClient, slot: str) -> None:
     """Let a slot end once its requests have."""
     client.evict(slot)
-    click.echo(f"slot {slot} takes no more requests, and ends after those that it has")
+    click.echo(f"slot {slot} takes no new requests, and ends after its running ones")
 
 
 @slots.command()
@@ -190,7 +190,7 @@ def _read_again(served: "ServedFile", file: Path) -> None:
         click.echo("; ".join(changes) or "nothing has changed")
     except InvalidSlotError as error:
         click.echo(f"nothing has changed: {error}", err=True)
-    except Exception as error:  # what is served goes on
+    except Exception as error:  # the models that are served stay
         click.echo(f"perhaps not all is changed; SIGHUP tries again: {type(error).__name__}: {error}", err=True)
 
 

@@ -197,7 +197,7 @@ def check(found: ModelsFile) -> None:
         InvalidSlotError: what makes no sense, and how to mend it.
     """
     if not found.hosts:
-        raise InvalidSlotError("there are no hosts; say which to get in a table [[hosts]]")
+        raise InvalidSlotError("there are no hosts; describe them in a table [[hosts]]")
     if not found.models:
         raise InvalidSlotError("there are no models; give at least one table [models.NAME]")
     require("name", found.name, NAME, InvalidSlotError)
@@ -370,8 +370,6 @@ def _model(name: str, table: Mapping[str, Any]) -> FileModel:
             model = ServedCommand(table["command"], **{each: table[each] for each in of_program if each in table})
             if "memory" not in how:
                 raise InvalidSlotError("a program needs memory_gb: gigabytes on a device, or { 1 = 16, 2 = 9 }")
-            if "arguments" in how:
-                raise InvalidSlotError("arguments are for classes; those of a program belong to its command")
         elif wrong := {"health", "environment"} & table.keys():
             raise InvalidSlotError(f"{min(wrong)} is for programs; a class has a method of its own")
         else:
@@ -418,13 +416,13 @@ def _bytes(gigabytes: Any) -> int:
 def _tables(table: Mapping[str, Any], name: str) -> list[tuple[str, Mapping[str, Any]]]:
     found = table.get(name, {})
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise InvalidSlotError(f"{name} is no table of tables; write [{name}.NAME]")
+        raise InvalidSlotError(f"{name} is not a table of tables; write [{name}.NAME]")
     return list(found.items())
 
 
 def _list(given: Any, name: str) -> list[Mapping[str, Any]]:
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-        raise InvalidSlotError(f"hosts is no list of tables; write {name}")
+        raise InvalidSlotError(f"hosts is not a list of tables; write {name}")
     return given
 
 

@@ -27,7 +27,7 @@ class Agenda:
             heapq.heappush(self._waiting, (max(when, self.now), self._planned, action, args))
 
     def after(self, seconds: float, action: Callable[..., object], *args: Any) -> None:
-        """Plan an action for so many seconds from now."""
+        """Plan an action for a time that is ``seconds`` from now."""
         self.at(self.now + seconds, action, *args)
 
     @property

@@ -29,7 +29,6 @@ from iris_ray.study.study import Study, StudyPolicy
 from iris_ray.study.traces import Trace
 
 # -- tables ------------------------------------------------------------------------------------------------------------
-# Tables of what simulations show.
 
 USERS_SHOWN = 10
 _USE = ("IN USE", "USEFUL", "LOST", "STARTING", "SPARE")
@@ -51,7 +50,11 @@ def print_reports(reports: Reports) -> None:
     _print_waits("Waits by priority band", "BAND", reports, lambda found: found.waits_by_band, bands)
     of_bands = "From submission to end, by priority band"
     _print_waits(of_bands, "BAND", reports, lambda found: found.turnarounds_by_band, bands, _TURNAROUNDS)
-    for unit, of in (("chips", _by_chips), ("CPUs, of jobs without chips", _by_cpus)):
+    by_size: dict[str, Callable[[Report], Mapping[float, Waits]]] = {
+        "chips": lambda found: found.waits_by_size,
+        "CPUs, of jobs without chips": lambda found: found.waits_by_cpus,
+    }
+    for unit, of in by_size.items():
         if sizes := sorted({size for found in reports.values() for size in of(found)}):
             _print_waits(f"Waits by size, in {unit}", "SIZE", reports, of, sizes)
     users = _largest_users(reports)
@@ -131,16 +134,8 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _by_chips(found: Report) -> Mapping[float, Waits]:
-    return found.waits_by_size
-
-
-def _by_cpus(found: Report) -> Mapping[float, Waits]:
-    return found.waits_by_cpus
-
-
 def _largest_users(reports: Reports) -> list[str]:
-    """Return the users who held most under any policy."""
+    """Return the users with the largest shares under any policy."""
     held: dict[str, float] = {}
     for found in reports.values():
         for user in found.waits_by_user:
@@ -158,6 +153,7 @@ def _rest(reports: Reports, shown: list[str]) -> str:
 STEPS = 50
 """How often progress is shown on a terminal."""
 TELL_S = 15.0
+MOST_DAYS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +163,8 @@ class Outcome:
     Attributes:
         policy: its name.
         report: what happened.
-        history: the same in full.
-        cpu_s: what the simulation took, in seconds of CPU.
+        history: the full record of the simulation.
+        cpu_s: seconds of CPU that the simulation took.
         interrupted: whether Ctrl-C has ended it; then the report is about the time until then.
     """
 
@@ -181,7 +177,7 @@ class Outcome:
 
 @click.command()
 @click.argument("fleet", metavar="FLEET.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--days", type=FiniteRange(0, min_open=True), help="So many days instead of those in FLEET.toml.")
+@click.option("--days", type=FiniteRange(0, MOST_DAYS, min_open=True), help="The days, instead of those in FLEET.toml.")
 @click.option("--seed", type=click.IntRange(0), help="Another seed: other jobs and losses of the same kind.")
 @click.option("--policy", "chosen", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
 @click.option(
@@ -290,7 +286,7 @@ def _print_left_out(trace: Trace) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what the Controller would log: on a crowded fleet there is a line for every job that waits long."""
+    """Hide log lines of the Controller: on a crowded fleet there is one for every job that waits long."""
     logger = logging.getLogger("iris_ray")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -340,7 +336,6 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
-# A picture of what simulations show.
 
 Outcomes = Mapping[str, tuple[History, Report]]
 HOUR = 3600.0

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM
 from iris_ray.model.workers import TPU
 
@@ -55,39 +54,20 @@ class JobHistory:
     """One job. Times are in seconds; None: not yet.
 
     Attributes:
-        size: the chips of all tasks of its smallest possible gang together; the CPUs if it uses no chips.
-        unit: Ray's name of what ``size`` counts.
         submitted_at, assigned_at, ended_at: when it was submitted, first got hosts, and ended.
         state: the name of its final `JobState`.
     """
 
     spec: JobSpec
-    size: float
     submitted_at: float
     assigned_at: float | None = None
     ended_at: float | None = None
     state: str = "PENDING"
 
-    @property
-    def user(self) -> str:
-        return self.spec.user
-
-    @property
-    def team(self) -> str:
-        return self.spec.team
-
-    @property
-    def unit(self) -> str:
-        return TPU if self.spec.resources.get(TPU) else "CPU"
-
     def waited_s(self, now: float) -> float:
         """Return how many seconds it waited for its first hosts, or has waited by now."""
         until = now if self.assigned_at is None else self.assigned_at
         return max(0.0, min(until, now if self.ended_at is None else self.ended_at) - self.submitted_at)
-
-    @property
-    def band(self) -> PriorityBand:
-        return self.spec.priority
 
 
 @dataclass(slots=True)
@@ -96,7 +76,7 @@ class History:
 
     Attributes:
         jobs: by id, without the spares that the state makes.
-        attempts: all attempts, also those of spares.
+        attempts: all attempts, spares' included.
         capacity: the chips of all live hosts, and the CPUs of those without chips, from a time on, by Ray's names.
         events: the number of events that the state has handled.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
@@ -120,7 +100,7 @@ class History:
 
     def submitted(self, spec: JobSpec, now: float) -> None:
         """Note a new job."""
-        self.jobs[spec.job_id] = JobHistory(spec, size_of(spec), now)
+        self.jobs[spec.job_id] = JobHistory(spec, now)
 
     def assigned(self, job: Job, gang: Gang, held: Mapping[str, float], now: float, beside_tpus: bool = True) -> None:
         """Note that a gang has got hosts, and whether these have chips."""

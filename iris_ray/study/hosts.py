@@ -17,7 +17,7 @@ CPUS = 120.0
 
 
 class SimulatedHosts:
-    """All hosts, also those that are away.
+    """All hosts, absent ones included.
 
     Args:
         fleet: the live hosts; read only.

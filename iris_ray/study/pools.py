@@ -64,7 +64,7 @@ class SimulatedAttempt:
 
 
 STEPS_SEEN_S = 20.0
-"""A gang that can grow has made two steps after so long, and its pool has told the Controller."""
+"""Seconds after which a gang that can grow has made two steps, and its pool has told the Controller."""
 
 
 class SimulatedPools:

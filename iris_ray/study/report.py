@@ -1,13 +1,16 @@
 """The results of a simulation: waits, shares, use of the hosts, starvation."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.teams import NO_TEAM
 from iris_ray.model.workers import TPU
-from iris_ray.study.history import AttemptHistory, History, JobHistory
+from iris_ray.study.history import AttemptHistory, History, JobHistory, size_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,7 @@ class Waits:
 
     Attributes:
         jobs: the number of jobs.
-        waiting: the number of those that still wait.
+        waiting: the number of jobs that still wait.
         p50_s, p90_s, p99_s, longest_s: percentiles of the waits, in seconds.
     """
 
@@ -62,12 +65,12 @@ class Report:
         waits_by_size: by chips, of the jobs that use chips.
         waits_by_cpus: by CPUs, of all other jobs.
         waits_by_team: of the jobs that belong to a team.
-        turnarounds_by_band: the same from the submission of jobs to their end, in place of their first hosts.
+        turnarounds_by_band: the times from the submission of jobs to their end.
         shares: each user's part of the resources that all users held.
-        shares_by_team: each team's part of the same, without the jobs that belong to none.
+        shares_by_team: each team's part of these resources, without jobs that belong to no team.
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
         finished: the number of jobs that ended in each state.
-        attempts: the number of attempts, without those of spares.
+        attempts: the number of attempts, without spares'.
         preempted: the number of attempts that lost hosts, or moved after a notice.
         evicted: the number of attempts that gave their hosts to a higher band, or to a team within its quota.
         reclaimed: the number of those among them that gave them to another team.
@@ -100,7 +103,7 @@ class Report:
 
     @property
     def decisions(self) -> int:
-        """Gangs that were given hosts."""
+        """The number of gangs that were given hosts."""
         return self.attempts
 
 
@@ -109,23 +112,26 @@ def report_on(history: History, until: float, since: float = 0.0) -> Report:
     have = {name for _, totals in history.capacity for name, amount in totals.items() if amount}
     resource = TPU if TPU in have else "CPU"
     jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]
-    sizes = {unit: [job for job in jobs if job.unit == unit] for unit in (TPU, "CPU")}
+    sizes = {has: [job for job in jobs if bool(job.spec.resources.get(TPU)) is has] for has in (True, False)}
     own = [one for one in history.attempts if not one.spare and since <= one.assigned_at <= until]
     ended = [job.state for job in jobs if job.ended_at is not None]
+
+    def by(key: Callable[[JobSpec], Any], of: Sequence[JobHistory] = jobs) -> dict[Any, list[JobHistory]]:
+        ordered = sorted(of, key=lambda job: key(job.spec))
+        return {value: list(those) for value, those in groupby(ordered, lambda job: key(job.spec))}
+
+    bands = {band.name.lower(): those for band, those in by(lambda spec: spec.priority).items()}
+    teams = _without_none(by(lambda spec: spec.team))
     return Report(
         seconds=until - since,
         resource=resource,
         waits=waits(jobs, until),
-        waits_by_band={band.name.lower(): waits(those, until) for band, those in _grouped(jobs, lambda job: job.band)},
-        waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
-        waits_by_size={size: waits(those, until) for size, those in _grouped(sizes[TPU], lambda job: job.size)},
-        waits_by_cpus={size: waits(those, until) for size, those in _grouped(sizes["CPU"], lambda job: job.size)},
-        waits_by_team={
-            team: waits(those, until) for team, those in _grouped(jobs, lambda job: job.team) if team != NO_TEAM
-        },
-        turnarounds_by_band={
-            band.name.lower(): turnarounds(those, until) for band, those in _grouped(jobs, lambda job: job.band)
-        },
+        waits_by_band={band: waits(those, until) for band, those in bands.items()},
+        waits_by_user={user: waits(those, until) for user, those in by(lambda spec: spec.user).items()},
+        waits_by_size={size: waits(those, until) for size, those in by(size_of, sizes[True]).items()},
+        waits_by_cpus={size: waits(those, until) for size, those in by(size_of, sizes[False]).items()},
+        waits_by_team={team: waits(those, until) for team, those in teams.items()},
+        turnarounds_by_band={band: turnarounds(those, until) for band, those in bands.items()},
         shares=shares(history, resource, since, until),
         shares_by_team=_without_none(shares(history, resource, since, until, lambda one: one.team)),
         use=use(history, resource, since, until),
@@ -186,7 +192,7 @@ def shares(
     return {who: amount / total if total else 0.0 for who, amount in sorted(held.items())}
 
 
-def _without_none(by_team: Mapping[str, float]) -> dict[str, float]:
+def _without_none(by_team: Mapping[str, T]) -> dict[str, T]:
     return {team: part for team, part in by_team.items() if team != NO_TEAM}
 
 
@@ -224,7 +230,3 @@ def _overlap(begin: float | None, end: float | None, since: float, until: float)
     if begin is None:
         return 0.0
     return max(0.0, min(until, until if end is None else end) - max(since, begin))
-
-
-def _grouped(jobs: Sequence[JobHistory], key: Callable[[JobHistory], Any]) -> Iterator[tuple[Any, list[JobHistory]]]:
-    return ((value, list(those)) for value, those in groupby(sorted(jobs, key=key), key))

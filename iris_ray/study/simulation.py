@@ -26,7 +26,7 @@ class Simulation:
     Args:
         timings: how long the actions of hosts and pools take.
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.
-        plan_every_s: make plans only at multiples of so many seconds, for speed; 0: after every event, as the
+        plan_every_s: make plans only at multiples of this number of seconds, for speed; 0: after every event, as the
             Controller does.
         look_again_s: how long the latest plan holds while jobs wait and nothing happens; each further one holds twice
             as long, up to `LOOKS_APART` times. The Controller looks twice a second. Pauses and timeouts end at their

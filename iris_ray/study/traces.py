@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from iris_ray.errors import InvalidStudyError, InvalidTeamsError, NotPermittedError
+from iris_ray.errors import InvalidRequestError, InvalidStudyError, NotPermittedError
 from iris_ray.model.checks import as_user, part_of_id
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
@@ -35,7 +35,7 @@ class Column:
 
     Args:
         names: it has one of these names, in lower case.
-        unit: what its numbers are multiplied by, such as 0.001 for thousandths of a CPU.
+        unit: the factor for its numbers, such as 0.001 for thousandths of a CPU.
     """
 
     names: tuple[str, ...]
@@ -53,8 +53,8 @@ CSV_COLUMNS: Mapping[str, Column] = {
     "cpus": Column(("cpu_num",)),
     "nodes": Column(("node_num",)),
 }
-"""What a CSV file tells of a job, and its columns. If there is no ``ran``, it is from ``started`` (or ``submitted``) to
-``ended``."""
+"""The facts about a job that a CSV file has, and their columns. Without ``ran``, a job runs from ``started`` (or
+``submitted``) to ``ended``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class TraceRules:
         tpu_type: the type of slices for jobs with accelerators, as many slices as have enough chips.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
-        from_s: jobs that were submitted sooner than so many seconds after the first one are left out.
+        from_s: jobs that were submitted less than these seconds after the first one are left out.
         max_slices: jobs on more slices are left out.
         max_cpus: the CPUs of a host without TPU; jobs with larger tasks are left out, 0 leaves out all without GPUs.
         teams: all teams. Jobs of users who could not submit them are left out.
@@ -168,12 +168,15 @@ def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
 
 def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | str:
     """Return the job that a row makes, or why it makes none."""
-    job_id, user = f"{part_of_id(rules.name)}-{job.job_id}", as_user(job.user)
+    user = as_user(job.user)
     try:
-        team = rules.teams.team_for(user, rules.team)
-    except (InvalidTeamsError, NotPermittedError) as error:
+        return _spec_of(job, rules, {"user": user, "team": rules.teams.team_for(user, rules.team)})
+    except (InvalidRequestError, NotPermittedError) as error:
         return str(error)
-    more: dict[str, Any] = {"user": user, "team": team, "priority": rules.band}
+
+
+def _spec_of(job: TracedJob, rules: TraceRules, owner: dict[str, Any]) -> JobSpec | str:
+    job_id, more = f"{part_of_id(rules.name)}-{job.job_id}", owner | {"priority": rules.band}
     if job.accelerators:
         slices = -(-job.accelerators // get_tpu_config(rules.tpu_type).chip_count)
         if slices > rules.max_slices:

@@ -1,6 +1,8 @@
 """JAX on a gang: `initialize` joins all processes, and `agreed_notice` has them save the same step."""
 
 import contextlib
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -8,10 +10,12 @@ import time
 from typing import Any
 
 import jax
+from jax._src import distributed  # its client has no public name (JAX 0.10 to 0.12)
 from jax.experimental import multihost_utils
 
 from iris_ray.actors.protocol.services import call_hooks, installed_services
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.notices import NoticeKind
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, known_notice, note_asking, preemption_notice
 
@@ -20,7 +24,7 @@ WAIT_FOR_TASK_0_S = 60.0
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 
 NOTICE_TIMEOUT_S = 5.0
-"""How long a process waits for its own notice after JAX has agreed on the step."""
+"""How long a process without a notice of its own waits for another one's after JAX has agreed on the step."""
 
 
 def initialize(**kwargs: Any) -> None:
@@ -81,10 +85,11 @@ def _wait_for_listener(address: str, timeout_s: float) -> None:
 
 
 def agreed_notice(step: int) -> PreemptionNotice | None:
-    """Return the gang's preemption notice, at the same step in all processes; until then None.
+    """Return the gang's preemption notice, the same one at the same step in all processes; until then None.
 
-    All processes must call it once in every step. JAX agrees on the step by itself, because each process gets
-    SIGTERM with the notice. In a task without peers this is `preemption_notice`.
+    All processes must call it once in every step. JAX agrees on the step by itself, because processes get SIGTERM with
+    the notice. A process whose host could not deliver it gets it from the others. In a task without peers this is
+    `preemption_notice`.
 
     Example::
 
@@ -97,7 +102,18 @@ def agreed_notice(step: int) -> PreemptionNotice | None:
     note_asking()
     if not multihost_utils.reached_preemption_sync_point(step):
         return None
-    deadline = time.monotonic() + NOTICE_TIMEOUT_S
-    while (notice := preemption_notice()) is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return notice
+    client: Any = distributed.global_state.client
+    key, notice = f"iris_ray/notice/{step}", preemption_notice()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        if notice is not None:
+            client.key_value_set(key, json.dumps(dataclasses.astuple(notice)))  # an error if another one was faster
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        return _of_text(client.blocking_key_value_get(key, int(NOTICE_TIMEOUT_S * 1000)))
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        client.key_value_set(key, "null")  # the signal came without a notice; then all do without one
+    return _of_text(client.blocking_key_value_get(key, int(NOTICE_TIMEOUT_S * 1000)))
+
+
+def _of_text(text: str) -> PreemptionNotice | None:
+    found = json.loads(text)
+    return None if found is None else PreemptionNotice(NoticeKind(found[0]), *found[1:])

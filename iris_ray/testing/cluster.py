@@ -9,29 +9,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import ray
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import is_int
+from iris_ray.model.checks import OneOf, Whole, is_int, require
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.testing.console import ConsoleOutput, interrupt_held_back
-from iris_ray.testing.faults import HostFaults, Preemption
+from iris_ray.testing.faults import NoticeChannel, Preemption, announce_to_ray
 from iris_ray.testing.head_machine import HeadMachine
 from iris_ray.testing.host_starter import EndWatch, HostStarter, log_tail, loopback_addresses
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
-from iris_ray.testing.network import Network, checked_direction
+from iris_ray.testing.network import Direction, Network
 from iris_ray.testing.ray_node.head import resources_of_head
-from iris_ray.testing.tpu_host import (
-    NoticeChannel,
-    RunningHost,
-    checked_count,
-    checked_notice,
-    checked_seconds,
-    checked_slices,
-    require_channel,
-)
+from iris_ray.testing.tpu_host import RunningHost, checked_seconds
 from iris_ray.testing.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -58,11 +50,9 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
+    ground: Ground
     head: HeadMachine
-    network: Network | None
     starter: HostStarter
-    faults: HostFaults
-    end_watch: EndWatch
 
 
 class SimulatedCluster:
@@ -112,12 +102,20 @@ class SimulatedCluster:
         quiet: bool = False,
         networks: bool = False,
     ) -> None:
-        self._initial = checked_slices(slices)
-        self._cpus = checked_count("cpus_per_host", cpus_per_host, least=1)
+        if not isinstance(slices, Mapping | None):
+            raise InvalidRequestError(
+                f'slices maps TPU types to the number of their slices, as in {{"v4-32": 2}}; it can\'t be {slices!r}.'
+            )
+        self._initial = [(get_tpu_config(name), number) for name, number in (slices or {}).items()]
+        for config, number in self._initial:
+            require(f"The number of {config.name} slices", number, Whole())
+        require("cpus_per_host", cpus_per_host, Whole(1))
+        self._cpus = cpus_per_host
         self._connect, self._dashboard, self._persistent, self._networks = connect, dashboard, persistent, networks
         self._console = ConsoleOutput(quiet)
         self._lock = threading.RLock()
         self._slices: dict[str, list[RunningHost]] = {}
+        self._preemptions: list[Preemption] = []
         self._open = ExitStack()
         self._workspace: Workspace | None = None
         self._parts: _Parts | None = None
@@ -153,16 +151,8 @@ class SimulatedCluster:
         """
         from iris_ray.testing.kubernetes_cluster import KubernetesCluster  # it stands on this class
 
-        return KubernetesCluster(
-            raycluster,
-            connect=connect,
-            dashboard=dashboard,
-            quiet=quiet,
-            networks=networks,
-            idle_timeout_s=idle_timeout_s,
-            pools=pools,
-            feature_gates=feature_gates,
-        )
+        basic = {"connect": connect, "dashboard": dashboard, "quiet": quiet, "networks": networks}
+        return KubernetesCluster(raycluster, idle_timeout_s, pools, feature_gates, **basic)
 
     # -- its life --------------------------------------------------------------------------------------------------
 
@@ -205,8 +195,9 @@ class SimulatedCluster:
         with self._lock:
             self._owner = 0
             try:
+                for preemption in self._preemptions:
+                    preemption.cancel()
                 if self._parts is not None:
-                    self._parts.faults.cancel_preemptions()
                     self._disconnect(self._parts.head)
             finally:
                 self._parts = None
@@ -294,8 +285,8 @@ class SimulatedCluster:
         Returns:
             Their names. Each counts as a slice of one host: ``kill_host("host-0", 0)``.
         """
-        checked_count("count", count, least=1)
-        checked_count("gpus", gpus, least=0)
+        require("count", count, Whole(1))
+        require("gpus", gpus, Whole())
         hosts = self._running().starter.start_plain_hosts(count, gpus, labels or {})
         self._keep([[host] for host in hosts])
         return [host.host.name for host in hosts]
@@ -306,12 +297,15 @@ class SimulatedCluster:
         Ray notices 0.6 s later. Nothing happens if the host is gone already.
         """
         victim = self._host(slice_name, worker_id)
-        self._running().faults.kill(victim)
+        if victim.machine.running:
+            self._console.say(f"killing host {victim.host.name}")
+            victim.machine.kill()
 
     def kill_raylet(self, slice_name: str, worker_id: int) -> None:
         """Send SIGKILL to a host's raylet alone. Its other processes end by themselves, or 30 s later with the host."""
-        victim = self._host(slice_name, worker_id)
-        self._running().faults.kill_raylet(victim)
+        victim = self._host_that_may_end(slice_name, worker_id)
+        self._console.say(f"killing the raylet of host {victim.host.name}")
+        victim.machine.kill_command()
 
     def preempt_slice(
         self, slice_name: str, notice_s: float | None = None, *, heard_by: NoticeChannel = "both"
@@ -329,30 +323,54 @@ class SimulatedCluster:
         Returns:
             The preemption, to ``wait()`` for. ``shutdown()`` does not wait for it.
         """
-        notice = checked_notice(notice_s)
-        require_channel(heard_by)
+        notice = 0.0 if notice_s is None else checked_seconds("notice_s", notice_s)
+        require("heard_by", heard_by, OneOf(get_args(NoticeChannel)))
         victims = [h for h in self._slice(slice_name) if h.machine.running]
-        return self._running().faults.preempt(slice_name, victims, notice, heard_by)
+
+        def kill() -> None:
+            self._console.say(f"killing slice {slice_name}")
+            for victim in victims:
+                victim.machine.begin_kill()
+            for victim in victims:
+                victim.machine.kill()
+
+        preemption = Preemption(slice_name, notice, kill)
+        self._preemptions.append(preemption)
+        preemption.start()
+        if notice:
+            self._console.say(f"preempting slice {slice_name} with {notice:g} s notice")
+            for victim in victims if heard_by != "ray" else ():
+                victim.metadata.preempt()
+            if heard_by != "metadata":
+                for victim in victims:
+                    self._running().ground.end_watch.expect(victim)
+                for name in announce_to_ray(self._running().head.ray, preemption, victims):
+                    self._console.say(f"host {name} did not take the notice")
+        return preemption
 
     def announce_maintenance(self, slice_name: str, worker_id: int, starts_in_s: float) -> None:
-        """Have a host's metadata server announce maintenance that begins in so many seconds. Nothing is killed."""
-        host = self._host(slice_name, worker_id)
-        self._running().faults.announce_maintenance(host, checked_seconds("starts_in_s", starts_in_s))
+        """Have a host's metadata server announce maintenance. Nothing is killed."""
+        host, seconds = self._host(slice_name, worker_id), checked_seconds("starts_in_s", starts_in_s)
+        self._console.say(f"announcing maintenance of host {host.host.name} in {seconds:g} s")
+        host.metadata.announce_maintenance(seconds)
 
     def call_off_maintenance(self, slice_name: str, worker_id: int) -> None:
         """Have a host's metadata server say that no maintenance is planned."""
         host = self._host(slice_name, worker_id)
-        self._running().faults.call_off_maintenance(host)
+        self._console.say(f"calling maintenance of host {host.host.name} off")
+        host.metadata.call_off_maintenance()
 
     def freeze_host(self, slice_name: str, worker_id: int) -> None:
         """Stop all processes of a host (SIGSTOP), as if its kernel hung. Ray marks it dead some 13 s later."""
-        victim = self._host(slice_name, worker_id)
-        self._running().faults.freeze(victim)
+        victim = self._host_that_may_end(slice_name, worker_id)
+        self._console.say(f"freezing host {victim.host.name}")
+        victim.machine.freeze()
 
     def thaw_host(self, slice_name: str, worker_id: int) -> None:
         """Let a frozen host continue. If Ray has marked it dead meanwhile, its raylet ends, and the host with it."""
         victim = self._host(slice_name, worker_id)
-        self._running().faults.thaw(victim)
+        self._console.say(f"thawing host {victim.host.name}")
+        victim.machine.thaw()
 
     def cut_off(
         self,
@@ -361,7 +379,7 @@ class SimulatedCluster:
         *,
         from_head: bool = True,
         from_hosts: bool = True,
-        direction: str = "both",
+        direction: Direction = "both",
     ) -> None:
         """Lose the packets of a host silently, until `reconnect`. Needs ``networks=True``.
 
@@ -371,13 +389,13 @@ class SimulatedCluster:
             from_hosts: Whether it is cut off from all other hosts.
             direction: Which packets are lost: those to the host (``"in"``), from the host (``"out"``), or ``"both"``.
         """
-        host, network = self._host(slice_name, worker_id), self._network()
+        require("direction", direction, OneOf(get_args(Direction)))
+        network, host = self._network(), self._host_that_may_end(slice_name, worker_id)
         others = [network.head] if from_head else []
         if from_hosts:
             with self._lock:
                 others += [other.host.address for hosts in self._slices.values() for other in hosts]
-        self._running().end_watch.expect(host)  # its raylet ends when it learns that Ray has marked it dead
-        network.lose(host.host.address, others, checked_direction(direction))
+        network.lose(host.host.address, others, direction)
 
     def reconnect(self, slice_name: str, worker_id: int) -> None:
         """Stop losing packets of a host. If Ray has marked it dead meanwhile, it ends by itself."""
@@ -386,7 +404,7 @@ class SimulatedCluster:
     def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int | None) -> None:
         """Limit the bits that a host sends in a second; None: no limit. Needs ``networks=True``."""
         if bits_per_s is not None:
-            checked_count("bits_per_s", bits_per_s, least=1)
+            require("bits_per_s", bits_per_s, Whole(1))
         self._network().slow_down(self._host(slice_name, worker_id).host.address, bits_per_s)
 
     def kill_gcs(self) -> None:
@@ -401,7 +419,7 @@ class SimulatedCluster:
         self._running().head.restart_gcs()
 
     def restart_head(self) -> None:
-        """Take the head's machine away, and start it again at the same address; return when it has joined.
+        """Take the head's machine away, and start it again at its address; return when it has joined.
 
         This kills everything on it: Ray's GCS and raylet, the Controller, the pools of detached jobs. Only in a
         ``persistent`` cluster, and not in a driver process, which would end with the raylet: use ``connect=False``.
@@ -446,8 +464,7 @@ class SimulatedCluster:
 
     def _has_head(self, ground: Ground, head: HeadMachine, starter: HostStarter) -> None:
         """Connect the driver to the head, before any host joins, lest it be attached to one."""
-        faults = HostFaults(head.ray, ground.end_watch, self._console)
-        self._parts = _Parts(head, ground.network, starter, faults, ground.end_watch)
+        self._parts = _Parts(ground, head, starter)
         if self._connect:
             self._console.step("connecting the driver")
             with interrupt_held_back():
@@ -464,7 +481,7 @@ class SimulatedCluster:
             for hosts in slices:
                 self._slices[hosts[0].host.slice_name] = hosts
                 for host in hosts:
-                    parts.end_watch.add(host)
+                    parts.ground.end_watch.add(host)
 
     def _disconnect(self, head: HeadMachine) -> None:
         """Disconnect the driver, before the head ends: a driver that loses its GCS aborts."""
@@ -495,7 +512,7 @@ class SimulatedCluster:
         return self._parts
 
     def _network(self) -> Network:
-        network = self._running().network
+        network = self._running().ground.network
         if network is None:
             raise InvalidRequestError("The hosts have no networks: start the cluster with networks=True.")
         return network
@@ -514,6 +531,12 @@ class SimulatedCluster:
             ids = ", ".join(map(str, hosts))
             raise InvalidRequestError(f"Slice {slice_name} has no worker {worker_id!r}; its worker ids are: {ids}.")
         return hosts[worker_id]
+
+    def _host_that_may_end(self, slice_name: str, worker_id: int) -> RunningHost:
+        """Return a host whose raylet may end by itself from now on, because Ray marks it dead."""
+        host = self._host(slice_name, worker_id)
+        self._running().ground.end_watch.expect(host)
+        return host
 
 
 os.register_at_fork(after_in_child=SimulatedCluster._after_fork)

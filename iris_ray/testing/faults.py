@@ -1,15 +1,16 @@
-"""The faults of hosts in a simulated cluster: kills, preemptions, maintenance, freezes."""
+"""The preemption of a slice in a simulated cluster, and its announcement."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from typing import Literal
 
-from iris_ray.testing.console import ConsoleOutput
-from iris_ray.testing.host_starter import EndWatch
 from iris_ray.testing.ray_node.head import RayHead
-from iris_ray.testing.tpu_host import NoticeChannel, RunningHost
+from iris_ray.testing.tpu_host import RunningHost
+
+NoticeChannel = Literal["both", "ray", "metadata"]
+"""Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""
 
 
 class Preemption:
@@ -60,89 +61,17 @@ class Preemption:
         self._done.set()
 
 
-# -- faults ------------------------------------------------------------------------------------------------------------
+def announce_to_ray(head: RayHead, preemption: Preemption, victims: Sequence[RunningHost]) -> list[str]:
+    """Have Ray drain the hosts of a preemption, all at once, because each frozen host costs a timeout.
 
-
-class HostFaults:
-    """Injects faults; `SimulatedCluster` has the same methods, documented, by the names of slices and hosts.
-
-    It announces preemptions to the head, tells the end watch which hosts may end by themselves, and the console of
-    every fault.
+    Returns:
+        The names of the hosts whose raylets did not take the notice.
     """
+    reason, deadline = f"{preemption.slice_name} is being preempted", time.time() + preemption.notice_s
 
-    def __init__(self, head: RayHead, end_watch: EndWatch, console: ConsoleOutput) -> None:
-        self._head = head
-        self._end_watch = end_watch
-        self._console = console
-        self._lock = threading.Lock()
-        self._preemptions: list[Preemption] = []
+    def announce(victim: RunningHost) -> bool:
+        return head.announce_preemption(victim.host.node_id, reason, deadline)
 
-    def kill(self, victim: RunningHost) -> None:
-        if victim.machine.running:
-            self._console.say(f"killing host {victim.host.name}")
-            victim.machine.kill()
-
-    def kill_raylet(self, victim: RunningHost) -> None:
-        self._end_watch.expect(victim)
-        self._console.say(f"killing the raylet of host {victim.host.name}")
-        victim.machine.kill_command()
-
-    def freeze(self, victim: RunningHost) -> None:
-        self._end_watch.expect(victim)
-        self._console.say(f"freezing host {victim.host.name}")
-        victim.machine.freeze()
-
-    def thaw(self, victim: RunningHost) -> None:
-        self._console.say(f"thawing host {victim.host.name}")
-        victim.machine.thaw()
-
-    def announce_maintenance(self, victim: RunningHost, starts_in_s: float) -> None:
-        self._console.say(f"announcing maintenance of host {victim.host.name} in {starts_in_s:g} s")
-        victim.metadata.announce_maintenance(starts_in_s)
-
-    def call_off_maintenance(self, victim: RunningHost) -> None:
-        self._console.say(f"calling maintenance of host {victim.host.name} off")
-        victim.metadata.call_off_maintenance()
-
-    def preempt(
-        self, slice_name: str, victims: Sequence[RunningHost], notice_s: float, heard_by: NoticeChannel
-    ) -> Preemption:
-        """Take hosts away: now if ``notice_s`` is 0, otherwise in the background, that many seconds from now."""
-        preemption = Preemption(slice_name, notice_s, partial(self._kill_together, slice_name, victims))
-        with self._lock:
-            self._preemptions.append(preemption)
-        if notice_s:
-            self._console.say(f"preempting slice {slice_name} with {notice_s:g} s notice")
-        preemption.start()
-        if notice_s and heard_by != "ray":
-            for victim in victims:
-                victim.metadata.preempt()
-        if notice_s and heard_by != "metadata":
-            self._announce(slice_name, victims, time.time() + notice_s)
-        return preemption
-
-    def cancel_preemptions(self) -> None:
-        """Call off the kills that have not begun, and wait for the others."""
-        with self._lock:
-            preemptions = list(self._preemptions)
-        for preemption in preemptions:
-            preemption.cancel()
-
-    def _announce(self, slice_name: str, victims: Sequence[RunningHost], deadline: float) -> None:
-        """Tell Ray of a preemption, all hosts at once, because each frozen host costs a timeout."""
-        for victim in victims:
-            self._end_watch.expect(victim)
-
-        def announce(victim: RunningHost) -> None:
-            if not self._head.announce_preemption(victim.host.node_id, f"{slice_name} is being preempted", deadline):
-                self._console.say(f"host {victim.host.name} did not take the notice")
-
-        with ThreadPoolExecutor(max_workers=16) as pool:
-            list(pool.map(announce, victims))
-
-    def _kill_together(self, slice_name: str, victims: Sequence[RunningHost]) -> None:
-        self._console.say(f"killing slice {slice_name}")
-        for victim in victims:
-            victim.machine.begin_kill()
-        for victim in victims:
-            victim.machine.kill()
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        taken = list(pool.map(announce, victims))
+    return [victim.host.name for victim, is_taken in zip(victims, taken, strict=True) if not is_taken]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address
 from itertools import count
@@ -17,9 +18,9 @@ from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import MetadataServers
 from iris_ray.testing.network import Network
 from iris_ray.testing.ray_node.detection import detected
-from iris_ray.testing.ray_node.head import HostSpec, RayHead, ResolvedSpec, Resources, new_node_id
+from iris_ray.testing.ray_node.head import HostSpec, RayHead, ResolvedSpec, new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
-from iris_ray.testing.tpu_host import Host, PlainHost, PodHost, RunningHost, TPUHost
+from iris_ray.testing.tpu_host import Host, RunningHost, tpu_host
 from iris_ray.testing.workspace import Workspace
 
 
@@ -52,7 +53,7 @@ class HostStarter:
         self._network = network
         self._cpus = cpus
         self._console = console
-        self._next_index: dict[str, Iterator[int]] = {}
+        self._next_index: defaultdict[str, Iterator[int]] = defaultdict(count)
         self._planning = threading.Lock()
 
     def start_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[list[RunningHost]]:
@@ -69,7 +70,7 @@ class HostStarter:
         if not configs:
             return []
         with self._planning:
-            slices: list[list[Host]] = [[*self._plan_slice(config)] for config in configs]
+            slices = [self._plan_slice(config) for config in configs]
         names = ", ".join(hosts[0].slice_name for hosts in slices)
         self._console.step(f"starting {sum(map(len, slices))} TPU hosts: {names}")
         return self._start(slices, under)
@@ -77,16 +78,14 @@ class HostStarter:
     def start_plain_hosts(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[RunningHost]:
         """Start hosts without TPU side by side, and wait until all have joined. Raises like `start_slices`."""
         with self._planning:
-            hosts: list[list[Host]] = [[self._plan_plain_host(gpus, labels)] for _ in range(count)]
+            hosts = [[self._plan_plain_host(gpus, labels)] for _ in range(count)]
         self._console.step(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
         return [running for (running,) in self._start(hosts)]
 
     def _start(self, slices: Sequence[Sequence[Host]], under: Sequence[str] = ()) -> list[list[RunningHost]]:
         running: list[RunningHost] = []
         try:
-            for hosts in slices:
-                addresses = [host.address for host in hosts]
-                running += [self.launch(host, addresses, under) for host in hosts]
+            running.extend(self.launch(host, under) for hosts in slices for host in hosts)
             self._wait_until_joined(running)
         except BaseException:
             for started in running:
@@ -95,37 +94,24 @@ class HostStarter:
         by_host = {started.host: started for started in running}
         return [[by_host[host] for host in hosts] for hosts in slices]
 
-    def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
-        name = f"{config.name}-{next(self._next_index.setdefault(config.name, count()))}"
+    def _plan_slice(self, config: TPUConfig) -> list[Host]:
+        name, root = f"{config.name}-{next(self._next_index[config.name])}", self._workspace.root
+        addresses = [next(self._addresses) for _ in range(config.vm_count)]
         return [
-            TPUHost(
-                slice_name=name,
-                worker_id=worker_id,
-                config=config,
-                node_id=new_node_id(),
-                address=next(self._addresses),
-                directory=self._workspace.root / f"{name}-w{worker_id}",
-            )
-            for worker_id in range(config.vm_count)
+            tpu_host(name, number, config, new_node_id(), addresses, root / f"{name}-w{number}")
+            for number in range(config.vm_count)
         ]
 
-    def _plan_plain_host(self, gpus: int, labels: Mapping[str, str]) -> PlainHost:
-        name = f"host-{next(self._next_index.setdefault('host', count()))}"
-        return PlainHost(name, new_node_id(), next(self._addresses), self._workspace.root / name, gpus, dict(labels))
+    def _plan_plain_host(self, gpus: int, labels: Mapping[str, str]) -> Host:
+        name, address = f"host-{next(self._next_index['host'])}", next(self._addresses)
+        return Host(name, name, 0, new_node_id(), address, self._workspace.root / name, gpus=gpus, labels=dict(labels))
 
-    def launch(self, host: Host, addresses: Sequence[str], under: Sequence[str] = ()) -> RunningHost:
-        """Start one host, and return before it has joined.
-
-        Args:
-            host: the host.
-            addresses: IP addresses of all hosts of its slice, by worker id.
-            under: as for `start_slices`.
-        """
+    def launch(self, host: Host, under: Sequence[str] = ()) -> RunningHost:
+        """Start one host, and return before it has joined. ``under`` is as for `start_slices`."""
         machines: list[Machine] = []
-        metadata = self._metadata.serve(
-            host.address if self._network is None else self._network.head, host.metadata(addresses)
-        )
-        environment = {**ray_settings(), **host.environment(addresses), TEST_METADATA_HOST: metadata.address}
+        at = host.address if self._network is None else self._network.head
+        metadata = self._metadata.serve(at, host.metadata)
+        environment = {**ray_settings(), **host.environment(), TEST_METADATA_HOST: metadata.address}
         prefix = [] if self._network is None else self._network.prefix(host.address)
 
         def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -136,20 +122,19 @@ class HostStarter:
             return machine.process
 
         host.make_directory()
+        if host.ray_start_params is None:
+            resources = ResolvedSpec(host.address, self._cpus, host.gpus, host.resources, host.labels)
+        else:
+            resources = detected(environment, host.ray_start_params, host.address, is_head=False)
         spec = HostSpec(
             node_id=host.node_id,
-            resources=self._resources(host, environment),
+            resources=resources,
             directory=host.directory,
             socket_prefix=f"{self._workspace.root}/s/{host.name}-",
             address=host.address,
         )
         self._head.start_host(spec, launch)
         return RunningHost(host, machines[0], metadata)
-
-    def _resources(self, host: Host, environment: Mapping[str, str]) -> Resources:
-        if isinstance(host, PodHost):
-            return detected(environment, host.ray_start_params, host.address, is_head=False)
-        return ResolvedSpec(host.address, self._cpus, host.gpus, host.resources(), host.labels())
 
     def _wait_until_joined(self, running: Sequence[RunningHost]) -> None:
         missing = {started.host.node_id: started for started in running}

@@ -8,17 +8,17 @@ from typing import Any
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.testing.cluster import SimulatedCluster
-from iris_ray.testing.faults import Preemption
+from iris_ray.testing.faults import NoticeChannel, Preemption
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S
 from iris_ray.testing.kubernetes import KubernetesWorld, NodePool, Pod
 from iris_ray.testing.kubernetes.raycluster_file import ON_BY_DEFAULT, read_cluster_file
-from iris_ray.testing.pod_machines import PodMachines, PodPlace
-from iris_ray.testing.tpu_host import NoticeChannel, RunningHost, checked_seconds
+from iris_ray.testing.pod_machines import PodMachines
+from iris_ray.testing.tpu_host import RunningHost, checked_seconds
 
 UPDATE_S = 1
 """Seconds between two looks of the autoscaler; it takes whole ones. Ray's default is 5."""
 IDLE_NODES_S = 5.0
-"""Empty nodes of auto-provisioned pools go after so many seconds; GKE's after ten minutes."""
+"""Seconds after which empty nodes of auto-provisioned pools go; GKE's go after ten minutes."""
 _LOOK_S = 0.1
 
 
@@ -37,16 +37,12 @@ class KubernetesCluster(SimulatedCluster):
     def __init__(
         self,
         raycluster: str | Path | Mapping[str, Any],
-        *,
-        connect: bool,
-        dashboard: bool,
-        quiet: bool,
-        networks: bool,
         idle_timeout_s: float | None,
         pools: Sequence[NodePool] | None,
         feature_gates: Collection[str],
+        **basic: bool,
     ) -> None:
-        super().__init__(connect=connect, dashboard=dashboard, quiet=quiet, networks=networks)
+        super().__init__(**basic)  # type: ignore[arg-type]  # the flags that both have
         self._idle_timeout_s = None if idle_timeout_s is None else checked_seconds("idle_timeout_s", idle_timeout_s)
         self._machines: PodMachines | None = None
         read_cluster_file(raycluster, ON_BY_DEFAULT | frozenset(feature_gates))  # before anything is started
@@ -75,8 +71,10 @@ class KubernetesCluster(SimulatedCluster):
 
     def kill_host(self, slice_name: str, worker_id: int) -> None:
         """Take the node of a host away without notice."""
-        self._console.say(f"losing the node of {self._host(slice_name, worker_id).host.name}")
-        self.kubernetes.lose_node(self.pod(slice_name, worker_id).node)
+        victim = self._host(slice_name, worker_id)
+        if victim.machine.running:
+            self._console.say(f"losing the node of {victim.host.name}")
+            self.kubernetes.lose_node(self.pod(slice_name, worker_id).node)
 
     def preempt_slice(
         self, slice_name: str, notice_s: float | None = None, *, heard_by: NoticeChannel = "both"
@@ -92,8 +90,9 @@ class KubernetesCluster(SimulatedCluster):
                 " leave notice_s and heard_by out."
             )
         hosts = [host for host in self._slice(slice_name) if host.machine.running]
-        self._console.say(f"preempting slice {slice_name}")
-        self.kubernetes.preempt(self.pod(slice_name, hosts[0].host.worker_id).node)
+        if hosts:
+            self._console.say(f"preempting slice {slice_name}")
+            self.kubernetes.preempt(self.pod(slice_name, hosts[0].host.worker_id).node)
         preemption = Preemption(slice_name, 0.0, lambda: _wait_until_gone(hosts))
         threading.Thread(target=preemption.start, name=f"preempt-{slice_name}", daemon=True).start()
         return preemption
@@ -116,7 +115,7 @@ class KubernetesCluster(SimulatedCluster):
     def _start(self) -> None:
         self._console.step("starting the head's pod")
         ground = self._prepare()
-        place = PodPlace(
+        self._machines = PodMachines(
             workspace=ground.workspace,
             console=self._console,
             head_address=ground.head_address,
@@ -127,7 +126,6 @@ class KubernetesCluster(SimulatedCluster):
             api_variables=lambda: self.kubernetes.client_environment(),
             autoscaler_variables={"AUTOSCALER_UPDATE_INTERVAL_S": str(UPDATE_S)},
         )
-        self._machines = PodMachines(place)
         self.kubernetes = self._open.enter_context(
             KubernetesWorld(
                 self._raycluster,

@@ -8,27 +8,25 @@ import asyncio
 import contextlib
 import json
 import secrets
-import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohttp import web
+
+from iris_ray.testing.servers import ServerThread
 
 _PREFIX = "/computeMetadata/v1/"
 PREEMPTED = "instance/preempted"
 MAINTENANCE_EVENT = "instance/maintenance-event"
 UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
 
-_CLOSE_TIMEOUT_S = 0.05  # for clients that wait for a change; 0 would mean for ever
 _LONGEST_POLL_S = 3600.0
 _WINDOW_S = 4 * 3600.0
 _IMMINENT_S = 3600.0
-
-T = TypeVar("T")
 
 
 class MetadataFault(Enum):
@@ -63,10 +61,10 @@ class HostMetadata:
         asked: how often each key was asked for.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, values: Mapping[str, str]) -> None:
+    def __init__(self, run: Callable[[Coroutine[Any, Any, None]], None], values: Mapping[str, str]) -> None:
         self.address = ""
         self.asked: Counter[str] = Counter()
-        self._loop = loop
+        self._run = run
         self._values = {
             PREEMPTED: MetadataValue("FALSE"),
             MAINTENANCE_EVENT: MetadataValue("NONE"),
@@ -158,23 +156,17 @@ class HostMetadata:
         value = self._values.get(key)
         return value.etag if value else ""
 
-    async def _change(self, change: Any) -> None:
+    async def _change(self, change: Callable[[], None]) -> None:
         async with self._changed:
             change()
             self._changed.notify_all()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-
-class MetadataServers:
+class MetadataServers(ServerThread):
     """Serves the metadata of any number of hosts, each at an address of its own, from one thread of this process."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._runners: list[web.ServerRunner] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, name="metadata-servers", daemon=True)
-        self._thread.start()
+        super().__init__("metadata-servers")
 
     def serve(self, ip: str, values: Mapping[str, str]) -> HostMetadata:
         """Begin to serve a host's metadata.
@@ -183,33 +175,9 @@ class MetadataServers:
             ip: an address of this machine; the port is any free one.
             values: metadata by key, as in ``{"instance/zone": "projects/1/zones/us-central2-b"}``.
         """
-        return asyncio.run_coroutine_threadsafe(self._serve(ip, values), self._loop).result()
-
-    def close(self) -> None:
-        """Stop all servers. Harmless when repeated."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _serve(self, ip: str, values: Mapping[str, str]) -> HostMetadata:
-        host = HostMetadata(self._loop, values)
-        server = web.Server(host.answer, handler_cancellation=True, access_log=None)
-        runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_TIMEOUT_S)
-        await runner.setup()
-        await web.TCPSite(runner, ip, 0).start()
-        self._runners.append(runner)
-        host.address = "{}:{}".format(*runner.addresses[0])
+        host = HostMetadata(self.run, values)
+        host.address = self.listen(host.answer, ip)
         return host
-
-    async def _end(self) -> None:
-        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
 
 def _refusal(request: web.BaseRequest) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
 from itertools import count
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from iris_ray.errors import InvalidRequestError
 
@@ -125,14 +125,6 @@ class Network:
     def _note(self, line: str) -> None:
         with self._record.open("a") as record:
             record.write(f"{line}\n")
-
-
-def checked_direction(direction: str) -> Direction:
-    """Return the direction, or raise InvalidRequestError."""
-    for known in get_args(Direction):
-        if direction == known:
-            return known  # type: ignore[no-any-return]
-    raise InvalidRequestError(f"direction is one of {get_args(Direction)}, not {direction!r}.")
 
 
 def _free_subnet() -> IPv4Network:

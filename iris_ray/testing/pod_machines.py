@@ -6,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ray.exceptions import RpcError
@@ -20,7 +20,7 @@ from iris_ray.testing.machine import Machine
 from iris_ray.testing.ray_node.detection import detected, device_plugin_variables
 from iris_ray.testing.ray_node.head import new_node_id
 from iris_ray.testing.ray_node.launching import ray_settings
-from iris_ray.testing.tpu_host import OF_THIS_MACHINE, PodHost, RunningHost, machine_environment
+from iris_ray.testing.tpu_host import OF_THIS_MACHINE, Host, RunningHost, machine_environment
 from iris_ray.testing.workspace import Workspace
 
 AUTOSCALER = "autoscaler"
@@ -34,11 +34,11 @@ _EXPECTED_CODES = (0, 15, -15, 143)
 until KubeRay deletes it; after other codes it ends with 1 (ray/scripts/scripts.py of Ray 2.60)."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodPlace:
-    """Where pods run, and who hears of them.
+@dataclass(slots=True, eq=False)
+class PodMachines:
+    """A `PodRunner`. The pod of the head runs all of the head's processes, each other pod one Ray node.
 
-    Attributes:
+    Args:
         workspace: where their processes run.
         console: told of what they do.
         head_address: IP address of the head's pods; it stays, as the name of their service does.
@@ -48,6 +48,10 @@ class PodPlace:
         joined: told of every host when its Ray node has joined.
         api_variables: returns the variables by which pods find and trust the API server, as kubelets set them.
         autoscaler_variables: of the autoscaler's container besides KubeRay's.
+
+    Attributes:
+        head: the head, once it was started.
+        head_ready: set while the head's pod is ready.
     """
 
     workspace: Workspace
@@ -59,24 +63,17 @@ class PodPlace:
     joined: Callable[[RunningHost], None]
     api_variables: Callable[[], Mapping[str, str]]
     autoscaler_variables: Mapping[str, str]
-
-
-class PodMachines:
-    """A `PodRunner`. The pod of the head runs all of the head's processes, each other pod one Ray node."""
-
-    def __init__(self, place: PodPlace) -> None:
-        self.place = place
-        self.head: HeadMachine | None = None
-        self.head_ready = threading.Event()
-        self._starter: HostStarter | None = None
-        self._runs: dict[str, _PodRun] = {}
-        self._living: tuple[float, frozenset[str]] = (0.0, frozenset())
-        self._looking = threading.Lock()
+    head: HeadMachine | None = None
+    head_ready: threading.Event = field(default_factory=threading.Event)
+    _starter: HostStarter | None = None
+    _runs: "dict[str, _PodRun]" = field(default_factory=dict)
+    _living: tuple[float, frozenset[str]] = (0.0, frozenset())
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     # -- what the world asks for -----------------------------------------------------------------------------------
 
     def start(self, pod: Pod) -> None:
-        run = _HeadRun(self, pod) if pod.is_head else _HostRun(self, pod, next(self.place.addresses))
+        run = _HeadRun(self, pod) if pod.is_head else _HostRun(self, pod, next(self.addresses))
         self._runs[pod.uid] = run
         run.begin()
 
@@ -99,21 +96,21 @@ class PodMachines:
             self.head.start_again(variables)
             return self.head
         self.head = HeadMachine(
-            self.place.workspace,
-            address=self.place.head_address,
-            resources=detected(variables, pod.ray_start_params, self.place.head_address, is_head=True),
-            dashboard=self.place.dashboard,
+            self.workspace,
+            address=self.head_address,
+            resources=detected(variables, pod.ray_start_params, self.head_address, is_head=True),
+            dashboard=self.dashboard,
             storage=self._storage(pod) if variables.get("RAY_gcs_storage") == "rocksdb" else None,
-            console=self.place.console,
+            console=self.console,
             variables=variables,
         )
-        self._starter = self.place.starter(self.head)
+        self._starter = self.starter(self.head)
         return self.head
 
-    def start_host(self, host: PodHost) -> RunningHost:
+    def start_host(self, host: Host) -> RunningHost:
         """Start a host, and return before it has joined."""
         assert self._starter is not None
-        return self._starter.launch(host, [host.address])
+        return self._starter.launch(host)
 
     def is_alive(self, node_id: str) -> bool:
         """Return whether a node is alive for the GCS, as of a tenth of a second ago."""
@@ -135,15 +132,15 @@ class PodMachines:
         path = Path(container.environment["RAY_gcs_storage_path"])
         for mount, claim in container.claims.items():
             if path.is_relative_to(mount):
-                return self.place.workspace.root / "claims" / claim / path.relative_to(mount)
-        return self.place.workspace.root / "volumes" / pod.uid
+                return self.workspace.root / "claims" / claim / path.relative_to(mount)
+        return self.workspace.root / "volumes" / pod.uid
 
 
 class _PodRun(ABC):
     """One pod. It starts in a thread of its own, and is stopped in another one."""
 
     def __init__(self, runner: PodMachines, pod: Pod, address: str, variables: Mapping[str, str]) -> None:
-        self._runner, self._pod, self._place = runner, pod, runner.place
+        self._runner, self._pod = runner, pod
         self._address, self._variables = address, variables
         self._lock = threading.RLock()
         self._main: Machine | HeadMachine | None = None
@@ -209,7 +206,7 @@ class _PodRun(ABC):
             self._run()
         except Exception as error:
             if not self._is_going():
-                self._place.console.say(f"pod {self._pod.name} does not start: {error}")
+                self._runner.console.say(f"pod {self._pod.name} does not start: {error}")
             self.kill()
 
     def _has_launched(self, main: Machine | HeadMachine) -> None:
@@ -246,7 +243,7 @@ class _PodRun(ABC):
 
     def _launch(self, name: str, command: list[str], variables: Mapping[str, str], directory: Path) -> Machine:
         environment = {**ray_settings(), **machine_environment(), **variables}
-        machine = self._place.workspace.launch(f"{self._pod.name}-{name}", command, env=environment, cwd=directory)
+        machine = self._runner.workspace.launch(f"{self._pod.name}-{name}", command, env=environment, cwd=directory)
         with self._lock:
             self._others[name] = machine
             if self._ended:
@@ -260,8 +257,8 @@ class _HeadRun(_PodRun):
     def __init__(self, runner: PodMachines, pod: Pod) -> None:
         # Other processes on the head find its GCS as on every simulated head, by looking for it.
         given = {name: value for name, value in pod.ray_container.environment.items() if name != "RAY_ADDRESS"}
-        variables = {**runner.place.api_variables(), **_for_this_machine(given)}
-        super().__init__(runner, pod, runner.place.head_address, variables)
+        variables = {**runner.api_variables(), **_for_this_machine(given)}
+        super().__init__(runner, pod, runner.head_address, variables)
 
     def kill(self) -> None:
         if not self._ended:
@@ -283,8 +280,8 @@ class _HeadRun(_PodRun):
         command = [sys.executable, "-m", "ray.scripts.scripts", "kuberay-autoscaler", "--gcs-address"]
         command += [head.ray.gcs_address, "--cluster-name", environment["RAY_CLUSTER_NAME"]]
         command += ["--cluster-namespace", environment["RAY_CLUSTER_NAMESPACE"]]
-        variables = {**_for_this_machine(environment), **self._place.api_variables()}
-        variables |= self._place.autoscaler_variables
+        variables = {**_for_this_machine(environment), **self._runner.api_variables()}
+        variables |= self._runner.autoscaler_variables
         self._launch(AUTOSCALER, command, variables, self._directory())
 
     def _terminate(self) -> None:
@@ -295,7 +292,7 @@ class _HeadRun(_PodRun):
         return _KILLED if self._ended else 1
 
     def _directory(self) -> Path:
-        return self._place.workspace.root
+        return self._runner.workspace.root
 
 
 class _HostRun(_PodRun):
@@ -303,7 +300,7 @@ class _HostRun(_PodRun):
 
     def __init__(self, runner: PodMachines, pod: Pod, address: str) -> None:
         of_node = device_plugin_variables(pod.manifest["spec"].get("nodeSelector") or {})
-        of_node |= runner.place.api_variables()
+        of_node |= runner.api_variables()
         super().__init__(runner, pod, address, {**of_node, **_for_this_machine(pod.ray_container.environment)})
 
     def _run(self) -> None:
@@ -314,13 +311,13 @@ class _HostRun(_PodRun):
             return
         host = self._host()
         running = self._runner.start_host(host)
-        self._variables = host.environment([]) | {TEST_METADATA_HOST: running.metadata.address}
+        self._variables = host.environment() | {TEST_METADATA_HOST: running.metadata.address}
         self._has_launched(running.machine)
         self._wait_until_joined(host.node_id)
-        self._place.joined(running)
+        self._runner.joined(running)
         self._ready = True
 
-    def _host(self) -> PodHost:
+    def _host(self) -> Host:
         head = self._runner.head
         assert head is not None
         # The names of the head's service are known to no resolver of this machine.
@@ -328,12 +325,12 @@ class _HostRun(_PodRun):
             **self._variables,
             "RAY_ADDRESS": head.ray.gcs_address,
             "RAY_PORT": head.ray.gcs_address.rpartition(":")[2],
-            "RAY_IP": self._place.head_address,
-            "FQ_RAY_IP": self._place.head_address,
+            "RAY_IP": self._runner.head_address,
+            "FQ_RAY_IP": self._runner.head_address,
         }
         chips = int(self._pod.ray_container.limits.get("google.com/tpu", 0))
         variables = self._variables if chips else {}
-        return PodHost(
+        return Host(
             name=self._pod.name,
             slice_name=variables.get("TPU_NAME", self._pod.name),
             worker_id=int(variables.get("TPU_WORKER_ID", 0)),
@@ -350,14 +347,14 @@ class _HostRun(_PodRun):
         self._main.terminate_command()
 
     def _exit_code(self) -> int | None:
-        log = self._place.workspace.root / f"{self._pod.name}.log"
+        log = self._runner.workspace.root / f"{self._pod.name}.log"
         found = _EXIT_CODE.search(log.read_text(errors="replace")) if log.exists() else None
         if found is None:
             return _KILLED
         return None if int(found[1]) in _EXPECTED_CODES and not self._is_going() else 1
 
     def _directory(self) -> Path:
-        return self._place.workspace.root / self._pod.name
+        return self._runner.workspace.root / self._pod.name
 
 
 def _for_this_machine(variables: Mapping[str, str]) -> dict[str, str]:

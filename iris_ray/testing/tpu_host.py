@@ -1,18 +1,20 @@
-"""Simulated hosts, with TPU or without, as Ray, libtpu and user code see them; checks of the cluster's arguments."""
+"""Simulated hosts, with TPU or without, as Ray, libtpu and user code see them."""
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Final
 
-from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import Seconds, Whole, require
-from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
+from iris_ray.model.checks import Seconds, require
+from iris_ray.model.topology import TPUConfig, default_topology
 from iris_ray.settings import HOST_DIR, TEST_METADATA_HOST
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
+
+OF_THIS_MACHINE: Final = frozenset({"PATH", "JAX_PLATFORMS", "TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"})
+"""Variables that a pod can't set here: where programs are, that there is no TPU, and the way to log in."""
 
 _SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
 
@@ -21,173 +23,26 @@ _NOT_INHERITED = (
     *("MEGASCALE_", "TPU_", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_OVERRIDE_"),
     *(HOST_DIR.name, TEST_METADATA_HOST),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TPUHost:
-    """One simulated TPU VM.
-
-    Attributes:
-        slice_name: name of its slice.
-        worker_id: its number within the slice, from 0 (TPU's worker id).
-        config: the type of the slice.
-        node_id: hex id of its Ray node.
-        address: its IP address.
-    """
-
-    slice_name: str
-    worker_id: int
-    config: TPUConfig
-    node_id: str
-    address: str
-    directory: Path
-
-    @property
-    def name(self) -> str:
-        """The host's name in messages and file names, such as ``v4-32-0-w3``."""
-        return f"{self.slice_name}-w{self.worker_id}"
-
-    @property
-    def gpus(self) -> int:
-        """The number of GPUs that it pretends to have."""
-        return 0
-
-    @property
-    def chips(self) -> int:
-        """The number of its TPU chips."""
-        return self.config.chips_per_vm
-
-    def resources(self) -> dict[str, float]:
-        """Return the custom resources that a raylet on a TPU VM detects by itself."""
-        resources = {
-            "TPU": float(self.config.chips_per_vm),
-            f"accelerator_type:{self._accelerator}": 1.0,
-            self.slice_name: 1.0,
-        }
-        if self.worker_id == 0:
-            resources[f"TPU-{self.config.name}-head"] = 1.0
-        return resources
-
-    def labels(self) -> dict[str, str]:
-        """Return the node labels that a raylet on a TPU VM sets by itself."""
-        return {
-            "ray.io/accelerator-type": self._accelerator,
-            "ray.io/tpu-slice-name": self.slice_name,
-            "ray.io/tpu-worker-id": str(self.worker_id),
-            "ray.io/tpu-topology": default_topology(self.config),
-            "ray.io/tpu-pod-type": self.config.name,
-        }
-
-    def metadata(self, addresses: Sequence[str]) -> dict[str, str]:
-        """Return the metadata of a TPU VM, by key. Arguments as for `environment`."""
-        tpu_env = {
-            "ACCELERATOR_TYPE": self.config.accelerator_type,
-            "NODE_ID": self.slice_name,
-            "TOPOLOGY": default_topology(self.config),
-            "WORKER_ID": str(self.worker_id),
-        }
-        return {
-            "project/project-id": "simulated",
-            "instance/zone": "projects/1/zones/simulated-a",
-            "instance/attributes/accelerator-type": self.config.accelerator_type,
-            "instance/attributes/agent-worker-number": str(self.worker_id),
-            "instance/attributes/instance-id": self.slice_name,
-            "instance/attributes/tpu-env": "".join(f"{name}: '{value}'\n" for name, value in tpu_env.items()),
-            "instance/attributes/worker-network-endpoints": ",".join(addresses),
-        }
-
-    def environment(self, addresses: Sequence[str]) -> dict[str, str]:
-        """Return the whole environment of the host's processes.
-
-        Args:
-            addresses: IP addresses of all hosts of the slice, by worker id.
-        """
-        return {
-            **_host_environment(self.directory),
-            "TPU_NAME": self.slice_name,
-            "TPU_WORKER_ID": str(self.worker_id),
-            "TPU_WORKER_HOSTNAMES": ",".join(addresses),
-            "TPU_ACCELERATOR_TYPE": self.config.accelerator_type,
-            "TPU_TOPOLOGY": default_topology(self.config),
-            "TPU_SKIP_MDS_QUERY": "true",  # libtpu needs nothing from Google's metadata server
-        }
-
-    def make_directory(self) -> None:
-        """Create the private directory, with an empty file for every chip in ``dev/``."""
-        _make_subdirectories(self.directory)
-        for chip in range(self.config.chips_per_vm):
-            (self.directory / "dev" / f"accel{chip}").touch()
-
-    @property
-    def _accelerator(self) -> str:
-        return f"TPU-{self.config.generation.upper()}"
+_OF_EVERY_VM = {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlainHost:
-    """One simulated machine without TPU.
+class Host:
+    """One simulated machine.
 
     Attributes:
-        name: unique in the cluster; also the name of the slice whose only host it is.
-        node_id: hex id of its Ray node.
+        name: its name in messages and file names, such as ``v4-32-0-w3``; unique in the cluster.
+        slice_name: the name of its slice; a machine without TPU is a slice of its own.
+        worker_id: its number within the slice, from 0.
+        node_id: the hex id of its Ray node.
         address: its IP address.
-        gpus: the number of GPUs that it pretends to have.
-        node_labels: labels of its Ray node.
-    """
-
-    name: str
-    node_id: str
-    address: str
-    directory: Path
-    gpus: int
-    node_labels: Mapping[str, str]
-
-    @property
-    def chips(self) -> int:
-        return 0
-
-    @property
-    def slice_name(self) -> str:
-        return self.name
-
-    @property
-    def worker_id(self) -> int:
-        return 0
-
-    def resources(self) -> dict[str, float]:
-        """Return no custom resources."""
-        return {}
-
-    def labels(self) -> dict[str, str]:
-        """Return the node labels."""
-        return dict(self.node_labels)
-
-    def metadata(self, _addresses: Sequence[str]) -> dict[str, str]:
-        """Return the metadata of a plain VM, by key."""
-        return {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
-
-    def environment(self, _addresses: Sequence[str]) -> dict[str, str]:
-        """Return the whole environment of the host's processes."""
-        return _host_environment(self.directory)
-
-    def make_directory(self) -> None:
-        """Create the private directory."""
-        _make_subdirectories(self.directory)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PodHost:
-    """A pod of an emulated Kubernetes that runs a Ray node.
-
-    Attributes:
-        name: the pod's.
-        slice_name: of the slice that its variables name; without chips its own name.
-        worker_id: its number within the slice.
-        node_id: hex id of its Ray node.
-        address: its IP address.
-        chips: the TPU chips that it is given.
-        variables: of its Ray container, without `OF_THIS_MACHINE`.
-        ray_start_params: options of ``ray start``, without dashes.
+        directory: its private directory.
+        chips, gpus: the numbers of its TPU chips, and of the GPUs that it pretends to have.
+        resources, labels: the custom resources and the labels of its Ray node.
+        variables: environment variables of its processes.
+        metadata: the metadata of its VM, by key.
+        ray_start_params: the options of ``ray start``, without dashes, by which Ray itself detects the resources and
+            labels of a pod. None: they are those above.
     """
 
     name: str
@@ -196,29 +51,84 @@ class PodHost:
     node_id: str
     address: str
     directory: Path
-    chips: int
-    variables: Mapping[str, str]
-    ray_start_params: Mapping[str, str]
+    chips: int = 0
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=lambda: _OF_EVERY_VM)
+    ray_start_params: Mapping[str, str] | None = None
 
-    def metadata(self, _addresses: Sequence[str]) -> dict[str, str]:
-        """Return the metadata of a node of GKE, by key."""
-        return {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
-
-    def environment(self, _addresses: Sequence[str]) -> dict[str, str]:
-        """Return the whole environment of the host's processes."""
-        return {**_host_environment(self.directory), **self.variables}
+    def environment(self) -> dict[str, str]:
+        """Return the whole environment of its processes."""
+        # There is no TPU: JAX would look for one first, and report that on every host. A user's own choice wins.
+        own = {"TMPDIR": str(self.directory / "tmp"), HOST_DIR.name: str(self.directory)}
+        return {"JAX_PLATFORMS": "cpu", **machine_environment(), **own, **self.variables}
 
     def make_directory(self) -> None:
-        """Create the private directory, with an empty file for every chip in ``dev/``."""
-        _make_subdirectories(self.directory)
+        """Create its private directory, with an empty file for every chip in ``dev/``."""
+        for name in _SUBDIRECTORIES:
+            (self.directory / name).mkdir(parents=True)
         for chip in range(self.chips):
             (self.directory / "dev" / f"accel{chip}").touch()
 
 
-OF_THIS_MACHINE = frozenset({"PATH", "JAX_PLATFORMS", "TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"})
-"""Variables that a pod can't set here: where programs are, that there is no TPU, and the way to log in."""
+def tpu_host(
+    slice_name: str, worker_id: int, config: TPUConfig, node_id: str, addresses: Sequence[str], directory: Path
+) -> Host:
+    """Return a simulated TPU VM, described as a raylet on a real one detects it.
 
-Host = TPUHost | PlainHost | PodHost
+    Args:
+        slice_name: the name of its slice.
+        worker_id: its number within the slice, from 0.
+        config: the type of the slice.
+        node_id: the hex id of its Ray node.
+        addresses: the IP addresses of all hosts of the slice, by worker id.
+        directory: its private directory.
+    """
+    topology, accelerator = default_topology(config), f"TPU-{config.generation.upper()}"
+    resources = {"TPU": float(config.chips_per_vm), f"accelerator_type:{accelerator}": 1.0, slice_name: 1.0}
+    if worker_id == 0:
+        resources[f"TPU-{config.name}-head"] = 1.0
+    tpu_env = {
+        "ACCELERATOR_TYPE": config.accelerator_type,
+        "NODE_ID": slice_name,
+        "TOPOLOGY": topology,
+        "WORKER_ID": str(worker_id),
+    }
+    return Host(
+        name=f"{slice_name}-w{worker_id}",
+        slice_name=slice_name,
+        worker_id=worker_id,
+        node_id=node_id,
+        address=addresses[worker_id],
+        directory=directory,
+        chips=config.chips_per_vm,
+        resources=resources,
+        labels={
+            "ray.io/accelerator-type": accelerator,
+            "ray.io/tpu-slice-name": slice_name,
+            "ray.io/tpu-worker-id": str(worker_id),
+            "ray.io/tpu-topology": topology,
+            "ray.io/tpu-pod-type": config.name,
+        },
+        variables={
+            "TPU_NAME": slice_name,
+            "TPU_WORKER_ID": str(worker_id),
+            "TPU_WORKER_HOSTNAMES": ",".join(addresses),
+            "TPU_ACCELERATOR_TYPE": config.accelerator_type,
+            "TPU_TOPOLOGY": topology,
+            "TPU_SKIP_MDS_QUERY": "true",  # libtpu needs nothing from Google's metadata server
+        },
+        metadata={
+            **_OF_EVERY_VM,
+            "instance/attributes/accelerator-type": config.accelerator_type,
+            "instance/attributes/agent-worker-number": str(worker_id),
+            "instance/attributes/instance-id": slice_name,
+            "instance/attributes/tpu-env": "".join(f"{name}: '{value}'\n" for name, value in tpu_env.items()),
+            "instance/attributes/worker-network-endpoints": ",".join(addresses),
+        },
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,21 +138,6 @@ class RunningHost:
     host: Host
     machine: Machine
     metadata: HostMetadata
-
-
-def _host_environment(directory: Path) -> dict[str, str]:
-    return {
-        # There is no TPU: JAX would look for one first, and report that on every host. A user's own choice wins.
-        "JAX_PLATFORMS": "cpu",
-        **machine_environment(),
-        "TMPDIR": str(directory / "tmp"),
-        HOST_DIR.name: str(directory),
-    }
-
-
-def _make_subdirectories(directory: Path) -> None:
-    for name in _SUBDIRECTORIES:
-        (directory / name).mkdir(parents=True)
 
 
 def machine_environment() -> dict[str, str]:
@@ -255,44 +150,11 @@ def machine_environment() -> dict[str, str]:
     return kept
 
 
-# -- arguments of `SimulatedCluster`: each check raises `InvalidRequestError` ------------------------------------------
-
-NoticeChannel = Literal["both", "ray", "metadata"]
-"""Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""
-
 LONGEST_S = 365 * 24 * 3600.0
 """The kernel's and Ray's own times overflow at some point; a year is enough."""
 
 
-def checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, int]]:
-    """Return each TPU type with the number of its slices."""
-    if slices is None:
-        return []
-    if not isinstance(slices, Mapping):
-        raise InvalidRequestError(
-            f'slices maps TPU types to the number of their slices, as in {{"v4-32": 2}}; it can\'t be {slices!r}.'
-        )
-    return [
-        (get_tpu_config(name), checked_count(f"The number of {name} slices", number, least=0))
-        for name, number in slices.items()
-    ]
-
-
-def checked_count(what: str, number: Any, *, least: int) -> int:
-    require(what, number, Whole(least))
-    return int(number)
-
-
-def checked_notice(notice_s: object) -> float:
-    """Return the notice in seconds; None is 0."""
-    return 0.0 if notice_s is None else checked_seconds("notice_s", notice_s)
-
-
 def checked_seconds(what: str, seconds: Any) -> float:
+    """Return a time in seconds; raises InvalidRequestError if it is not one."""
     require(what, seconds, Seconds(most=LONGEST_S))
     return float(seconds)
-
-
-def require_channel(heard_by: str) -> None:
-    if heard_by not in get_args(NoticeChannel):
-        raise InvalidRequestError(f"heard_by is one of {get_args(NoticeChannel)}, not {heard_by!r}.")

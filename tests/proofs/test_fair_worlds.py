@@ -120,7 +120,8 @@ def test_nobody_gives_way_in_vain_or_too_early(seed: int) -> None:
     asked = note_evictions(simulation)
     simulation.run_until(DAY)
     simulation.state.check()
-    attempts, band_of = simulation.history.attempts, {i: job.band for i, job in simulation.history.jobs.items()}
+    attempts, jobs = simulation.history.attempts, simulation.history.jobs
+    band_of = {job_id: job.spec.priority for job_id, job in jobs.items()}
     evicted = [one for one in attempts if one.id in asked and one.outcome in ("evicted", "moved")]
     assert evicted
     for one in evicted:

@@ -12,8 +12,8 @@ from iris_ray.actors.controller import journal as journal_module
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.goodput.calls import UserDay
 from iris_ray.goodput.sums import ChipState, Sums
-from iris_ray.handover.controller import HandedOver, hand_over, taken_over
-from iris_ray.handover.file import END, read, spec_of, written
+from iris_ray.handover.controller import hand_over, taken_over
+from iris_ray.handover.file import END, Line, read, spec_of, written
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import TimeKind
 from iris_ray.model.job_spec import JobSpec
@@ -37,10 +37,10 @@ DAYS = st.lists(
 CHIPS = st.dictionaries(st.sampled_from(ChipState), st.integers(0, 10**6).map(float))
 
 
-def recorded(state: ControllerState, journal: Journal) -> HandedOver:
+def recorded(state: ControllerState, journal: Journal) -> list[Line]:
     """What the next export of this Controller has."""
     asyncio.run(journal.take_over(state))
-    return hand_over(Journal())
+    return hand_over(Journal())[0]
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_export_of_import_equals_the_export(
     before.service_records.write("goodput", sums.to_json())
     first = recorded(world.state, before)
 
-    export = read(written({"iris_ray": "0.1.0"}, [*map(as_read, first.lines), END]), "the file")
+    export = read(written({"iris_ray": "0.1.0"}, [*map(as_read, first), END]), "the file")
     assert not export.unknown
     after = begun(new := ControllerState(), world.now)
     lines, sums = lines_but_jobs(first), Sums()
@@ -110,11 +110,11 @@ def as_read(line: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def lines_but_jobs(found: HandedOver) -> list[dict[str, Any]]:
-    return [as_read(line) for line in found.lines if line["kind"] not in ("job", "finished")]
+def lines_but_jobs(found: list[Line]) -> list[dict[str, Any]]:
+    return [as_read(line) for line in found if line["kind"] not in ("job", "finished")]
 
 
-def sorted_lines(found: HandedOver) -> list[str]:
+def sorted_lines(found: list[Line]) -> list[str]:
     """Without times that go on: usage decays, and the clock of the next Controller is another one."""
     lines = (line for line in lines_but_jobs(found) if line["kind"] != "usage")
     return sorted(json.dumps(line, sort_keys=True) for line in lines)

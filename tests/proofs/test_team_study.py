@@ -11,7 +11,7 @@ import pytest
 from iris_ray.model.workers import TPU
 from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.study.description import read_study
-from iris_ray.study.history import AttemptHistory, History, JobHistory
+from iris_ray.study.history import AttemptHistory, History, JobHistory, size_of
 
 STUDY = Path(__file__).parents[2] / "benchmarks" / "teams.toml"
 DAY_S = 86_400.0
@@ -29,7 +29,7 @@ def while_in_quota_s(job: JobHistory, team: Collection[AttemptHistory], quota: f
     return sum(
         after - at
         for at, after in pairwise(turns)
-        if sum(chips for begin, end, chips in held if begin <= at < end) + job.size <= quota
+        if sum(chips for begin, end, chips in held if begin <= at < end) + size_of(job.spec) <= quota
     )
 
 
@@ -48,7 +48,7 @@ def history(request: pytest.FixtureRequest) -> History:
 def test_team_reaches_its_quota_within_notice_and_grace(history: History, team: str) -> None:
     until = max(job.submitted_at for job in history.jobs.values())
     attempts = [attempt for attempt in history.attempts if attempt.team == team]
-    jobs = [job for job in history.jobs.values() if job.team == team]
+    jobs = [job for job in history.jobs.values() if job.spec.team == team]
     waits = [while_in_quota_s(job, attempts, QUOTA, until) for job in jobs]
     assert len(waits) > 10
     assert max(waits) <= GRACE_S + LOOKS_S

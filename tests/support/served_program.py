@@ -44,6 +44,9 @@ class Handler(BaseHTTPRequestHandler):
         if text == "die":
             print("I die", flush=True)
             os._exit(3)
+        if text == "busy":
+            self._send(503, b"")
+            return
         if text == "bad":
             self._send(400, json.dumps({"error": {"message": "no such word", "type": "x"}}).encode())
             return

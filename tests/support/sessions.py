@@ -17,7 +17,7 @@ _TASK = """
     import os, sys, time
     from pathlib import Path
     from iris_ray.actors.host.redirect import StartedTask
-    from iris_ray.sessions.surroundings import Surroundings
+    from iris_ray.sessions.surroundings import keep_surroundings
     from iris_ray.actors.protocol.task_files import TaskFiles
     from iris_ray.processes.tree import TOKEN_VARIABLE
     directory, work, token, job, index, attempt = sys.argv[1:]
@@ -26,7 +26,7 @@ _TASK = """
     os.environ |= {TOKEN_VARIABLE: token, "IRIS_COORDINATOR_ADDRESS": "10.0.0.1:1234", "PATH": "/usr/bin:/bin"}
     os.environ[TaskFiles.VARIABLE] = "files"
     os.chdir(work)
-    Surroundings.keep()
+    keep_surroundings()
     StartedTask(job, int(index), int(attempt), 4, "").write(TaskFiles.of_process(Path(directory), os.getpid()))
     print("ready", flush=True)
     time.sleep(600)

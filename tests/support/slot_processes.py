@@ -1,7 +1,7 @@
 """A SlotManager whose slots and runners stand aside: they do what a test tells them to. Its event loop is real."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from iris_ray.slots.actors.messages import AnswerPiece, Ask, Maker, ModelOrder, packed
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.streams import MOST_PIECES, Arrived, Batch, Stream, StreamEnd
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from tests.support.slots import host_here
@@ -38,7 +39,8 @@ class Slot:
         self.meets_at = ""
         self.leads: list[Slot] = []
         self.pieces = 3
-        self.sent = 0
+        self.sent = self.read = 0
+        self.taken: asyncio.Queue[Batch] = asyncio.Queue()
         self.stopped: list[str] = []
         self.requests: list[SlotRequest] = []
         self._why_not = why_not
@@ -52,6 +54,8 @@ class Slot:
             "unload",
             "serve",
             "stream",
+            "take",
+            "note_read",
             "stop",
             "open_session",
             "end_session",
@@ -87,6 +91,7 @@ class Slot:
 
     async def _stop(self, request_id: str) -> None:
         self.stopped.append(request_id)
+        self.read = 10**6  # nobody reads the rest
 
     async def _open_session(self, session_id: str) -> None:
         pass
@@ -105,15 +110,25 @@ class Slot:
         await self.may_answer.wait()
         return packed(self.number)
 
-    async def _stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
+    async def _stream(self, request: SlotRequest, payload: bytes) -> StreamEnd:
         await self.may_answer.wait()
         for piece in range(self.pieces):
             await asyncio.sleep(0.01 if self.pieces == 3 else 0.0)
+            while self.sent - self.read >= MOST_PIECES:
+                await asyncio.sleep(0.001)
             self.sent += 1
-            yield self._piece(piece)
+            self.put(request.request_id, piece)
+        return StreamEnd(self.sent, ())
 
-    async def _piece(self, piece: int) -> AnswerPiece:
-        return packed((self.number, piece))
+    def put(self, request_id: str, piece: int) -> None:
+        """Have the manager take a piece, which it does not have to ask for at the right time."""
+        self.taken.put_nowait({request_id: (packed((self.number, piece)),)})
+
+    async def _take(self) -> Batch:
+        return await self.taken.get()
+
+    def _note_read(self, request_id: str, pieces: int) -> None:
+        self.read += pieces
 
 
 class Slots:
@@ -161,6 +176,13 @@ async def manager_of(*runners: str, **policy: Any) -> SlotManager:
     return manager
 
 
+async def serving(*runners: str, **policy: Any) -> SlotManager:
+    """A manager that serves one model, "m"."""
+    manager = await manager_of(*runners, **policy)
+    await manager.register(order())
+    return manager
+
+
 async def true() -> bool:
     return True
 
@@ -175,6 +197,25 @@ def order(name: str = "m", **spec: Any) -> ModelOrder:
 
 def ask(request_id: str, model: str = "m", **how: Any) -> Ask:
     return Ask(request_id, model, b"", **how)
+
+
+async def pieces_of(manager: SlotManager, asked: Ask) -> AsyncIterator[AnswerPiece]:
+    """Yield the pieces of a stream as a client gets them, who does not report that it has read them."""
+    arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+    asyncio.ensure_future(manager.stream(asked)).add_done_callback(arrived.put_nowait)
+
+    async def take() -> None:
+        while True:
+            for pieces in (await manager.take(asked.client_id)).values():
+                arrived.put_nowait(pieces)
+
+    taking, stream = asyncio.ensure_future(take()), Stream()
+    try:
+        while not stream.is_over:
+            for piece in stream.read(await arrived.get()):
+                yield piece
+    finally:
+        taking.cancel()
 
 
 async def until(condition: Callable[[], object]) -> None:

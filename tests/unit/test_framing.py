@@ -73,7 +73,7 @@ def test_frame_that_is_too_long_is_refused_at_its_length() -> None:
         list(Frames().feed(struct.pack(">cII", b"d", 0, MOST_FRAME_BYTES + 1)))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b"1", b"[" * 100_000])
 def test_facts_that_are_none_are_refused(data: bytes) -> None:
     with pytest.raises(ConnectionLost, match="no sense"):
         assert Frame(FACTS, data=data).facts

@@ -218,3 +218,88 @@ def test_lines_come_and_go_while_another_thread_logs() -> None:
     """The lock of the lines and the one of a handler of logs are taken in one order."""
     with Terminal(python(COME_AND_GO), columns=200) as terminal:
         assert "has come and gone" in "\n".join(terminal.end())
+
+
+# -- text of strangers -------------------------------------------------------------------------------------------------
+
+EVIL = "x\x1b]52;c;cm0gLXJmIH4=\x07\x9b2J\x1b[2Jy \x1b[31mred\x1b[0m \u202ez"
+ACTS = "\x1b]52", "\x1b[2J", "\x9b", "\x07", "\u202e"
+"""Writes the clipboard, clears the screen, begins a sequence, rings, turns the line round."""
+STRANGER = f"""
+import logging, sys
+import click
+from iris_ray.cli import jobs, printing, streams
+from iris_ray.cli.conventions import say_error
+from iris_ray.cli.main import main
+from iris_ray.terminal import guarded_output, print_line
+text = {EVIL!r}
+def guarded():
+    jobs.ls.callback = lambda **_: (click.echo(text), click.echo(text, err=True), print(text), say_error(text))
+    main(["ls"])
+def handler():
+    with guarded_output():
+        handler = logging.StreamHandler()
+        handler.emit(logging.makeLogRecord({{"msg": text}}))
+ways = dict(
+    output=lambda: printing.print_output(text.encode() + b"\\n"),
+    text=lambda: printing.print_output(text, err=True),
+    facts=lambda: printing.print_facts({{"says": text}}),
+    table=lambda: printing.print_table(("A", "B"), [("1", text)], ""),
+    json=lambda: printing.print_json({{"status": text}}),
+    finding=lambda: printing.print_finding(printing.Finding(printing.Level.ERROR, "c", text, text)),
+    error=lambda: say_error(text),
+    line=lambda: print_line(text),
+    bytes=lambda: streams.print_bytes(text.encode(), False),
+    handler=handler,
+    guarded=guarded,
+)
+ways[sys.argv[1]]()
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["output", "text", "facts", "table", "json", "finding", "error", "line", "bytes", "handler", "guarded"],
+)
+def test_text_of_strangers_controls_no_terminal(way: str) -> None:
+    with Terminal([*python(STRANGER), way], columns=500) as terminal:
+        screen = "\n".join(terminal.end())
+    assert [act for act in ACTS if act.encode() in terminal.raw] == []
+    assert "52;c;cm0gLXJm" in screen
+    assert (b"\x1b[31mred" in terminal.raw) == (
+        way in ("output", "text", "error", "line", "bytes", "handler", "guarded")
+    )
+
+
+def test_output_of_strangers_is_unchanged_in_a_pipe() -> None:
+    program = "from iris_ray.cli import printing, streams; import sys; data = sys.stdin.buffer.read();"
+    program += " printing.print_output(data); streams.print_bytes(data, False)"
+    data = EVIL.encode() + b"\xff\r\n"
+    done = subprocess.run([*python(program)], input=data, capture_output=True, cwd=REPOSITORY, timeout=60, check=True)
+    assert done.stdout == 2 * data
+
+
+GUARDED = r"""
+import sys
+from iris_ray.terminal import guarded_output, live_line
+from iris_ray.cli.streams import pass_on
+with guarded_output(), live_line("train", 0.0) as line:
+    line.show("step 1")
+    sys.stdin.readline()
+    for byte in "caf\u00e9 \x1b[2K\r\n".encode():
+        sys.stdout.buffer.write(bytes([byte]))
+    print("10 %\r20 %")
+    sys.stdin.readline()
+pass_on(b"own \x1b[1mbold\x1b[0m \x1b[7C\n", False)
+"""
+
+
+def test_guarded_terminal_has_live_lines_progress_bars_and_own_programs() -> None:
+    with Terminal(python(GUARDED)) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.go_on()
+        screen = terminal.wait_for_text("20 %")
+        assert screen[:2] == [r"café \x1b[2K", "20 %"]
+        terminal.go_on()
+        assert terminal.end()[:2] == screen[:2]
+    assert b"\x1b[7C" in terminal.raw

@@ -151,6 +151,26 @@ def delete_packages(beginning: str) -> None:
     internal_kv._internal_kv_del(f"gcs://{beginning}", del_by_prefix=True)
 
 
+def send_package(client: "JobSubmissionClient", uri: str, data: bytes) -> None:
+    """Have a dashboard store a package under a URI; no Ray job refers to it."""
+    answer = client._do_request("PUT", f"/api/packages/{uri.replace('://', '/')}", data=data)
+    if answer.status_code != 200:
+        client._raise_error(answer)
+
+
+def take_package(uri: str, gcs_address: str) -> bytes | None:
+    """Return a package, and delete it; None if it is gone. This process need not be connected.
+
+    Args:
+        uri: of the package.
+        gcs_address: of the cluster's GCS.
+    """
+    client = GcsClient(address=gcs_address)
+    found: bytes | None = client.internal_kv_get(uri.encode(), None, timeout=STORE_TIMEOUT_S)
+    client.internal_kv_del(uri.encode(), False, None, timeout=STORE_TIMEOUT_S)
+    return found or None
+
+
 def logs_directory() -> Path:
     """Return the directory of Ray's logs on this node, whose files the dashboard shows. This process is connected."""
     return Path(ray._private.worker._global_node.get_logs_dir_path())

@@ -122,28 +122,25 @@ class WriteAheadLog:
     def close(self, epoch: int) -> None:
         """Close the log of an earlier Controller, so that it can't write another entry. This blocks."""
         while True:
-            first = self._checkpoint_of(epoch)
+            first = self.checkpoint_of(epoch)
             numbers = [number for number in self._numbers(epoch) if number >= first]
             end = max(numbers, default=first)
             if not numbers or self._store.get(self._key(epoch, end)) != CLOSED:
                 end += bool(numbers)
                 if not self._store.put_new(self._key(epoch, end), CLOSED):
                     continue  # it has just written another entry
-            if self._checkpoint_of(epoch) <= end:
+            if self.checkpoint_of(epoch) <= end:
                 return  # else we took the key of an old entry, which a checkpoint had deleted meanwhile
 
-    def read(self, epoch: int, contained: Containment) -> dict[str, bytes | None]:
-        """Return the values of an earlier Controller's log since its checkpoint. Read its records after this.
+    def read(self, epoch: int, first: int, contained: Containment) -> dict[str, bytes | None]:
+        """Return the values of a Controller's log.
 
         Args:
             epoch: the number of the Controller.
+            first: the number of the first entry to read, see `checkpoint_of`.
             contained: takes unreadable entries.
         """
-        while True:
-            first = self._checkpoint_of(epoch)
-            found = self._store.items(f"log/{epoch}/")
-            if first == self._checkpoint_of(epoch):
-                break
+        found = self._store.items(f"log/{epoch}/")
         values: dict[str, bytes | None] = {}
         for key in sorted(filter(_has_number, found), key=_number):
             if _number(key) >= first and found[key] != CLOSED:
@@ -162,7 +159,8 @@ class WriteAheadLog:
             closed_by = max(found) if epoch >= self._epoch - kept else None
             await self.put({self._key(epoch, number): None for number in found if number != closed_by})
 
-    def _checkpoint_of(self, epoch: int) -> int:
+    def checkpoint_of(self, epoch: int) -> int:
+        """Return the number of the first entry of a Controller's log whose values may not be in records yet."""
         found = self._store.get(f"checkpoint/{epoch}") or b""
         return int(found) if found.isdigit() else 0
 
@@ -299,14 +297,21 @@ def numbers_after(store: ClusterStore, prefix: str) -> list[int]:
 
 
 def _values(epoch: int, store: ClusterStore, log: WriteAheadLog, contained: Containment) -> dict[str, bytes]:
-    """Return all values of a Controller by key. Read its log before its records, since values move to records."""
-    logged = log.read(epoch, contained)
-    values: dict[str, bytes | None] = {}
-    for kind in KINDS:
-        values |= store.items(f"{kind}/{epoch}/")
-    for kind in SINGLE_KINDS:
-        key = f"{kind}/{epoch}"
-        values[key] = store.get(key)
+    """Return all values of a Controller by key, as of the moment when its log is read. It may still write.
+
+    The records have at least the values of all entries before the checkpoint, unless there is another one meanwhile.
+    """
+    while True:
+        first = log.checkpoint_of(epoch)
+        values: dict[str, bytes | None] = {}
+        for kind in KINDS:
+            values |= store.items(f"{kind}/{epoch}/")
+        for kind in SINGLE_KINDS:
+            key = f"{kind}/{epoch}"
+            values[key] = store.get(key)
+        logged = log.read(epoch, first, contained)
+        if first == log.checkpoint_of(epoch):
+            break
     return {key: value for key, value in (values | logged).items() if value is not None}
 
 

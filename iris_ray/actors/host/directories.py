@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -241,13 +242,16 @@ def _remove_all(path: Path) -> None:
             _make_writable(path)
         except OSError:
             pass
-    shutil.rmtree(path, ignore_errors=True)
+        except RecursionError:
+            break
+    subprocess.run(["rm", "-rf", "--", path], stderr=subprocess.DEVNULL, check=False)  # takes trees of any depth
 
 
 def _make_writable(path: Path) -> None:
     path.chmod(0o700)
-    for parent, directories, _ in os.walk(path):
-        for each in (os.path.join(parent, name) for name in directories):
-            if not os.path.islink(each):
-                with contextlib.suppress(OSError):  # another user's, such as a container's program
-                    os.chmod(each, 0o700)
+    with contextlib.suppress(RecursionError):
+        for parent, directories, _ in os.walk(path):
+            for each in (os.path.join(parent, name) for name in directories):
+                if not os.path.islink(each):
+                    with contextlib.suppress(OSError):  # another user's, such as a container's program
+                        os.chmod(each, 0o700)

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import ray
 from ray import cloudpickle
+from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.host.exit_status import ProgramExit
@@ -96,7 +97,10 @@ def raised(error: BaseException) -> TaskEnd:
     ended_at = Moment.now()
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    payload = _pickled(error) if isinstance(error, Exception) else None
+    cause = error
+    while isinstance(cause, RayTaskError):  # of a task that this one waited for; Ray's own tasks pass its cause on
+        cause = cause.cause
+    payload = _pickled(cause) if isinstance(cause, Exception) else None
     return TaskEnd(_kind(error), ended_at, payload, summary, text, exit_code=1)
 
 

@@ -4,6 +4,7 @@ import { amount, badge, duration, percent } from "./format.js";
 import { curves } from "./chart.js";
 import { rates } from "./curves.js";
 import { hours } from "./goodput.js";
+import { ask, every } from "./store.js";
 
 const COLUMNS = ["", "First", "Second"];
 const LOOKS = ["hue0", "hue1"];
@@ -35,14 +36,15 @@ export function comparePage(root, argument) {
   async function look() {
     if (!ids[0] || !ids[1]) return;
     const number = ++asked;
-    const answers = await Promise.all(ids.slice(0, 2).map((id) => fetch(`/api/history/jobs/${encodeURIComponent(id)}`).catch(() => null)));
-    if (number !== asked || answers.includes(null)) return;
-    runs = await Promise.all(answers.map((answer) => answer.json()));
+    const answers = await Promise.all(ids.slice(0, 2).map((id) => ask(`/api/history/jobs/${encodeURIComponent(id)}`)));
     if (number !== asked) return;
-    const missing = runs.findIndex(({ job }) => !job);
-    trouble.hidden = missing < 0;
+    const failed = answers.map(({ value, error }) => error ?? value.error).find(Boolean);
+    const missing = failed ? -1 : answers.findIndex(({ value }) => !value.job);
+    trouble.hidden = missing < 0 && !failed;
+    if (failed) return fill(trouble, failed); // what is shown stays
     found.hidden = missing >= 0;
     if (missing >= 0) return fill(trouble, `The history has no job ${ids[missing]}.`);
+    runs = answers.map(({ value }) => value);
     fill(facts.body, rowsOf(runs).map((row) => tr(COLUMNS, row)));
     showCurves();
   }
@@ -55,14 +57,13 @@ export function comparePage(root, argument) {
   }
 
   async function offer() {
-    const answer = await fetch("/api/history/jobs?hours=2160").catch(() => null);
-    if (answer?.ok) fill(names, (await answer.json()).rows.slice(0, MOST_NAMES).map((one) => h("option", { value: one.job_id })));
+    const { value } = await ask("/api/history/jobs?hours=2160");
+    if (value) fill(names, value.rows.slice(0, MOST_NAMES).map((one) => h("option", { value: one.job_id })));
   }
 
-  const timer = setInterval(() => document.hidden || look(), LOOK_MS);
-  look();
   offer();
-  return { update: () => {}, end: () => { clearInterval(timer); asked = -1; } };
+  const end = every(LOOK_MS, look);
+  return { update: () => {}, end: () => { end(); asked = -1; } };
 }
 
 function rowsOf(runs) {

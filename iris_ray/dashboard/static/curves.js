@@ -1,6 +1,7 @@
 // A job's step rate and the numbers of its status as curves, from the history.
 import { fill, h } from "./dom.js";
 import { curve } from "./chart.js";
+import { ask, every } from "./store.js";
 
 const LEAST = 3; // points; fewer are no curve
 const LOOK_MS = 60_000;
@@ -8,13 +9,10 @@ const LOOK_MS = 60_000;
 export function curvesView(id) {
   const element = h("section", { hidden: true });
   async function look() {
-    const answer = await fetch(`/api/history/jobs/${encodeURIComponent(id)}`).catch(() => null);
-    if (!answer?.ok) return;
-    show(element, (await answer.json()).curves);
+    const { value } = await ask(`/api/history/jobs/${encodeURIComponent(id)}`);
+    if (value) show(element, value.curves);
   }
-  const timer = setInterval(() => document.hidden || look(), LOOK_MS);
-  look();
-  return { element, end: () => clearInterval(timer) };
+  return { element, end: every(LOOK_MS, look) };
 }
 
 function show(element, rows) {

@@ -2,6 +2,7 @@
 import { fill, h, jobLink, link, table, tr } from "./dom.js";
 import { amount, badge, duration } from "./format.js";
 import { chart } from "./chart.js";
+import { ask, every } from "./store.js";
 
 const RANGES = { "6 h": 6, "24 h": 24, "7 days": 168, "30 days": 720, "90 days": 2160 };
 const BANDS = { production: "hue1", interactive: "hue0", batch: "hue2" };
@@ -30,12 +31,12 @@ export function historyPage(root) {
     const number = ++asked;
     showChoices();
     const query = new URLSearchParams({ hours: RANGES[chosen.range], type: chosen.type, text: chosen.text });
-    const answers = await Promise.all(["utilisation", "jobs"].map((what) => fetch(`/api/history/${what}?${query}`).catch(() => null)));
-    if (number !== asked || answers.includes(null)) return;
-    const [found, jobs] = await Promise.all(answers.map((answer) => answer.json()));
+    const answers = await Promise.all(["utilisation", "jobs"].map((what) => ask(`/api/history/${what}?${query}`)));
     if (number !== asked) return;
-    trouble.hidden = !found.error;
-    if (found.error) return fill(trouble, found.error);
+    const failed = answers.find(({ error }) => error);
+    trouble.hidden = !failed;
+    if (failed) return fill(trouble, failed.error);
+    const [found, jobs] = answers.map(({ value }) => value);
     showTypes(types, found.types);
     fill(charts, chartsOf(found));
     fill(body, jobs.rows.map(row));
@@ -47,9 +48,8 @@ export function historyPage(root) {
     fill(choices, Object.keys(RANGES).map((name) => h("button", { type: "button", "aria-pressed": String(name === chosen.range), onclick: () => { chosen.range = name; look(); } }, name)));
   }
 
-  const timer = setInterval(() => document.hidden || look(), LOOK_MS);
-  look();
-  return { update: () => {}, end: () => { clearInterval(timer); asked = -1; } };
+  const end = every(LOOK_MS, look);
+  return { update: () => {}, end: () => { end(); asked = -1; } };
 }
 
 function showTypes(select, names) {

@@ -6,7 +6,7 @@ import { compareLink } from "./compare.js";
 import { curvesView } from "./curves.js";
 import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
-import { tables } from "./store.js";
+import { ask, tables } from "./store.js";
 
 const COLUMNS = ["Task", "State", "Attempt", "Ran", "Exit", "Where", "Error"];
 const ATTEMPTS = ["Attempt", "End", "Ran", "On", "Cause"];
@@ -30,12 +30,11 @@ export function jobPage(root, id) {
   let asked = 0;
   async function look() {
     const number = ++asked;
-    const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}`).catch(() => null);
-    if (!answer || number !== asked) return;
-    const job = await answer.json();
-    if (!answer.ok) {
-      logSection.hidden = answer.status === 404 && (await showPast(parts, id));
-      return logSection.hidden ? ends() : fill(parts.head, h("p", { class: "callout" }, job.error));
+    const { status, value: job, error } = await ask(`/api/jobs/${encodeURIComponent(id)}`);
+    if (number !== asked || status === 0) return;
+    if (error) {
+      logSection.hidden = status === 404 && (await showPast(parts, id));
+      return logSection.hidden ? ends() : fill(parts.head, h("p", { class: "callout" }, error));
     }
     showHead(parts, job);
     showAttempts(parts.line, job);
@@ -66,8 +65,7 @@ const PAST = ["Attempt", "End", "Why", "Ran", "On", "First to end", "Cost", "Cau
 
 // Shows a job that the Controller has forgotten, as the history has it; returns whether it has.
 async function showPast({ head, facts, line }, id) {
-  const answer = await fetch(`/api/history/jobs/${encodeURIComponent(id)}`).catch(() => null);
-  const { job, attempts } = answer?.ok ? await answer.json() : { job: null };
+  const { job, attempts } = (await ask(`/api/history/jobs/${encodeURIComponent(id)}`)).value ?? {};
   if (!job) return false;
   fill(head, badge(job.state), h("span", {}, `by ${job.user}`), h("span", {}, `${job.band} priority`), h("span", {}, job.type ?? "no TPU"),
     h("span", {}, "submitted ", since(job.submitted_at), " ago"), h("span", {}, "from the history: the Controller has forgotten it"));

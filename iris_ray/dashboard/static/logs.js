@@ -1,5 +1,6 @@
 // What a task prints, as it comes.
 import { fill, h, setText } from "./dom.js";
+import { ask } from "./store.js";
 
 const LOOK_MS = 1000;
 const MOST_CHARACTERS = 1_000_000;
@@ -29,8 +30,8 @@ export function logView(id) {
     const query = new URLSearchParams({ task: task.value || "0" });
     if (position) Object.entries(position).forEach(([name, value]) => query.set(name, value));
     else if (attempt.value) query.set("attempt", attempt.value);
-    const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}/logs?${query}`).catch(() => null);
-    return answer && answer.json();
+    const { status, value, error } = await ask(`/api/jobs/${encodeURIComponent(id)}/logs?${query}`);
+    return value ?? (status ? { error } : null);
   }
 
   function take(piece) {

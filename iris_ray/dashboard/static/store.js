@@ -9,6 +9,23 @@ let live = () => {};
 let stream = null;
 let changed = new Set();
 
+// What the server answers: { status, value }, and { error } in words if it is not what was asked for. Status 0: no answer.
+export async function ask(path) {
+  const answer = await fetch(path).catch(() => null);
+  if (!answer) return { status: 0, value: null, error: "The dashboard does not answer." };
+  if (answer.status === 401) location.assign("/login"); // the session is over
+  const value = await answer.json().catch(() => null); // a proxy's own error is no JSON
+  if (answer.ok && value !== null) return { status: answer.status, value };
+  return { status: answer.status, value: null, error: value?.error ?? `The dashboard answers with ${answer.status}.` };
+}
+
+// Looks now and every so often while the page is seen; returns what ends that.
+export function every(milliseconds, look) {
+  const timer = setInterval(() => document.hidden || look(), milliseconds);
+  look();
+  return () => clearInterval(timer);
+}
+
 export function follow(onChange, onLive) {
   listener = onChange;
   live = onLive;
@@ -17,18 +34,17 @@ export function follow(onChange, onLive) {
 
 async function load() {
   stream?.close();
-  try {
-    const answer = await fetch("/api/snapshot");
-    if (answer.redirected || answer.status === 401) return location.assign("/login");
-    const { version, tables: all } = await answer.json();
-    for (const name of Object.keys(tables)) tables[name] = all[name] ?? {};
-    Object.keys(tables).forEach((name) => changed.add(name));
-    report();
-    listen(version);
-  } catch {
+  const { value } = await ask("/api/snapshot");
+  if (!value) {
     live(false);
-    setTimeout(load, AGAIN_MS);
+    return setTimeout(load, AGAIN_MS);
   }
+  for (const name of Object.keys(tables)) {
+    tables[name] = Object.assign(Object.create(null), value.tables[name]); // a user may be called __proto__
+    changed.add(name);
+  }
+  report();
+  listen(value.version);
 }
 
 function listen(version) {

@@ -2,7 +2,7 @@
 import { h, fill, keyed, setText, table, tr } from "./dom.js";
 import { amount, counted, percent } from "./format.js";
 import { DISRUPTIONS, hours, sum } from "./goodput.js";
-import { cluster, tables } from "./store.js";
+import { ask, cluster, every, tables } from "./store.js";
 
 const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Goodput", "Lost to disruptions", "Limits"];
 const TEAM_COLUMNS = ["Team", "Type", "Quota", "Used", "Borrowed", "Lent", "Share now", "Counted share", "Running", "Waiting"];
@@ -33,13 +33,12 @@ export function usersPage(root) {
 
   let goodput = {};
   async function look() {
-    const answer = await fetch("/api/goodput").catch(() => null);
-    if (!answer?.ok) return;
-    goodput = await answer.json();
+    const { value } = await ask("/api/goodput");
+    if (!value) return;
+    goodput = value;
     update(new Set(["users"]));
   }
-  const timer = setInterval(() => document.hidden || look(), LOOK_MS);
-  look();
+  const end = every(LOOK_MS, look);
 
   function update(changed) {
     if (changed.has("teams")) {
@@ -65,7 +64,7 @@ export function usersPage(root) {
     entries.set(user.user, { user, spent });
     return entries.get(user.user);
   }
-  return { update, end: () => clearInterval(timer) };
+  return { update, end };
 }
 
 function showStack(bar, legend, users, total) {

@@ -1,4 +1,4 @@
-"""A slot of several hosts: its leader has the processes on the other hosts make every call, too, in the same order."""
+"""A slot of several hosts: each call of the leader also runs on the other hosts, in the same order."""
 
 import os
 import sys
@@ -49,7 +49,7 @@ class Followers:
         return bool(self._follow)
 
     def lead(self, follow: Sequence[Follow]) -> str:
-        """Have these processes make every call, too. Return an address of this host, at which all hosts can meet."""
+        """Have these processes repeat every call. Return an address of this host, at which all hosts can meet."""
         self._follow = follow
         me = job_info_of(os.environ)
         assert me is not None, "the process has its task's variables"
@@ -85,7 +85,7 @@ class Followers:
                 raise RemoteUserError(f"the model failed on another host of its slot: {why_not}")
 
     def in_full(self, pieces: Iterator[Any]) -> Generator[Any, None, None]:
-        """Yield all pieces. If the caller stops early, the model makes the rest all the same, as the followers do."""
+        """Yield all pieces. If the caller stops early, the model still makes the rest, as the followers do."""
         if not self._follow:
             yield from pieces
             return

@@ -8,7 +8,7 @@ class GpuMemory(NamedTuple):
     """The memory of a GPU.
 
     Attributes:
-        total: bytes that programs can use, without those that the driver reserves.
+        total: bytes that programs can use; bytes that the driver reserves are left out.
         used: bytes that all programs use now.
     """
 
@@ -17,7 +17,7 @@ class GpuMemory(NamedTuple):
 
 
 class NoLibraryError(RuntimeError):
-    """nvidia-ml-py is not installed. Another try would fail, too."""
+    """nvidia-ml-py is not installed. A retry would fail as well."""
 
 
 def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:

@@ -28,6 +28,7 @@ _CHECKS: Mapping[str, Check] = {
     "devices": Whole(1, MOST_HOSTS, exactly=True),
     "memory": Whole(1, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
+    "whole_slices": FLAG,
 }
 
 
@@ -232,7 +233,7 @@ class ModelRow:
         replicas: slots that are kept.
         load_s: how long the last load took.
         failures: loads that failed in a row, since a slot was last ready.
-        waits_for: why there is no further slot now, or "".
+        waits_for: why the model gets no further slot now, or "".
     """
 
     model: str
@@ -265,11 +266,6 @@ class SlotStatus:
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 # Values of users travel between a client and a slot. Only these two unpickle them; a SlotManager passes bytes on.
-
-MOST_PIECES = 64
-"""How many pieces of a stream may wait for their caller, in the SlotManager and in the slot. Then the model waits."""
-TAKEN_AT_ONCE = 16
-"""The number of pieces after which a caller reports that it has taken them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final
 
-from iris_ray.slots.actors.messages import MOST_PIECES, StopReasons
+from iris_ray.slots.actors.messages import StopReasons
+from iris_ray.slots.actors.streams import MOST_PIECES
 
 
 @dataclass(frozen=True, slots=True)

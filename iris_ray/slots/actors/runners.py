@@ -52,7 +52,7 @@ class HostHere:
     sizes: tuple[int, ...] = ()
 
     def share(self, devices: DeviceSet, sizes: Sequence[int]) -> float:
-        """Return the part of each device that so many bytes are; the least of all."""
+        """Return the smallest share of a device that these sizes, one for each device, make up."""
         return min(size / (self.sizes[device] if self.sizes else self.memory)
                    for device, size in zip(devices, sizes, strict=True))  # fmt: skip
 
@@ -142,7 +142,7 @@ async def _until_gone(agent: Actor[RunnerAgent]) -> None:
 
 
 _CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""The rectangle that so many chips form, as libtpu writes it."""
+"""The rectangle that a number of chips forms, as libtpu writes it."""
 
 
 def visible_devices(

@@ -24,6 +24,7 @@ from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened
 from iris_ray.slots.actors.messages import AnswerPiece, NotHeld, StopReasons, packed, packed_error
 from iris_ray.slots.actors.model_call import ModelCall, ModelLoop, RunningCalls, SlotRequest, StoppedError
+from iris_ray.slots.actors.streams import Batch, Outbox, StreamEnd
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class SlotActor:
         self._calls = RunningCalls(self._model.loop)
         self._sessions = HeldSessions()
         self._followers = Followers()
+        self._outbox = Outbox()
         gc.freeze()  # as the SlotManager; not what the model makes, which it may replace
 
     def identity(self) -> ProcessIdentity:
@@ -112,23 +114,35 @@ class SlotActor:
             return packed_error(error)
 
     @_runs_user_code
-    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[AnswerPiece]:
-        """Yield the answer to a request piece by piece; the answer of a function as one piece."""
+    def stream(self, request: SlotRequest, payload: bytes) -> StreamEnd:
+        """Answer a request piece by piece, for `take`; the answer of a function is one piece."""
+        request_id = request.request_id
+        self._outbox.begin(request_id)
         try:
             value = cloudpickle.loads(payload)
             with self._calls.running(request) as call, self._followers.calling(AnswerPiece(payload), request):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
-                    yield packed(piece)
+                    self._outbox.put(request_id, packed(piece))
         except StoppedError:
-            return
+            pass
         except Exception as error:
-            yield packed_error(error)
+            self._outbox.put(request_id, packed_error(error), is_last=True)
+        return self._outbox.end(request_id)
+
+    def take(self) -> Batch:
+        """Return the next pieces of all streams of requests. Wait until there are some."""
+        return self._outbox.take()
+
+    def note_read(self, request_id: str, pieces: int) -> None:
+        """Note that the caller of a stream has read this number of further pieces."""
+        self._outbox.note_read(request_id, pieces)
 
     def stop(self, call_id: str) -> None:
         """Stop a request, or a call of a session, if it runs as a coroutine or makes pieces; else it goes on.
 
         A call of a slot with several hosts goes on, too: all hosts would have to stop it at the same place.
         """
+        self._outbox.drop(call_id)
         if not self._followers:
             self._calls.stop(call_id)
 

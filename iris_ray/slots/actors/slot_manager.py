@@ -4,15 +4,14 @@ import asyncio
 import gc
 import logging
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from ray.exceptions import RayError
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots.actors.messages import (
     AnswerPiece,
@@ -30,8 +29,9 @@ from iris_ray.slots.actors.messages import (
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.runners import HostHere, RunnerHere, Runners, Yielding
 from iris_ray.slots.actors.slot_actor import SlotActor
-from iris_ray.slots.actors.slot_processes import SlotProcesses, status_of
-from iris_ray.slots.actors.waiting import Clients, WaitingCaller, cancelled, error_of
+from iris_ray.slots.actors.slot_processes import SlotProcess, SlotProcesses, status_of
+from iris_ray.slots.actors.streams import Batch, Pieces, StreamEnd
+from iris_ray.slots.actors.waiting import Clients, ClientStreams, WaitingCaller, cancelled, error_of
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import instructions as todo
 from iris_ray.slots.core.devices import DeviceKind, Runner
@@ -45,6 +45,8 @@ MEMORY_LOOK_S = 60.0
 """How often it measures the memory of slots, and so may raise an alarm."""
 CLIENTS_LOOK_S = 5.0
 """How often it looks whether the clients of requests are there."""
+TAKE_S = 5.0
+"""How long a client's call waits for pieces of its streams. If there are none, the client calls again."""
 logger = logging.getLogger(__name__)
 
 
@@ -67,6 +69,7 @@ class SlotManager:
         self._expected: dict[str, Runner] = {}
         self._problems: dict[DeviceKind, str] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
+        self._streams: dict[str, ClientStreams] = {}
         self._cancelled_early, self._over = StopReasons(), StopReasons()
 
     # -- what clients call ------------------------------------------------------------------------
@@ -116,18 +119,24 @@ class SlotManager:
 
     async def submit(self, ask: Ask) -> AnswerPiece:
         """Return the answer to a request, or its error."""
-        pieces = [piece async for piece in self._pieces(ask, streams=False)]
+        pieces = (await self._answer(ask, None)).pieces
         return pieces[-1] if pieces else packed_error(cancelled(ask.request_id))
 
-    async def stream(self, ask: Ask) -> AsyncIterator[AnswerPiece]:
-        """Yield the answer to a request in pieces; the last one may be an error."""
-        async for piece in self._pieces(ask, streams=True):
-            yield piece
+    async def stream(self, ask: Ask) -> StreamEnd:
+        """Answer a request in pieces, which `take` returns as they come. The last one may be an error."""
+        with self._streams_of(ask.client_id) as streams:
+            return await self._answer(ask, streams)
 
-    async def taken(self, request_id: str, pieces: int) -> None:
-        """Note that the caller has taken so many more pieces of a stream."""
-        if waiting := self._waiting.get(request_id):
-            waiting.taken(pieces)
+    async def take(self, client_id: str) -> Batch:
+        """Return the next pieces of a client's streams; nothing if none come within `TAKE_S`."""
+        with self._streams_of(client_id) as streams:
+            return await streams.take(TAKE_S)
+
+    async def note_read(self, request_id: str, pieces: int) -> None:
+        """Tell a stream's slot that the caller has read this number of further pieces."""
+        active = self._core.active.by_id.get(request_id)
+        if active is not None and (made := self._processes.by_slot.get(active.slot_id)):
+            made.actor.call(SlotActor.note_read, request_id, pieces)
 
     async def cancel(self, request_id: str) -> None:
         """Forget a request. Its caller gets an error; nothing happens if it is over."""
@@ -175,7 +184,7 @@ class SlotManager:
         return await self._runners.hold(here)
 
     async def give_up_runner(self, runner_id: str, why: str) -> None:
-        """Expect a runner no more. Who waits for its kind of devices, and no other can come, is refused."""
+        """Stop expecting a runner. If no other one of its kind can come, requests for that kind are refused."""
         if runner := self._expected.pop(runner_id, None):
             logger.error("runner %s can hold no slots: %s", runner_id, why)
             self._problems[runner.kind] = f"{runner_id} can hold no slots: {why}"
@@ -239,20 +248,32 @@ class SlotManager:
             case todo.RaiseAlarm(text=text):
                 logger.warning(text)
 
-    async def _pieces(self, ask: Ask, streams: bool) -> AsyncIterator[AnswerPiece]:
+    async def _answer(self, ask: Ask, streams: ClientStreams | None) -> StreamEnd:
         try:
             waiting = self._admit(ask, streams)
         except IrisError as error:
-            yield packed_error(error)
-            return
+            return StreamEnd(0, (packed_error(error),))
         try:
-            async for piece in waiting.pieces():
-                yield piece
+            return await waiting.answer()
         finally:
+            if streams is not None:
+                streams.forget(ask.request_id)
             del self._waiting[ask.request_id]
             self._over.note(ask.request_id, "over")
 
-    def _admit(self, ask: Ask, streams: bool) -> WaitingCaller:
+    @contextmanager
+    def _streams_of(self, client_id: str) -> Iterator[ClientStreams]:
+        """Return a client's streams for one call, and forget them after its last call."""
+        streams = self._streams.setdefault(client_id, ClientStreams())
+        streams.calls += 1
+        try:
+            yield streams
+        finally:
+            streams.calls -= 1
+            if not streams.calls:
+                del self._streams[client_id]
+
+    def _admit(self, ask: Ask, streams: ClientStreams | None) -> WaitingCaller:
         if ask.request_id in self._waiting:
             raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
         model, now = self._known(ask.model), self._now()
@@ -288,7 +309,7 @@ class SlotManager:
                 await self._grant(waiting, slot_id, made.actor)
                 return
             begun = SlotRequest(request.request_id, request.attempt)
-            if waiting is not None and not await self._have_answered(waiting, begun, slot_id, made.actor):
+            if waiting is not None and not await self._have_answered(waiting, begun, slot_id, made):
                 return
         except RayError as error:
             self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
@@ -296,20 +317,23 @@ class SlotManager:
             self._end(request.request_id, slot_id, waiting)
 
     async def _have_answered(
-        self, waiting: WaitingCaller, request: SlotRequest, slot_id: str, actor: Actor[SlotActor]
+        self, waiting: WaitingCaller, request: SlotRequest, slot_id: str, made: SlotProcess
     ) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
-        if waiting.streams:
-            async for piece in actor.with_options(**STREAM).stream(SlotActor.stream, request, ask.payload):
-                found = await piece
-                if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
-                    return False
-                await waiting.give(found)
+
+        def give(pieces: Pieces) -> None:
+            if self._runs_on(ask.request_id, slot_id) and not waiting.is_over:
+                waiting.give(pieces)
+            elif pieces:  # nobody reads them: pieces of two slots must not be mixed
+                made.actor.call(SlotActor.note_read, ask.request_id, len(pieces))
+
+        if waiting.streams is not None:
+            await made.streams.read(ask.request_id, made.actor.call(SlotActor.stream, request, ask.payload), give)
             if not self._runs_on(ask.request_id, slot_id):
                 return False
-        elif (answer := await actor.call(SlotActor.serve, request, ask.payload)) is not None:
-            await waiting.give(answer)
+        elif (answer := await made.actor.call(SlotActor.serve, request, ask.payload)) is not None:
+            waiting.give((answer,))
         waiting.end()
         return True
 
@@ -321,11 +345,11 @@ class SlotManager:
         session_id = waiting.ask.request_id
         await actor.call(SlotActor.open_session, session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
-        await waiting.give(packed(Grant(slot_id, actor.handle)))
+        waiting.give((packed(Grant(slot_id, actor.handle)),))
         waiting.end()
 
     async def _end_session(self, order: todo.EndRequest) -> None:
-        """Have a slot take no more calls of a session, and wait for those that it has."""
+        """Have a slot refuse further calls of a session, and wait for the running ones."""
         try:
             if made := self._processes.by_slot.get(order.slot_id):
                 await made.actor.call(SlotActor.end_session, order.request_id, order.reason)

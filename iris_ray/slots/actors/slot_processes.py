@@ -19,6 +19,7 @@ from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere, RunnerHere
 from iris_ray.slots.actors.slot_actor import CALLS, SlotActor
+from iris_ray.slots.actors.streams import SlotStreams
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.core.instructions import CreateSlot
@@ -42,7 +43,7 @@ BESIDE_SEATS = 8
 
 @functools.cache
 def _slot_actor(seats: int) -> Any:
-    """Return the actor class of slots with so many seats: in Ray, threads belong to the class."""
+    """Return the actor class of slots with this number of seats: in Ray, the number of threads belongs to the class."""
     return ray.remote(concurrency_groups={CALLS: seats})(SlotActor)
 
 
@@ -55,12 +56,17 @@ class SlotProcess:
         actors: one for each host of the runner. The first one is the leader, which gets the requests.
         processes: the processes of the actors, once all have begun.
         ending: whether its end was ordered.
+        streams: reads the pieces of its streams.
     """
 
     order: CreateSlot
     actors: tuple[Actor[SlotActor], ...]
     processes: tuple[ProcessIdentity, ...] = ()
     ending: bool = False
+    streams: SlotStreams = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.streams = SlotStreams(lambda: self.actor.call(SlotActor.take))
 
     @property
     def actor(self) -> Actor[SlotActor]:
@@ -167,14 +173,16 @@ class SlotProcesses:
 
     async def _watch(self, made: SlotProcess) -> None:
         """Wait until Ray loses the first process, kill all, and wait until their hosts confirm that they are gone."""
+        why = ""
         while True:
             watches = [asyncio.ensure_future(_until_gone(actor)) for actor in made.actors]
-            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            gone, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            why = why or gone.pop().result()
             made.kill()  # Ray may only have lost contact with one, and the others are of no use alone
             if await self._are_gone(made):
                 break
         self._forget(made)
-        self.hear(SlotEnded(made.order.slot_id))
+        self.hear(SlotEnded(made.order.slot_id, why))
 
     def _forget(self, made: SlotProcess) -> None:
         slot_id, runner_id = made.order.slot_id, made.order.allocation.runner_id
@@ -213,9 +221,14 @@ def _started(order: CreateSlot, host: HostHere) -> Actor[SlotActor]:
     return Actor(_slot_actor(seats).options(**options).remote(variables))
 
 
-async def _until_gone(actor: Actor[SlotActor]) -> None:
-    with suppress(RayError):
+async def _until_gone(actor: Actor[SlotActor]) -> str:
+    """Return when an actor is gone: the error that its start has raised, or ""."""
+    try:
         await actor.call(SlotActor.watch)
+    except RayError as error:
+        if getattr(error, "actor_init_failed", False):
+            return str(error).strip().splitlines()[-1][:LONGEST_REASON]
+    return ""
 
 
 async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:

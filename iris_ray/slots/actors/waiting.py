@@ -1,7 +1,7 @@
 """The callers who wait for answers in a SlotManager, and their clients."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,7 +15,8 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
-from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, packed_error
+from iris_ray.slots.actors.messages import Ask, packed_error
+from iris_ray.slots.actors.streams import Batch, Pieces, StreamEnd, Untaken
 from iris_ray.slots.core.instructions import Refusal
 
 _ERRORS: Final[dict[Refusal, type[IrisError]]] = {
@@ -36,55 +37,85 @@ def error_of(refusal: Refusal, reason: str) -> IrisError:
 
 @dataclass(slots=True, eq=False)
 class WaitingCaller:
-    """One caller. Pieces of the answer go into a queue; after the last piece comes the end, or an error.
-
-    `give` waits while the caller has `MOST_PIECES` to take.
+    """One caller, and the pieces of its answer that are here. The last one is an error if the answer is not complete.
 
     Attributes:
-        streams: whether the caller wants pieces as they come.
+        streams: takes the pieces as they come; None: the caller wants the whole answer.
         begun: whether the caller has had a piece, so that the request can't be repeated unnoticed.
     """
 
     ask: Ask
-    streams: bool = False
+    streams: "ClientStreams | None" = None
     begun: bool = False
-    _pieces: "asyncio.Queue[AnswerPiece | None]" = field(default_factory=asyncio.Queue)
-    _over: bool = False
-    _untaken: int = 0
-    _has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    _untaken: Untaken = field(default_factory=Untaken)
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_over(self) -> bool:
         """Whether the caller has been given the end, so that no slot has to run the request."""
-        return self._over
+        return self._ended.is_set()
 
-    async def give(self, piece: AnswerPiece) -> None:
-        """Hand over a piece, or the whole answer. Pieces after the end are dropped."""
+    def give(self, pieces: Pieces) -> None:
+        """Hand over pieces, or the whole answer. Pieces after the end are dropped."""
+        if not pieces or self.is_over:
+            return
         self.begun = True
-        while self._untaken >= MOST_PIECES and not self._over:
-            self._has_room.clear()
-            await self._has_room.wait()
-        if not self._over:
-            self._untaken += 1
-            self._pieces.put_nowait(piece)
-
-    def taken(self, pieces: int) -> None:
-        """Note that the caller has taken so many more pieces of a stream."""
-        self._untaken -= pieces
-        self._has_room.set()
+        self._untaken.pieces += pieces
+        if self.streams is not None:
+            self.streams.note(self.ask.request_id, self._untaken)
 
     def end(self, error: IrisError | None = None) -> None:
         """End the answer, with an error if it is not complete."""
-        self._over = True
-        self._has_room.set()
-        if error is not None:
-            self._pieces.put_nowait(packed_error(error))
-        self._pieces.put_nowait(None)
+        if error is not None and not self.is_over:
+            self._untaken.pieces.append(packed_error(error))
+        self._ended.set()
 
-    async def pieces(self) -> AsyncIterator[AnswerPiece]:
-        """Yield the pieces as they come."""
-        while (piece := await self._pieces.get()) is not None:
-            yield piece
+    async def answer(self) -> StreamEnd:
+        """Wait for the end. Return it with the pieces that are left."""
+        await self._ended.wait()
+        return self._untaken.end()
+
+
+@dataclass(slots=True, eq=False)
+class ClientStreams:
+    """The streams of one client whose pieces it may take.
+
+    Attributes:
+        calls: the number of its calls that use them.
+    """
+
+    calls: int = 0
+    _latest: object = None
+    _ready: dict[str, Untaken] = field(default_factory=dict)
+    _has_some: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note(self, request_id: str, untaken: Untaken) -> None:
+        """Note that a stream has pieces."""
+        self._ready[request_id] = untaken
+        self._has_some.set()
+
+    def forget(self, request_id: str) -> None:
+        """Note that a stream has ended."""
+        self._ready.pop(request_id, None)
+
+    async def take(self, timeout_s: float) -> Batch:
+        """Return the pieces of all streams; nothing if there are none within ``timeout_s``.
+
+        A client makes one call at a time. So when it makes another one, nobody waits for the answer of the first.
+        """
+        self._latest = this = object()
+        self._has_some.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._ready and self._latest is this:
+                    self._has_some.clear()
+                    await self._has_some.wait()
+        except TimeoutError:
+            return {}
+        if self._latest is not this:
+            return {}
+        ready, self._ready = self._ready, {}
+        return {request_id: untaken.take() for request_id, untaken in ready.items()}
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from iris_ray.slots.client.served_command import ServedCommand, ServedProgram
 from iris_ray.slots.core.models import ModelSpec
 
 LATER_S = 30.0
-"""A program that is not healthy in time has so many seconds to say why."""
+"""How long a program that is not healthy in time may take to say why, in seconds."""
 
 
 def model_order(
@@ -32,6 +32,8 @@ def model_order(
     keywords = dict(arguments or {})
     if isinstance(model, ServedCommand):
         require("the name of a model that is a program", name, NAME, InvalidSlotError)
+        if keywords:
+            raise InvalidSlotError("arguments are for classes; those of a program belong to its command")
         memory, keywords = memory or model.memory, {"served": model, "model": name}
         spec = {"runtime": "program", "load_s": model.load_s + LATER_S, **spec}
         model = ServedProgram
@@ -47,7 +49,7 @@ def model_order(
 def _require_arguments(model: type, keywords: Mapping[str, Any]) -> None:
     try:
         signature = inspect.signature(model)
-    except (TypeError, ValueError):  # a class written in C does not say what it takes
+    except (TypeError, ValueError):  # a class written in C does not list its arguments
         return
     try:
         signature.bind(**keywords)

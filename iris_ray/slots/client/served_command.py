@@ -199,7 +199,10 @@ class ServedProgram:
                 if whole:
                     yield answer.status, answer.content_type, await answer.read()
                     return
+                data = b""
                 async for data in answer.content.iter_any():
+                    yield answer.status, answer.content_type, data
+                if not data:  # its status alone says something
                     yield answer.status, answer.content_type, data
         except aiohttp.ClientConnectionError:
             await asyncio.sleep(LOST_S)  # the program ends; then this process does, and the request runs again
@@ -252,7 +255,7 @@ class ServedProgram:
     def _watch(self) -> None:
         code = self._process.wait()
         if not self._ending:
-            print(self._words(f"ended with {code}; its slot ends, too"), file=sys.stderr, flush=True)
+            print(self._words(f"ended with {code}; so does its slot"), file=sys.stderr, flush=True)
             os._exit(1)
 
     def _words(self, what: str) -> str:

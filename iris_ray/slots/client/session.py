@@ -107,7 +107,7 @@ class Session:
             return lease.opened(await lease.send(turn, payload))
 
     def stream(self, payload: Any) -> Generator[Any, None, None]:
-        """Call the model, and yield the pieces of its answer as they come. To stop early stops the model, too."""
+        """Call the model, and yield the pieces of its answer as they come. Stopping early also stops the model."""
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()

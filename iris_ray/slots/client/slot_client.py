@@ -1,9 +1,11 @@
 """The public API of slots: register models, and have them answer requests."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 import ray
@@ -12,14 +14,16 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.model.checks import shown
-from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed
+from iris_ray.slots.actors.messages import Ask, ModelOrder, SlotHosts, SlotStatus, packed
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.streams import Arrived
 from iris_ray.slots.client.hold_host import cancel_runners, submit_runners
 from iris_ray.slots.client.lease import ClientKeeper
 from iris_ray.slots.client.model_order import model_order
 from iris_ray.slots.client.named_manager import find, make_or_find
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.session import Session
+from iris_ray.slots.client.streams import StreamFetcher
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
@@ -76,7 +80,11 @@ class SlotClient:
                 raise
             ray.get(manager.call(SlotManager.start, hosts, jobs))
         _get(manager.call(SlotManager.change, orders, ()))
+        self._use(manager, is_ours)
+
+    def _use(self, manager: Actor[SlotManager], is_ours: bool) -> None:
         self._manager, self._is_ours, self._keeper = manager, is_ours, ClientKeeper(manager)
+        self._streams = StreamFetcher(manager, self._keeper)
 
     @classmethod
     def connect(cls, name: str) -> Self:
@@ -90,8 +98,7 @@ class SlotClient:
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         made = cls.__new__(cls)
         made._kind = DeviceKind.GPU
-        made._manager, made._is_ours = find(name), False
-        made._keeper = ClientKeeper(made._manager)
+        made._use(find(name), is_ours=False)
         return made
 
     def register(
@@ -182,23 +189,30 @@ class SlotClient:
 
         To stop early cancels the request. The model waits for a caller who takes the pieces slowly.
         """
-        ask = self._ask(model, payload, request_id, how)
-        with self._keeper.request(ask.request_id):
-            for number, reference in enumerate(self._pieces(ask), 1):
-                yield ray.get(reference).open()
-                self._say_taken(ask, number)
+        ask, streams = self._ask(model, payload, request_id, how), self._streams
+        arrived: SimpleQueue[Arrived] = SimpleQueue()
+        with streams.stream(ask, arrived.put) as stream:
+            while not stream.is_over:
+                for piece in stream.read(arrived.get()):
+                    yield piece.open()
+                    streams.note_read(ask, stream)
 
     async def astream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
     ) -> AsyncGenerator[Any, None]:
         """As `stream`, for an event loop. To stop early at once, call ``aclose()``."""
-        ask = self._ask(model, payload, request_id, how)
-        with self._keeper.request(ask.request_id):
-            number = 0
-            async for reference in self._pieces(ask):
-                yield (await reference).open()
-                number += 1
-                self._say_taken(ask, number)
+        ask, streams = self._ask(model, payload, request_id, how), self._streams
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Arrived]()
+
+        def arrive(found: Arrived) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads
+                loop.call_soon_threadsafe(arrived.put_nowait, found)
+
+        with streams.stream(ask, arrive) as stream:
+            while not stream.is_over:
+                for piece in stream.read(await arrived.get()):
+                    yield piece.open()
+                    streams.note_read(ask, stream)
 
     def session(
         self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
@@ -263,13 +277,6 @@ class SlotClient:
     def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
         request_id = uuid.uuid4().hex if request_id is None else request_id
         return Ask(request_id, model, packed(payload).data, client_id=self._keeper.client_id, **how)
-
-    def _pieces(self, ask: Ask) -> Any:
-        return self._manager.stream(SlotManager.stream, ask)
-
-    def _say_taken(self, ask: Ask, number: int) -> None:
-        if number % TAKEN_AT_ONCE == 0:
-            self._manager.call(SlotManager.taken, ask.request_id, TAKEN_AT_ONCE)
 
 
 def _get(reference: Reference[T]) -> T:

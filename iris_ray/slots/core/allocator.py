@@ -38,10 +38,10 @@ class SlotRequirement(NamedTuple):
     Attributes:
         avoid: ids of runners not to use now, for instance because the model failed to load there.
         prefer: ids of runners to use before others if they have room, because they have loaded the model before.
-        starving: whether every slot may be evicted that is not claimed: those that serve requests take no new ones and
-            end after the last one, and those that load serve for a while first.
+        starving: whether every slot that is not claimed may be evicted: a slot that serves requests takes no new ones
+            and ends after the last one, and a slot that loads serves for a while first.
         asked_at: since when its model waits: since its oldest request arrived, or since one was served. A slot that is
-            only planned, for a model that waits since later, may be evicted, too.
+            only planned, for a model that has waited for less time, may be evicted as well.
         there: how many slots of the model are on each runner, if it is to go where the fewest are.
         evicts: whether slots may be evicted for it.
     """
@@ -66,7 +66,7 @@ class Place(NamedTuple):
 
 
 class NoPlace(NamedTuple):
-    """There is no place, not even with evictions: now, or ``for_ever`` because not even an empty runner is enough."""
+    """No place was found, not even with evictions. ``for_ever``: not even an empty runner is large enough."""
 
     reason: str
     for_ever: bool = False
@@ -244,7 +244,7 @@ class Allocator:
         return NoPlace(f"all {why}")
 
     def _lack(self, spec: ModelSpec) -> _Lack:
-        """Return why there is no place, the same for all models of a shape until a runner comes, goes or opens."""
+        """Return why there is no place: for all models of a shape, until a runner comes, goes or opens."""
         pool = self._pool(spec)
         if (known := self._lacks.get(spec.shape)) is None:
             known = self._lacks[spec.shape] = self._look_for_lack(spec, pool.alike)

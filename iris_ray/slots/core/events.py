@@ -127,9 +127,10 @@ class SlotFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotEnded:
-    """A slot's process is gone; its memory is free."""
+    """A slot's process is gone; its memory is free. ``why``: what is known of the cause, or ""."""
 
     slot_id: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

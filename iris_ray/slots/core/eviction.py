@@ -27,13 +27,13 @@ NOTHING: Final[Key] = (AT_ONCE, 0, 0, AT_ONCE)
 NEVER: Final[Key] = (math.inf, 0, 0, math.inf)
 """The key of a place where nothing can be evicted."""
 LOAD_S: Final = 30.0
-"""A slot that is planned, or loads, counts like a request that has run for so many seconds more."""
+"""A slot that is planned, or loads, counts like a request that began this many seconds earlier."""
 MOST_OPTIONS = 64
 """How many evictions of a device are compared, beside the eviction of all its slots."""
 MOST_SPANNING = 6
 """Of how many slots with several devices all combinations are compared, beside one of all that is just enough."""
 MOST_SETS = 100
-"""Up to so many sets of devices are all considered. Of more, those of the cheapest devices are."""
+"""The largest number of sets of devices that are all considered. Of more, only sets of the cheapest devices are."""
 
 
 def hold_up(slot: Slot) -> float:
@@ -55,7 +55,7 @@ def plus(one: Key, other: Key) -> Key:
 
 
 class EvictionOption(NamedTuple):
-    """Slots whose eviction frees so many bytes of a device."""
+    """Slots whose eviction frees ``gain`` bytes of a device."""
 
     gain: int
     key: Key
@@ -67,7 +67,7 @@ _gain, _key = attrgetter("gain"), attrgetter("key")
 
 
 def options_of(items: Sequence[EvictionOption]) -> list[EvictionOption]:
-    """Return all combinations of evictions, the fewest bytes first, without those that cost as much as a larger one."""
+    """Return the combinations of evictions, the fewest bytes first, if no larger one costs as little."""
     options = [FREE, *items[:1]]
     for item in items[1:]:
         more = [EvictionOption(o.gain + item.gain, plus(o.key, item.key), o.slots + item.slots) for o in options]
@@ -80,7 +80,7 @@ def options_of(items: Sequence[EvictionOption]) -> list[EvictionOption]:
 
 
 def least(options: Sequence[EvictionOption], missing: int) -> EvictionOption | None:
-    """Return the cheapest eviction that frees so many bytes, or None."""
+    """Return the cheapest eviction that frees the missing bytes, or None."""
     if missing <= 0:
         return FREE
     place = bisect_left(options, missing, key=_gain)
@@ -147,7 +147,7 @@ class RunnerView:
         return view
 
     def cost_of(self, slots: Iterable[Slot]) -> Key:
-        """Return what it costs to evict these slots."""
+        """Return the cost of evicting these slots."""
         return sum_of([self._cost(slot).key for slot in slots])
 
     def plan(self, degree: int, need: int) -> EvictionPlan | None:
@@ -245,7 +245,7 @@ class RunnerView:
         return self._by_device
 
     def _cost(self, slot: Slot, part: int | None = None) -> EvictionOption:
-        """Return what it costs to evict a slot, or the share of one of its devices."""
+        """Return the cost of evicting a slot, or the share of one of its devices."""
         place, price = slot.allocation, self.slots[slot]
         if part is None:
             return EvictionOption(place.total, (hold_up(slot), price, place.total, slot.last_activity), (slot,))
@@ -271,13 +271,12 @@ AGAIN_S = 30.0
 class Views:
     """The views of all open runners, and which of them have gained room. Time must not go backwards.
 
-    With ``starving``, slots that load, serve requests or are not stale yet can be evicted, too, and slots that are only
-    planned.
+    With ``starving``, slots that are planned, load, serve requests or are not stale yet can be evicted as well.
 
     Attributes:
         by_runner: the views, once `refresh` was called.
-        free: for each number of devices, the most bytes that each runner has free on each of so many devices.
-        room: the same, if everything that can be evicted were gone.
+        free: the most bytes that are free on each of several devices of a runner, by the number of devices and runner.
+        room: as ``free``, if everything that can be evicted were gone.
         gains: the runners that have gained room, in order.
     """
 

@@ -85,12 +85,12 @@ MOST_COMPARED = 8
 
 @dataclass(slots=True, eq=False)
 class ModelSlots:
-    """The slots of one model, kept so that a request costs the same however many there are.
+    """The slots of one model. The cost of a request does not depend on their number.
 
     Attributes:
         all: the slots by id, oldest first.
-        coming: those that are planned or load.
-        ready: those that serve, by the number of their requests; the one that was used last comes last.
+        coming: planned and loading slots.
+        ready: serving slots, by the number of their requests; the one that was used last comes last.
         wanted: how many are to stay.
         claimed: how many of these are claimed as replicas.
     """
@@ -170,11 +170,11 @@ class SlotFleet:
 
     Attributes:
         runners: by id.
-        slots: by id; without those that are gone.
+        slots: by id. A slot that is gone is left out.
         closed: ids of runners that take no new slots.
         prices: the price of evicting one slot, by model: milliseconds of loading × demand; 0 if missing.
         books: the memory of each runner.
-        expected: runners that come and go, including those that are there.
+        expected: the runners that come and go, present ones included.
         problems: why an expected runner does not come, by the kind of its devices.
         runner_changes: how often a runner has come, gone, opened or closed.
         requests_on: how many requests run on each runner.

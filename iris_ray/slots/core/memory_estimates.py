@@ -77,11 +77,11 @@ def read_gguf(file: BinaryIO, size: int) -> GGUFModel:
         size: bytes of the whole file.
 
     Raises:
-        InvalidSlotError: it is no GGUF file of a known version, or it is damaged.
+        InvalidSlotError: it is not a GGUF file of a known version, or it is damaged.
     """
     reader = _GgufReader(file)
     if reader.take(4) != MAGIC:
-        raise InvalidSlotError("this is no GGUF file: it does not begin with the letters GGUF")
+        raise InvalidSlotError("this is not a GGUF file: it does not begin with the letters GGUF")
     version = reader.number("<I")
     if version not in VERSIONS:
         raise InvalidSlotError(f"the GGUF file is of version {version}; only 2 and 3 are known")
@@ -245,7 +245,7 @@ def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[in
     """Divide the bytes that a model needs in all evenly among its devices.
 
     Args:
-        total: what is divided: the weights and the cache.
+        total: the bytes to divide: weights and cache.
         degrees: the numbers of devices among which it can be.
         beside: bytes that each device needs on top, such as those of the process.
 

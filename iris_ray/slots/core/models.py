@@ -23,10 +23,12 @@ from iris_ray.slots.core.devices import DeviceKind
 
 CONCURRENCY: Final = {"vllm": 256, "program": 64, "ollama": 2}
 """Requests that one slot serves at a time, by runtime; 1 for others."""
+MOST_SEATS: Final = 2_000
+"""The limit for these requests. Each has two threads of the slot's process, and Ray makes all of them at its start."""
 
 
 class Shape(NamedTuple):
-    """What decides where slots of a model may go. Models of the same shape get the same answers."""
+    """The facts that decide where slots of a model may go. Models of equal shape get equal answers."""
 
     kind: DeviceKind
     constraints: tuple[Constraint, ...]
@@ -39,6 +41,7 @@ _CHECKS: Final[Mapping[str, Check]] = {
     "lora": Holds(str, "a str"),
     "group": Holds(str, "a str"),
     "alone": FLAG,
+    "concurrency": Whole(1, MOST_SEATS, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind"),
     "load_s": Seconds(above=True, or_none=True),
     "idle_s": Seconds(above=True, endless=True, or_none=True),
@@ -98,9 +101,9 @@ class ModelSpec:
             raise InvalidSlotError(f"model {self.name} has no memory; give bytes for each device, such as {{1: 10**9}}")
         several = {degree: tuple(each) for degree, each in self.memory.items() if isinstance(each, (list, tuple))}
         single = [each for degree, each in self.memory.items() if degree not in several]
-        for number in (*self.memory.keys(), *single, *chain(*several.values()), self.requests_at_a_time):
+        for number in (*self.memory.keys(), *single, *chain(*several.values())):
             if Whole(1, exactly=True).problem(number):
-                raise InvalidSlotError(f"model {self.name}: {number!r} is no int of 1 or more (memory, concurrency)")
+                raise InvalidSlotError(f"model {self.name}: memory has {number!r}; give ints of 1 or more")
         if wrong := [degree for degree, each in several.items() if len(each) != degree]:
             raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has other than {wrong[0]} sizes; give each")
         memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
@@ -110,7 +113,7 @@ class ModelSpec:
         object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
 
     def sizes_on(self, degree: int) -> tuple[int, ...]:
-        """Return the bytes of each of so many devices, in their order."""
+        """Return the bytes of each device, in their order, if the model has ``degree`` devices."""
         return self.sizes.get(degree) or (self.memory[degree],) * degree
 
     def excludes(self, other: "ModelSpec") -> bool:

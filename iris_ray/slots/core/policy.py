@@ -15,7 +15,7 @@ StalenessFunction = Callable[[str, float], float]
 
 @dataclass(frozen=True, slots=True)
 class IdleFor:
-    """A slot is stale after it has been idle for so many seconds, on every runner alike."""
+    """A slot is stale after it has been idle for some seconds, on any runner."""
 
     seconds: float
 
@@ -70,8 +70,8 @@ class ServingPolicy:
             A request or session that was told to stop may go on for as long; then its slot may be ended for requests
             that wait.
         load_s: how long a model may load before the load counts as failed.
-        late_factor: a load that takes so many times as long as the last one is late: another load is tried elsewhere.
-            A slot that waits for so long for its place is late as well: it is planned elsewhere.
+        late_factor: a load is late if it takes this many times as long as the last one: another load is tried
+            elsewhere. A slot that waits as long for its place is late as well: it is planned elsewhere.
         late_s: the least time before a load is late.
         idle_s: how long a slot may be idle before it ends even if no other slot needs its memory.
         most_load_failures: loads in a row that may fail before the waiting requests are refused.
@@ -106,7 +106,7 @@ class ServingPolicy:
         require_fields("", self, {**own, **seconds, **counts}, InvalidSlotError)
 
     def pause_after(self, failures: int) -> float:
-        """Return how long to wait after so many failed loads: 1, 2, 4, … seconds."""
+        """Return the pause after a number of failed loads: 1, 2, 4, … seconds."""
         return float(min(2.0 ** min(failures - 1, 20), self.longest_pause_s))
 
 

@@ -240,7 +240,8 @@ class Reconciler:
         if slot is None or slot.state is SlotState.PLANNED:
             return
         if slot.wanted:
-            yield from self._endings.fail(slot, f"the process of slot {slot.slot_id} ended by itself", now)
+            cause = f" ({event.why})" if event.why else ""
+            yield from self._endings.fail(slot, f"the process of slot {slot.slot_id} ended by itself{cause}", now)
         yield from self._forget(slot, now)
 
     def _forget(self, slot: Slot, now: float) -> Iterator[Instruction]:

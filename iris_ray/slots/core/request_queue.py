@@ -202,8 +202,8 @@ class ActiveRequests:
     """The requests that slots serve now (``by_id``). Each is given to a slot at most ``most_attempts`` times.
 
     Attributes:
-        stopped: those that were told to stop, by id.
-        sessions: those that are sessions, by model and id.
+        stopped: the requests that were told to stop, by id.
+        sessions: the sessions among them, by model and id.
     """
 
     fleet: SlotFleet
@@ -214,7 +214,7 @@ class ActiveRequests:
     sessions: dict[str, dict[str, Active]] = field(default_factory=dict)
 
     def dispatch(self, name: str, now: float) -> Iterator[Instruction]:
-        """Give waiting requests for a model to slots, until there are no more requests or no more seats."""
+        """Give waiting requests for a model to slots, until either requests or seats are used up."""
         slots = self.fleet.of_model(name)
         while slots.ready and self.queue.waiting(name):
             spec = next(reversed(slots.all.values())).spec  # older ones may end because they have another one
@@ -234,7 +234,7 @@ class ActiveRequests:
     def most_together(self, request: Request, spec: ModelSpec) -> int:
         """Return how many requests may run on a slot if this one does.
 
-        If a slot has crashed, one of its requests may crash the next slot, too. So these requests run in smaller
+        If a slot has crashed, one of its requests may crash the next slot as well. So these requests run in smaller
         groups, and alone after two crashes or on their last attempt. Thus a request that crashes slots uses up no
         other request's last attempt.
         """

@@ -31,7 +31,7 @@ class ServedModel:
         loaded_on: the runners that have loaded it and are there, the latest last.
         avoided: runners where a load failed, and until when they get no slot of the model.
         to_prewarm: new runners that may still get a slot.
-        waits_for: why there is no further slot now, or "".
+        waits_for: why the model gets no further slot now, or "".
     """
 
     spec: ModelSpec
@@ -94,7 +94,7 @@ class ServedModel:
             self.avoided[runner_id] = now + policy.avoid_runner_s
 
     def note_ready(self, runner_id: str, load_s: float) -> None:
-        """Note that a load has succeeded after so many seconds. Its host may still have the files for the next one."""
+        """Note a load that succeeded after ``load_s``. Its host may still have the files for the next one."""
         self.load_s = load_s
         self.loaded_on[runner_id] = None
         self.failures = 0

@@ -81,7 +81,7 @@ class Slot:
         active: the requests that run on it now, by id, and when each began; the oldest first.
         claimed: whether it counts for a model's replicas, and is never evicted.
         leaving: whether its memory is promised to another slot, though it still loads, or serves for a last while.
-        stuck: whether it ends, and others have waited for its end for so long that nobody counts on it.
+        stuck: whether it should have ended long ago, so that no plan counts on its end.
         going_since: since when it has been leaving or ending.
         moves: how often it was planned elsewhere before, because its place did not become free.
         asked_at: since when its model waited when it was planned; infinity if no request waited.

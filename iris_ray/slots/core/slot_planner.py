@@ -233,7 +233,7 @@ class Endings:
             self._ending[slot.slot_id] = ending
             self.agenda.note([slot.slot_id])
 
-    # -- what they do -----------------------------------------------------------------------------
+    # -- how they end ----------------------------------------------------------------------------
 
     def look_at(self, slot_ids: Iterable[str], now: float) -> Iterator[Instruction]:
         """Start, keep or end these slots, as far as they can be now."""
@@ -513,7 +513,7 @@ class SlotPlanner:
     # -- more slots -------------------------------------------------------------------------------
 
     def _add_slot(self, model: ServedModel, requirement: SlotRequirement, now: float) -> Slot | None:
-        """Plan one more slot, unless there is no place or loads of the model pause."""
+        """Plan one more slot, unless no place is found or loads of the model pause."""
         if model.not_before > now:
             what = "the load failed" if model.failures else f"{model.crashes} slots in a row have crashed"
             model.waits_for = f"{what}: {model.last_failure}; the next load is tried in a moment"
@@ -538,7 +538,7 @@ class SlotPlanner:
         return self.fleet.plan(self.new_id(), model.spec, place.allocation, now, asked_at)
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
-        """Return whether a slot waits for its place, or loads, for so long that one should be tried elsewhere."""
+        """Return whether a slot waits for its place, or loads, too long: another one should be tried elsewhere."""
         return now >= self._late_at(slot, model)
 
     def _late_at(self, slot: Slot, model: ServedModel) -> float:

@@ -138,7 +138,8 @@ class ApiKeys:
         if not self._uses:
             return None
         given = request.headers.get("Authorization", "")
-        use = self._uses.get(_digest(given.removeprefix("Bearer ").strip())) if given.startswith("Bearer ") else None
+        scheme, _, secret = given.partition(" ")
+        use = self._uses.get(_digest(secret.strip())) if scheme.lower() == "bearer" else None
         if use is None:
             words = "this API key is not known here" if given else "an API key is needed"
             headers = {"WWW-Authenticate": "Bearer"}

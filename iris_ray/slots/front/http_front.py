@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final, Self
@@ -18,7 +18,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError, NotPermittedError
-from iris_ray.http_server import LimitedServer
+from iris_ray.http_server import LimitedServer, send
 from iris_ray.model.checks import Holds, Seconds, Whole, is_loopback, is_name, is_variables, require, unknown
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.client.slot_client import SlotClient
@@ -40,12 +40,18 @@ MOST_BODY = 4 * 2**20
 """The limit of a request's bytes."""
 CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
+MOST_PARTS = 64
+"""The limit for the pieces of a stream that are sent as one, and for those that wait for a slow reader."""
 SLOW_READER_S = 60.0
 """How long a caller may take to read a piece before its request is cancelled."""
 LISTED_S: Final = 1.0
 """How long a list of the models is used again."""
+ANSWER_S = 10.0
+"""How long the SlotManager may take to list its models."""
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """The paths that need no key."""
+OWNER: Final = web.RequestKey("owner", str)
+"""The key with which a request was sent."""
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +168,7 @@ class HttpFront:
         app.router.add_get("/health", self._health)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/metrics", self._measured)
-        return LimitedServer(app, shutdown_s=1.0, cancels=True, refusal=_refusal)
+        return LimitedServer(app, shutdown_s=1.0, cancels=True, owner=_owner, refusal=_refusal)
 
     async def _serve(self) -> None:
         server = self._server()
@@ -190,6 +196,7 @@ class HttpFront:
     async def _for_keys(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.path in OPEN_PATHS or (use := self._keys.use_of(request)) is None:
             return await handler(request)
+        request[OWNER] = f"key {use.key.name}"
         with use.request(self._keys.now):
             return await handler(request)
 
@@ -238,7 +245,7 @@ class HttpFront:
 
         async def read(request: web.Request) -> ModelQuestion:
             async with self._running.request():
-                body = await self._parser.parse(request)
+                body = await self._parser.parse(request, _owner(request))
             return question(body, route, request_id=uuid.uuid4().hex, created=int(time.time()), aliases=self._aliases)
 
         return handle
@@ -268,8 +275,9 @@ class HttpFront:
                     asked.require_one_prompt()
                 try:
                     await response.prepare(request)
-                    async for data in asked.events(first, pieces):
-                        await _write(response, data)
+                    async with aclosing(together(asked.events(first, pieces))) as parts:
+                        async for data in parts:
+                            await send(response, data, SLOW_READER_S)
                 except ConnectionError:
                     logger.info("the caller of request %s has gone, or does not read", asked.request_id)
                     if request.transport is not None:
@@ -278,7 +286,7 @@ class HttpFront:
             if not response.prepared:
                 raise
             with suppress(ConnectionError):
-                await _write(response, event(error_answer(error)[2]), 1.0)
+                await send(response, event(error_answer(error)[2]), 1.0)
         return response
 
 
@@ -304,7 +312,7 @@ def check_access(host: str, keys: Sequence[ApiKey], aliases: Mapping[str, str] |
 
 
 class ListedModels:
-    """The models of a client, which is asked at most once in `LISTED_S`.
+    """The models of a client, which is asked at most once in `LISTED_S`. All who ask meanwhile share the answer.
 
     Attributes:
         rows: the status of each model.
@@ -312,18 +320,30 @@ class ListedModels:
 
     def __init__(self, client: SlotClient) -> None:
         self._client = client
-        self._asking = asyncio.Lock()
+        self._asked: asyncio.Task[Any] | None = None
         self._at = float("-inf")
         self.rows: list[Any] = []
         self.began = int(time.time())
 
     async def names(self) -> list[str]:
-        """Return the names."""
-        async with self._asking:
-            if time.monotonic() > self._at + LISTED_S:
-                status = await asyncio.to_thread(self._client.status)
-                self.rows, self._at = list(status.models), time.monotonic()
-            return [row.model for row in self.rows]
+        """Return the names.
+
+        Raises:
+            ModelUnavailableError: the SlotManager does not answer.
+        """
+        if self._asked is None or (self._asked.done() and time.monotonic() > self._at + LISTED_S):
+            self._asked = asyncio.create_task(asyncio.to_thread(self._client.status))
+            self._at = time.monotonic()
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                status = await asyncio.shield(self._asked)
+        except TimeoutError:
+            raise ModelUnavailableError(f"the SlotManager has not answered for {ANSWER_S:g} s; try again") from None
+        except Exception:
+            self._asked = None
+            raise
+        self.rows = list(status.models)
+        return [row.model for row in self.rows]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -378,26 +398,45 @@ class RunningRequests:
                 self._none.set()
 
     async def end(self, grace_s: float) -> None:
-        """Wait until all requests have ended; end those that have not after so many seconds."""
+        """Wait until all requests have ended; end those that have not after ``grace_s`` seconds."""
+        end_at = asyncio.get_running_loop().time() + grace_s
+        for scope in self._scopes:
+            scope.reschedule(end_at)
         self._none.clear()
         if self._scopes:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self._none.wait()
-        for scope in self._scopes:
-            scope.reschedule(asyncio.get_running_loop().time())
+            await self._none.wait()
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-async def _write(response: web.StreamResponse, data: bytes, timeout_s: float | None = None) -> None:
-    """Send a part of an answer; raise ConnectionError if its reader is gone or too slow."""
+async def together(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yield parts of an answer; those that come without a wait as one, up to `MOST_PARTS`."""
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_PARTS)
+
+    async def fetch() -> None:
+        async with aclosing(parts):
+            async for part in parts:
+                await waiting.put(part)
+        await waiting.put(None)
+
+    fetching = asyncio.create_task(fetch())
     try:
-        async with asyncio.timeout(SLOW_READER_S if timeout_s is None else timeout_s) as scope:
-            await response.write(data)
-    except TimeoutError:
-        raise (ConnectionError("the caller does not read") if scope.expired() else TimeoutError) from None
+        found: list[bytes | None] = []
+        while None not in found:
+            found = [await waiting.get()]
+            while not waiting.empty():
+                found.append(waiting.get_nowait())
+            if data := b"".join(filter(None, found)):
+                yield data
+    finally:
+        fetching.cancel()
+        await asyncio.wait([fetching])
+
+
+def _owner(request: web.Request) -> str:
+    """Return whose request it is: the key's, or without keys the sender's address."""
+    return str(request.get(OWNER) or request.remote)
 
 
 def _refusal(status: int, words: str) -> web.Response:

@@ -3,7 +3,7 @@
 import base64
 import json
 from array import array
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -22,7 +22,7 @@ from iris_ray.errors import (
     UnknownNameError,
 )
 from iris_ray.model.checks import shown
-from iris_ray.slots.client.json_body import JsonBody
+from iris_ray.slots.client.json_body import JsonBody, payload_of, several_prompts
 from iris_ray.slots.client.served_command import ProgramAnswer
 from iris_ray.slots.front.request_parser import ParsedBody
 
@@ -111,40 +111,42 @@ class ModelQuestion:
             InvalidSlotError: there are several.
         """
         if self.route is Route.COMPLETION and self.inputs is not None and self.inputs > 1:
-            raise InvalidSlotError(f"'prompt' has {self.inputs} texts, and this model answers one; send each alone")
+            raise several_prompts(self.inputs)
 
-    async def events(self, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of an answer: its pieces, and the end or an error.
+    async def events(self, first: Any, pieces: AsyncIterator[Any]) -> AsyncGenerator[bytes, None]:
+        """Yield the server-sent events of an answer: its pieces, and the end or an error. Raise nothing.
 
         Args:
             first: the first piece, `NOTHING` if there is none.
             pieces: the others.
         """
-        metadata = AnswerMetadata()
-        wants_usage = (self.body.get("stream_options") or {}).get("include_usage") is True
-        missing = {"usage": None} if wants_usage else {}
         try:
             if isinstance(first, ProgramAnswer):  # a program has made them already
                 yield first.body
                 async for piece in pieces:
                     yield piece.body
                 return
-            is_first = True
-            if first is not NOTHING and (text := metadata.text_of(first)) is not None:
-                yield event({**self._piece(text, is_first), **missing})
-                is_first = False
-            async for piece in pieces:
-                if (text := metadata.text_of(piece)) is not None:
-                    yield event({**self._piece(text, is_first), **missing})
-                    is_first = False
+            async for found in self._events(first, pieces):
+                yield event(found)
+            yield b"data: [DONE]\n\n"
         except Exception as error:
             yield event(error_answer(error)[2])
-            return
+
+    async def _events(self, first: Any, pieces: AsyncIterator[Any]) -> AsyncGenerator[Json, None]:
+        metadata = AnswerMetadata()
+        wants_usage = (self.body.get("stream_options") or {}).get("include_usage") is True
+        missing = {"usage": None} if wants_usage else {}
+        is_first = True
+        piece = first
+        while piece is not NOTHING:
+            if (text := metadata.text_of(piece)) is not None:
+                yield {**self._piece(text, is_first), **missing}
+                is_first = False
+            piece = await anext(pieces, NOTHING)
         last: Json = {"delta": {}} if self.route is Route.CHAT else {"text": ""}
-        yield event({**self._frame(self._piece_kind, last, metadata.finish_reason), **missing})
+        yield {**self._frame(self._piece_kind, last, metadata.finish_reason), **missing}
         if wants_usage:
-            yield event({**self._frame(self._piece_kind, {}, None), "choices": [], "usage": metadata.usage})
-        yield b"data: [DONE]\n\n"
+            yield {**self._frame(self._piece_kind, {}, None), "choices": [], "usage": metadata.usage}
 
     def _embeddings(self, given: Any) -> Json:
         metadata = AnswerMetadata()
@@ -248,7 +250,7 @@ def question(
         raise InvalidSlotError('\'encoding_format\' is neither "float" nor "base64"; give one of these')
     model = (aliases or {}).get(name, name)
     body = {**body, "model": model}
-    payload = body if parsed.data is None else JsonBody(parsed.data, model)
+    payload = payload_of(body) if parsed.data is None else JsonBody(parsed.data, model)
     asked: Any = given
     is_one = isinstance(asked, str) or (bool(asked) and isinstance(asked[0], int))
     inputs = None if is_one else parsed.counts.get(route.field, len(asked))
@@ -279,11 +281,19 @@ def error_answer(error: Exception) -> tuple[int, dict[str, str], Json]:
         return error.status, headers, error_words(error.status, error.text or error.reason)
     found = (each for each in STATUS if isinstance(error, each[0]))
     _, status, retry = next(found, (None, 500, None))
-    words = str(error) if status != 500 else f"the model raised {type(error).__name__}: {error}"
+    words = _said_by(error) if status != 500 else f"the model raised {type(error).__name__}: {_said_by(error)}"
     if isinstance(error, RayActorError):
         words = f"the process that served the models is gone: {error}"
     code = "model_not_found" if isinstance(error, UnknownNameError) else None
     return status, {} if retry is None else {"Retry-After": str(retry)}, error_words(status, words, code)
+
+
+def _said_by(error: Exception) -> str:
+    """Return the message of an error, which may be a model's own and fail to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return "it has no readable message"
 
 
 def error_words(status: int, words: str, code: str | None = None) -> Json:

@@ -5,9 +5,10 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -48,19 +49,23 @@ class ParsedBody:
 
 
 class Parser:
-    """Parses the JSON of requests: small ones at once, large ones one by one in another process."""
+    """Parses the JSON of requests: small ones at once, large ones one by one in another process.
+
+    Owners of large requests take turns, so that many requests of one owner delay those of others by one request only.
+    """
 
     def __init__(self) -> None:
         self._elsewhere = OutsideParser()
-        self._turns = ThreadPoolExecutor(1, "large requests")
+        self._thread = ThreadPoolExecutor(1, "large requests")
+        self._turns = Turns()
 
     def close(self) -> None:
         """Kill the parsing process, even while it works."""
         self._elsewhere.kill()
-        self._turns.shutdown(cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)
         self._elsewhere.close()
 
-    async def parse(self, request: web.Request) -> ParsedBody:
+    async def parse(self, request: web.Request, owner: str) -> ParsedBody:
         """Return the value of a request's body.
 
         Raises:
@@ -73,7 +78,8 @@ class Parser:
                 return ParsedBody(json.loads(data))
             except (ValueError, RecursionError):
                 raise _no_json() from None
-        said = await asyncio.get_running_loop().run_in_executor(self._turns, self._elsewhere.ask, data)
+        async with self._turns.turn(owner):
+            said = await asyncio.get_running_loop().run_in_executor(self._thread, self._elsewhere.ask, data)
         match said.get("error"):
             case None:
                 return ParsedBody(said["outline"], data, said["counts"])
@@ -84,10 +90,46 @@ class Parser:
     async def _data(self, request: web.Request) -> bytes:
         if (request.charset or "utf-8").lower() not in CHARSETS:
             raise InvalidSlotError("the request's body is no JSON object in UTF-8; send it as application/json")
+        return await request.read()
+
+
+class Turns:
+    """Lets one request at a time go on. The owners of those that wait take turns."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait for a turn of this owner, and hold it."""
+        if self._is_taken:
+            came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(owner, deque()).append(came)
+            try:
+                await came
+            except asyncio.CancelledError:
+                if came.done() and not came.cancelled():  # the turn came as the caller left
+                    self._pass_on()
+                raise
+        self._is_taken = True
         try:
-            return await request.read()
-        except web.RequestPayloadError:
-            raise InvalidSlotError("the request's body can't be read; send it anew") from None
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give the turn to the owner that has waited longest for one; none is taken if nobody waits."""
+        self._is_taken = False
+        while self._waiting and not self._is_taken:
+            owner, line = next(iter(self._waiting.items()))
+            del self._waiting[owner]
+            came = line.popleft()
+            if line:
+                self._waiting[owner] = line  # after all others
+            if not came.done():
+                came.set_result(None)
+                self._is_taken = True
 
 
 class OutsideParser:

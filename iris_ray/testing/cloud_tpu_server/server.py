@@ -13,24 +13,10 @@ from google.cloud.tpu_v2.services.tpu.transports import TpuGrpcTransport
 from google.longrunning import operations_pb2
 from google.protobuf import any_pb2, empty_pb2
 
-from iris_ray.testing.api_faults import ApiFault, FaultyApi
-from iris_ray.testing.cloud_tpu_server.zone import (
-    ApiRefusal,
-    Initiator,
-    State,
-    Zone,
-    chips_of,
-    chips_of_type,
-)
+from iris_ray.testing.cloud_tpu_server.zone import ApiRefusal, Initiator, State, Zone, chips_of, chips_of_type
+from iris_ray.testing.servers import FaultyApi
 
 # -- operations --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    name: str
-    result: Any
-    done_at: float
 
 
 @dataclass(slots=True)
@@ -38,24 +24,25 @@ class Operations:
     """The long-running operations of a zone, and the request ids that make repeated requests harmless."""
 
     location: str
-    _operations: dict[str, _Operation] = field(default_factory=dict)
+    _operations: dict[str, tuple[Any, float]] = field(default_factory=dict)
+    """By name: the result, and when the operation is done, on the monotonic clock."""
     _by_request_id: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     def begin(self, result: Any, duration_s: float) -> operations_pb2.Operation:
-        """Begin an operation that ends after so many seconds, with this result."""
+        """Begin an operation that ends after ``duration_s`` seconds, with this result."""
         name = f"{self.location}/operations/operation-{len(self._operations)}"
-        self._operations[name] = _Operation(name, result, time.monotonic() + duration_s)
+        self._operations[name] = result, time.monotonic() + duration_s
         return self.get(name)
 
     def get(self, name: str) -> operations_pb2.Operation:
         """Return the state of an operation; raises ApiRefusal if there is no such operation."""
         if name not in self._operations:
             raise ApiRefusal(grpc.StatusCode.NOT_FOUND, f"no operation {name}")
-        operation = self._operations[name]
-        if time.monotonic() < operation.done_at:
+        result, done_at = self._operations[name]
+        if time.monotonic() < done_at:
             return operations_pb2.Operation(name=name, done=False)
         packed = any_pb2.Any()
-        packed.Pack(raw(operation.result))
+        packed.Pack(raw(result))
         return operations_pb2.Operation(name=name, done=True, response=packed)
 
     def remember(self, verb: str, request_id: str, name: str, operation: str) -> None:
@@ -103,18 +90,20 @@ class TpuApi:
 
     def methods(self) -> dict[str, dict[str, tuple[Deserialize, Method]]]:
         """Return the parser of the request and the handler of each method, by service and name."""
-        types = tpu_v2
+        of_tpus: dict[str, Method] = {
+            "GetNode": self._get_node,
+            "ListNodes": self._list_nodes,
+            "CreateNode": self._create_node,
+            "DeleteNode": self._delete_node,
+            "ListAcceleratorTypes": self._list_types,
+            "GetQueuedResource": self._get_queued,
+            "ListQueuedResources": self._list_queued,
+            "CreateQueuedResource": self._create_queued,
+            "DeleteQueuedResource": self._delete_queued,
+        }
         return {
             "google.cloud.tpu.v2.Tpu": {
-                "GetNode": (types.GetNodeRequest.deserialize, self._get_node),
-                "ListNodes": (types.ListNodesRequest.deserialize, self._list_nodes),
-                "CreateNode": (types.CreateNodeRequest.deserialize, self._create_node),
-                "DeleteNode": (types.DeleteNodeRequest.deserialize, self._delete_node),
-                "ListAcceleratorTypes": (types.ListAcceleratorTypesRequest.deserialize, self._list_types),
-                "GetQueuedResource": (types.GetQueuedResourceRequest.deserialize, self._get_queued),
-                "ListQueuedResources": (types.ListQueuedResourcesRequest.deserialize, self._list_queued),
-                "CreateQueuedResource": (types.CreateQueuedResourceRequest.deserialize, self._create_queued),
-                "DeleteQueuedResource": (types.DeleteQueuedResourceRequest.deserialize, self._delete_queued),
+                name: (getattr(tpu_v2, f"{name}Request").deserialize, method) for name, method in of_tpus.items()
             },
             "google.longrunning.Operations": {
                 "GetOperation": (operations_pb2.GetOperationRequest.FromString, self._get_operation),
@@ -204,18 +193,10 @@ class TpuApi:
 # -- server ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass
 class CloudTpuServer(FaultyApi[grpc.StatusCode], Zone):
-    """One zone of the Cloud TPU API, on a port of its own on loopback; a context manager.
+    """One zone of the Cloud TPU API, on a port of its own on loopback; a context manager."""
 
-    Attributes:
-        calls: (method, request) of every call, also of refused ones.
-        address: HOST:PORT.
-    """
-
-    calls: list[tuple[str, Any]] = field(default_factory=list)
-    address: str = ""
-    _faults: list[ApiFault[grpc.StatusCode]] = field(default_factory=list)
     _server: Any = None
 
     def __enter__(self) -> Self:

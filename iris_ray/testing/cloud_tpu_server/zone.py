@@ -28,7 +28,7 @@ _READY, _HEALTHY = tpu_v2.Node.State.READY, tpu_v2.Node.Health.HEALTHY
 _PAGE_SIZE = 100
 
 
-@dataclass(slots=True)
+@dataclass
 class Zone:
     """One zone: a test sets its state, and the API reads and changes it. All methods are thread-safe.
 

@@ -1,18 +1,17 @@
 """The HTTP server of the emulator."""
 
-import json
+import asyncio
 import re
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
-from urllib.parse import parse_qs, urlsplit
 
-from iris_ray.testing.api_faults import ApiFault, FaultyApi
+from aiohttp import web
+
 from iris_ray.testing.compute_server.zone import ComputeRefusal, ComputeZone, Json, shown
+from iris_ray.testing.servers import FaultyApi, ServerThread
 
 Method = Callable[[re.Match[str], Json], Json]
 
@@ -26,37 +25,27 @@ class ComputeApi:
         self._done_at: dict[str, float] = {}
         self._by_request_id: dict[str, tuple[str, Json]] = {}
         in_zone, in_region = f"/compute/v1/{zone.path}", f"/compute/v1/projects/{zone.project}/regions/{zone.region}"
-        self._methods: list[tuple[str, re.Pattern[str], str, Method]] = [
-            (verb, re.compile(path + r"/?"), name, method)
-            for verb, path, name, method in (
-                ("GET", f"{in_zone}/machineTypes/([^/]+)", "machineTypes.get", self._machine_type),
-                ("GET", f"{in_zone}/reservations/([^/]+)", "reservations.get", self._reservation),
-                ("POST", f"{in_region}/resourcePolicies", "resourcePolicies.insert", self._add_policy),
-                ("POST", f"{in_region}/instanceTemplates", "regionInstanceTemplates.insert", self._add_template),
-                ("GET", f"{in_zone}/instanceGroupManagers", "instanceGroupManagers.list", self._list_groups),
-                ("POST", f"{in_zone}/instanceGroupManagers", "instanceGroupManagers.insert", self._add_group),
-                ("DELETE", f"{in_zone}/instanceGroupManagers/([^/]+)", "instanceGroupManagers.delete", self._delete),
-                (
-                    "POST",
-                    f"{in_zone}/instanceGroupManagers/([^/]+)/listManagedInstances",
-                    "instanceGroupManagers.listManagedInstances",
-                    self._list_vms,
-                ),
-                (
-                    "POST",
-                    f"{in_zone}/instanceGroupManagers/([^/]+)/resizeRequests",
-                    "instanceGroupManagerResizeRequests.insert",
-                    self._resize,
-                ),
-                ("GET", f"{in_zone}/operations/([^/]+)", "zoneOperations.get", self._operation),
-                ("GET", f"{in_region}/operations/([^/]+)", "regionOperations.get", self._operation),
-            )
-        ]
+        groups, name = f"{in_zone}/instanceGroupManagers", "/([^/]+)"
+        self._methods: dict[str, tuple[str, str, Method]] = {
+            "machineTypes.get": ("GET", f"{in_zone}/machineTypes{name}", self._machine_type),
+            "reservations.get": ("GET", f"{in_zone}/reservations{name}", self._reservation),
+            "resourcePolicies.insert": ("POST", f"{in_region}/resourcePolicies", self._add_policy),
+            "regionInstanceTemplates.insert": ("POST", f"{in_region}/instanceTemplates", self._add_template),
+            "instanceGroupManagers.list": ("GET", groups, self._list_groups),
+            "instanceGroupManagers.insert": ("POST", groups, self._add_group),
+            "instanceGroupManagers.delete": ("DELETE", groups + name, self._delete),
+            "instanceGroupManagers.listManagedInstances": (
+                "POST", f"{groups}{name}/listManagedInstances", self._list_vms,
+            ),
+            "instanceGroupManagerResizeRequests.insert": ("POST", f"{groups}{name}/resizeRequests", self._resize),
+            "zoneOperations.get": ("GET", f"{in_zone}/operations{name}", self._operation),
+            "regionOperations.get": ("GET", f"{in_region}/operations{name}", self._operation),
+        }  # fmt: skip
 
     def find(self, verb: str, path: str) -> tuple[str, Callable[[Json], Json]]:
         """Return the name of the method for a request, and the method."""
-        for its_verb, pattern, name, method in self._methods:
-            if its_verb == verb and (found := pattern.fullmatch(path)):
+        for name, (its_verb, pattern, method) in self._methods.items():
+            if its_verb == verb and (found := re.fullmatch(pattern + "/?", path)):
                 return name, partial(method, found)
         raise ComputeRefusal(403, f"Required permission for {verb} {path}, or it does not exist")
 
@@ -137,60 +126,37 @@ class ComputeApi:
         return self._operations[name] if is_done else self._operations[name] | {"status": "RUNNING", "progress": 0}
 
 
-@dataclass(slots=True)
+@dataclass
 class ComputeServer(FaultyApi[int], ComputeZone):
     """One zone of the Compute Engine API, on a port of its own on loopback; a context manager.
 
-    Attributes:
-        calls: (method, body) of every call, also of refused ones.
-        address: HOST:PORT.
+    The faults of a test have HTTP statuses as their codes.
     """
 
-    calls: list[tuple[str, Json]] = field(default_factory=list)
-    address: str = ""
-    _faults: list[ApiFault[int]] = field(default_factory=list)
-    _server: ThreadingHTTPServer | None = None
+    _thread: ServerThread | None = None
 
     def __enter__(self) -> Self:
-        zone, api = self, ComputeApi(self)
+        api = ComputeApi(self)
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+        async def answer(request: web.BaseRequest) -> web.StreamResponse:
+            body = await request.json() if request.can_read_body else {}
+            request_id = request.query.get("requestId", "")
+            try:
+                reply = await asyncio.to_thread(self._answer, api, request.method, request.path, request_id, body)
+            except ComputeRefusal as refusal:
+                said = {"code": refusal.status, "message": str(refusal), "errors": [{"message": str(refusal)}]}
+                return web.json_response({"error": said}, status=refusal.status)
+            return web.json_response(reply)
 
-            def _answer(self) -> None:
-                url = urlsplit(self.path)
-                request_id = parse_qs(url.query).get("requestId", [""])[0]
-                text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                body = json.loads(text) if text else {}
-                try:
-                    status, reply = 200, zone.answer(api, self.command, url.path, request_id, body)
-                except ComputeRefusal as refusal:
-                    status = refusal.status
-                    reply = {"error": {"code": status, "message": str(refusal), "errors": [{"message": str(refusal)}]}}
-                data = json.dumps(reply).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_DELETE = _answer
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._thread = ServerThread("compute-server")
+        self.address = self._thread.listen(answer, "127.0.0.1")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._server is not None
-        self._server.shutdown()
-        self._server.server_close()
+        assert self._thread is not None
+        self._thread.close()
 
-    def answer(self, api: ComputeApi, verb: str, path: str, request_id: str, body: Json) -> Json:
-        """Answer one request; raises ComputeRefusal. An injected failure is an HTTP status."""
+    def _answer(self, api: ComputeApi, verb: str, path: str, request_id: str, body: Json) -> Json:
         with self.lock:
             name, method = api.find(verb, path)
             fault = self.take_fault(name, body)

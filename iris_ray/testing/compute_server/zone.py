@@ -1,4 +1,4 @@
-"""The state of a zone: groups of TPU VMs, policies, templates, reservations, quota, and what a test does to them."""
+"""The state of a zone: groups of TPU VMs, policies, templates, reservations and quota, which a test changes."""
 
 import math
 import re
@@ -73,7 +73,7 @@ class InstanceGroup:
         return any(vm.status for vm in self.vms.values())
 
 
-@dataclass(slots=True)
+@dataclass
 class ComputeZone:
     """One zone: a test sets its state, and the API reads and changes it. All methods are thread-safe.
 
@@ -125,14 +125,14 @@ class ComputeZone:
                     self._advance(name)
 
     def take(self, group: str, count: int = 1) -> None:
-        """Preempt so many VMs of a group: with this provisioning model and no repairs, they stay TERMINATED."""
+        """Preempt VMs of a group: with this provisioning model and no repairs, they stay TERMINATED."""
         with self.lock:
             running = [vm for vm in self.groups[group].vms.values() if vm.status == "RUNNING"]
             for vm in running[:count]:
                 vm.status, vm.action = "TERMINATED", "NONE"
 
     def strand(self, group: str, count: int) -> None:
-        """Make so many VMs of a waiting group and leave the others to be made, as outside of bulk mode."""
+        """Make some VMs of a waiting group and leave the others to be made, as outside of bulk mode."""
         with self.lock:
             for vm in list(self.groups[group].vms.values())[:count]:
                 vm.status, vm.action = "RUNNING", "NONE"

@@ -7,17 +7,15 @@ resize pods in place and to end idle clusters. Everybody who is let in may do wh
 account allows, and what the roles in the cluster's file add. The certificates are made with `cryptography`.
 """
 
-import asyncio
 import datetime
 import ipaddress
 import json
 import re
 import secrets
 import ssl
-import threading
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import web
 from cryptography import x509
@@ -35,6 +33,7 @@ from iris_ray.testing.kubernetes.objects import (
 )
 from iris_ray.testing.kubernetes.patches import PatchError, json_patch
 from iris_ray.testing.kubernetes.raycluster_file import RefusedSpec, check_groups, with_defaults
+from iris_ray.testing.servers import ServerThread
 
 ADDRESS: Final = "127.0.0.1"
 JSON_PATCH: Final = "application/json-patch+json"
@@ -60,9 +59,6 @@ _FIELDS_OF_EVENTS: Final = (
     "reason",
     "type",
 )
-_CLOSE_TIMEOUT_S: Final = 0.05
-
-T = TypeVar("T")
 
 
 class ApiError(Exception):
@@ -162,66 +158,29 @@ def _field(item: Mapping[str, Any], path: str) -> str:
 # -- https -------------------------------------------------------------------------------------------------------------
 
 
-class ApiServer:
-    """Serves an `KubernetesObjects` over HTTPS from a thread of its own.
+class ApiServer(ServerThread):
+    """Serves a `KubernetesObjects` over HTTPS from a thread of its own.
 
     Attributes:
         port: its port, once it serves.
     """
 
     def __init__(self, store: ObjectStore, api: KubernetesObjects) -> None:
+        super().__init__("kubernetes-api")
         self._store, self._api, self.port = store, api, 0
         self._token = secrets.token_urlsafe(24)
-        self._loop = asyncio.new_event_loop()
-        self._runner: web.ServerRunner | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="kubernetes-api", daemon=True)
 
     def start(self, directory: Path) -> None:
         """Begin to serve.
 
         Args:
-            directory: gets what a client needs: ``ca.crt``, ``token`` and ``namespace``, as a pod has them of its
+            directory: gets the files that a client needs: ``ca.crt``, ``token`` and ``namespace``, as those of a pod's
                 service account, and ``tls.crt`` and ``tls.key``, a certificate that is good for clients.
         """
         context = _make_certificate(directory)
         for name, text in {"token": self._token, "namespace": self._store.namespace}.items():
             _write(directory / name, text.encode())
-        self._thread.start()
-        try:
-            self.port = self._run(self._serve(context))
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Stop serving. Harmless when repeated."""
-        if self._loop.is_closed():
-            return
-        if self._thread.is_alive():
-            self._run(self._end())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        self._loop.close()
-
-    async def _serve(self, context: ssl.SSLContext) -> int:
-        self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=_CLOSE_TIMEOUT_S)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, ADDRESS, self.port, ssl_context=context).start()
-        return int(self._runner.addresses[0][1])
-
-    async def _end(self) -> None:
-        if self._runner is not None:
-            server = self._runner.server
-            transports = [] if server is None else [connection.transport for connection in server.connections]
-            await self._runner.cleanup()
-            for transport in transports:  # a client that is gone would hold up the end of TLS
-                if transport is not None:
-                    transport.abort()
-            await asyncio.sleep(0)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        self.port = int(self.listen(self._handle, ADDRESS, context).rpartition(":")[2])
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
@@ -243,9 +202,6 @@ class ApiServer:
         certificate = transport.get_extra_info("peercert") if transport is not None else None
         if not certificate and request.headers.get("Authorization") != f"Bearer {self._token}":
             raise ApiError(401, "Unauthorized", "Unauthorized")
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def _make_certificate(directory: Path) -> ssl.SSLContext:

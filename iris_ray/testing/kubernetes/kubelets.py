@@ -161,7 +161,7 @@ def delete_pod(store: ObjectStore, manifest: Manifest, grace_s: float | None = N
 
 
 def bound_pod(manifest: Manifest, node: Manifest, store: ObjectStore) -> Pod:
-    """Return what a runner gets of a pod; raises _NotYet if a secret that it names is not there."""
+    """Return a pod in the form that a runner gets; raises _NotYet if a secret that it names is not there."""
     spec, metadata = manifest["spec"], manifest["metadata"]
     claims = {
         volume["name"]: volume["persistentVolumeClaim"]["claimName"]

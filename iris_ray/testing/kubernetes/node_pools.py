@@ -52,13 +52,14 @@ class NodePool:
         accelerator: value of ``cloud.google.com/gke-tpu-accelerator``, such as ``tpu-v6e-slice``; empty without TPU.
         topology: value of ``cloud.google.com/gke-tpu-topology``, such as ``4x4``.
         chips_per_node: as the machine type has it: 4 for ``ct6e-standard-4t``.
-        max_nodes: at most so many nodes; a slice has as many as its topology needs, whatever this says.
+        max_nodes: the largest number of nodes; a slice has as many as its topology needs, whatever this says.
         spot: whether its nodes are spot VMs, with their label.
-        cpus, memory_gib: what pods may request of a node.
+        cpus, memory_gib, disk_gib: what pods may request of a node; its disk is ``ephemeral-storage``. GKE leaves them
+            43 GiB of its usual boot disk of 100 GB.
         taints: further taints, as ``{"key": …, "value": …, "effect": "NoSchedule"}``; TPU nodes have theirs.
         labels: further labels.
         provision_s: how long a new node takes until it is ready.
-        idle_s: a node, or slice, without pods goes after so many seconds.
+        idle_s: seconds after which a node, or slice, without pods goes.
         preemption_grace_s: the time that the pods of a preempted node have; 15 s unless the pool says otherwise.
     """
 
@@ -70,6 +71,7 @@ class NodePool:
     spot: bool = False
     cpus: float = 180
     memory_gib: float = 720
+    disk_gib: float = 43
     taints: tuple[Mapping[str, str], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     provision_s: float = 0.0
@@ -85,6 +87,7 @@ class NodePool:
         """Return a node of this pool as the API server answers it."""
         labels = {"kubernetes.io/hostname": name, NODE_POOL_LABEL: self.name, "topology.kubernetes.io/zone": _ZONE}
         allocatable = {"cpu": f"{self.cpus:g}", "memory": f"{self.memory_gib:g}Gi", "pods": "110"}
+        allocatable["ephemeral-storage"] = f"{self.disk_gib:g}Gi"
         taints = [dict(taint) for taint in self.taints]
         if self.accelerator:
             labels |= {ACCELERATOR_LABEL: self.accelerator, TOPOLOGY_LABEL: self.topology}
@@ -145,11 +148,11 @@ class NodePools:
 
     Args:
         store: The cluster's objects.
-        kubelets: Those of the nodes.
+        kubelets: The kubelets of the nodes.
         pools: The pools. None: they are auto-provisioned, with nodes just as large as their pods need.
-        pattern: What auto-provisioned pools are like: its times are theirs.
-        lost_node_s: After so many seconds Kubernetes removes a lost node and its pods. GKE needs one or two minutes.
-        backoff_s: After a failure no node is asked for in the same pool for so many seconds; GKE takes 300 s, and more.
+        pattern: The pattern of auto-provisioned pools, which have its times.
+        lost_node_s: Seconds until Kubernetes removes a lost node and its pods. GKE needs one or two minutes.
+        backoff_s: Seconds after a failure in which no node is requested in that pool; GKE takes 300 s or more.
     """
 
     def __init__(
@@ -358,7 +361,7 @@ class NodePools:
         return found
 
     def _remove(self, machine: _Machine) -> None:
-        """Remove a node; of its pods, those that have not ended go with it."""
+        """Remove a node, with its pods that have not ended."""
         self._machines.remove(machine)
         for pod in self._pods_on(machine):
             if not has_ended(pod):

@@ -37,7 +37,7 @@ class ObjectStore:
     """All objects of one cluster, as etcd has them. Callers hold `lock` while they read or change one.
 
     Attributes:
-        now: what the cluster's clock shows, in seconds since the epoch.
+        now: the time of the cluster's clock, in seconds since the epoch.
         version: the newest resourceVersion.
     """
 
@@ -133,7 +133,7 @@ def amount(quantity: object) -> Decimal:
 
 
 def requests(pod_spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Return what a pod's containers request together; a limit without a request counts as one."""
+    """Return the resources that a pod's containers request together; a limit without a request counts as one."""
     total: dict[str, Decimal] = {}
     for container in pod_spec["containers"]:
         resources = container.get("resources") or {}

@@ -1,4 +1,4 @@
-"""What a PATCH does to an object: JSON Patch (RFC 6902), as Kubernetes applies it.
+"""JSON Patch (RFC 6902), as Kubernetes applies it to objects.
 
 Kubernetes' own library (gopkg.in/evanphx/json-patch.v4, patch.go) lets ``replace`` set a key that is not there, against
 the RFC. Ray's provider depends on that: it replaces a ``scaleStrategy`` that no file names.

@@ -67,7 +67,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """What a runner knows of a pod that it was given.
+    """The state of a pod, as its runner knows it.
 
     Attributes:
         ip: the pod's IP address; None until it has one.

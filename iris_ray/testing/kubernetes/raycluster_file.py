@@ -45,7 +45,7 @@ class RefusedSpec(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What a file holds: one RayCluster, with its defaults, and other objects, such as roles and claims."""
+    """The contents of a file: one RayCluster, with its defaults, and other objects, such as roles and claims."""
 
     raycluster: Manifest
     others: tuple[Manifest, ...] = ()

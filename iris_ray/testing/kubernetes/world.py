@@ -35,9 +35,9 @@ class KubernetesWorld:
         pools: The node pools. None: pools come by auto-provisioning, one for each slice.
         feature_gates: Alpha features of KubeRay that are switched on, such as ``GCSFaultToleranceEmbeddedStorage``.
         webhook: Version of the TPU webhook. With 1.3.0 and 1.3.1 slices of several hosts stay Pending (`tpu_webhook`).
-        new_pools: What auto-provisioned pools are like: its times are theirs.
-        lost_node_s: After so many seconds Kubernetes removes a lost node and its pods. GKE needs one or two minutes.
-        backoff_s: After a stock-out or a quota no node is asked for in the same pool for so many seconds.
+        new_pools: The pattern of auto-provisioned pools, which have its times.
+        lost_node_s: Seconds until Kubernetes removes a lost node and its pods. GKE needs one or two minutes.
+        backoff_s: Seconds after a stock-out or a quota in which no node is requested in that pool.
 
     Raises:
         InvalidClusterFileError: The file is no RayCluster, or KubeRay or the webhook refuses it. The message names the
@@ -117,7 +117,7 @@ class KubernetesWorld:
             self._pools.step()
 
     def run(self, period_s: float = 0.2) -> None:
-        """Step in real time, every so many seconds, from a thread of its own, until the world is closed."""
+        """Step in real time, every ``period_s`` seconds, from a thread of its own, until the world is closed."""
         if self._thread is not None:
             raise InvalidRequestError("This world runs already.")
 
@@ -162,7 +162,7 @@ class KubernetesWorld:
         }
 
     def pods(self, group: str | None = None) -> list[Pod]:
-        """Return the pods that were given to the runner and are still there, oldest first; those of one group, or all.
+        """Return the pods that were given to the runner and are still there, oldest first: of one group, or all.
 
         The head's group is ``headgroup``.
         """
@@ -170,7 +170,7 @@ class KubernetesWorld:
             return [pod for pod in self._kubelets.pods() if group in (None, pod.group)]
 
     def pod_manifests(self, group: str | None = None) -> list[dict[str, Any]]:
-        """Return all pods as the API server answers them, also those that are Pending; oldest first."""
+        """Return all pods as the API server answers them, Pending ones included; oldest first."""
         with self._store.lock:
             found = [pod for pod in self._store.all(PODS) if group in (None, pod["metadata"]["labels"][GROUP_LABEL])]
             return copy.deepcopy(found)
@@ -255,7 +255,7 @@ class KubernetesWorld:
 
 
 def _permissions(others: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
-    """Return what the roles of a file allow, as pairs of resource and verb; who is bound to them is not looked at."""
+    """Return what the roles of a file allow, as pairs of resource and verb; whoever is bound to them."""
     for other in others:
         if other.get("kind") in ("Role", "ClusterRole"):
             for rule in other.get("rules") or []:

@@ -139,7 +139,7 @@ class RayHead:
 
     @property
     def gcs_command(self) -> list[str]:
-        """The command line of a GCS that replaces this one: it has the same port, which all others know."""
+        """The command line of a GCS that replaces this one at its port, which all others know."""
         port = self.gcs_address.rpartition(":")[2]
         return [replace_flag(argument, {"gcs_server_port": port}) for argument in self._gcs_command]
 

@@ -43,7 +43,7 @@ def has_last_lines(key: TaskAttemptId) -> bool:
 
 def logs_of(controller: Any) -> Any:
     """Return the logs in the Controller, in its own process."""
-    return next(running.part._logs for running in controller._services if running.service.name == "logs")
+    return next(running.part for running in controller._services if running.service.name == "logs")
 
 
 def latest_job(name: str) -> str:

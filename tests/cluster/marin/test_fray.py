@@ -348,7 +348,8 @@ def words(line: str) -> list[tuple[str, int]]:
 
 def test_zephyr_counts_words_with_coordinator_and_workers(client: Client, tmp_path: Path) -> None:
     """Marin's data pipelines, as they are: a job that hosts an actor, submits a group of actors, and ends them."""
-    zephyr = pytest.importorskip("zephyr", reason="needs Zephyr: make marin")
+    zephyr = pytest.importorskip("zephyr.context", reason="needs Zephyr: make marin")
+    dataset = pytest.importorskip("zephyr.dataset")
     context = zephyr.ZephyrContext(
         client,
         max_workers=2,
@@ -358,7 +359,7 @@ def test_zephyr_counts_words_with_coordinator_and_workers(client: Client, tmp_pa
         name="words",
         max_execution_retries=0,
     )
-    lines = zephyr.Dataset.from_list(["a b a", "b c", "a d", "c c c"])
+    lines = dataset.Dataset.from_list(["a b a", "b c", "a d", "c c c"])
     counts = lines.flat_map(words).group_by(
         lambda pair: pair[0], reducer=lambda word, pairs: (word, sum(n for _, n in pairs)), num_output_shards=2
     )

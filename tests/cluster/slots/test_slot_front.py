@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -12,7 +11,6 @@ from iris_ray import SlotClient, SlotHosts
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.front import HttpFront
 from iris_ray.testing import SimulatedCluster
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 MB = 2**20
@@ -74,23 +72,6 @@ def test_failures_have_status_and_words(user: openai.OpenAI) -> None:
         user.completions.create(model="shout", prompt="raise")
     with pytest.raises(openai.InternalServerError, match="not that word"):
         list(user.completions.create(model="shout", prompt="raise", stream=True))
-
-
-def test_full_queue_says_when_to_return(user: openai.OpenAI, slots: SlotClient) -> None:
-    with ThreadPoolExecutor(4) as callers:
-        for _ in range(4):
-            callers.submit(user.with_options(timeout=8.0).completions.create, model="shout", prompt="wait")
-        wait_until(lambda: row(slots).waiting == 2)
-        with pytest.raises(openai.RateLimitError) as refused:
-            user.completions.create(model="shout", prompt="a")
-        assert refused.value.response.headers["Retry-After"] == "1"
-    assert user.completions.create(model="shout", prompt="again").choices[0].text == "AGAIN "
-    assert row(slots).waiting == 0
-
-
-def row(slots: SlotClient) -> Any:
-    (found,) = [each for each in slots.status().models if each.model == "shout"]
-    return found
 
 
 def test_taken_port_is_an_error(front: HttpFront, slots: SlotClient) -> None:

@@ -223,7 +223,7 @@ class ReferencePlan:
             return False  # its user has reached a limit
         names = [name for name, hosts in self.groups(job.spec) if any(w.node_id in promised(job) for w in hosts)]
         sound = self.options_anywhere(job, self.avoided(job), later=True)
-        found = [o for o in sound if o.name in names and not any(w.foreign for w in o.hosts)]
+        found = [o for o in sound if o.name in names and not any(uses_chips(job.spec) and w.foreign for w in o.hosts)]
         if len(found) < max(len(names), counts(job)[0]) or any(self.is_stuck(job.spec, option) for option in found):
             return False
         if is_firm(job) and not all(self.is_left_to(job, option) for option in found):
@@ -460,24 +460,24 @@ class ReferencePlan:
     def option(self, spec: JobSpec, name: str, hosts: list[Worker], avoided: set[str], later: bool) -> Option | None:
         """What the group is to the job; None if it is no use, however idle. Later: once what passes has passed."""
         is_slice = spec.coscheduling is not None and spec.coscheduling.group_by == TPU_NAME
-        if is_slice and not (is_complete(hosts) and all(self.is_well(worker, later) for worker in hosts)):
+        if is_slice and not (is_complete(hosts) and all(self.is_well(spec, worker, later) for worker in hosts)):
             return None
         if any(is_an_error(constraint, worker.attributes) for constraint in spec.constraints for worker in hosts):
             return None
         wanted = len(hosts) if spec.whole_groups else spec.replicas if spec.coscheduling else 1
-        good = [worker for worker in hosts if self.is_well(worker, later) and suits(spec, worker)]
+        good = [worker for worker in hosts if self.is_well(spec, worker, later) and suits(spec, worker)]
         good = [worker for worker in good if worker.node_id not in avoided]
         if len(good) < wanted:
             return None
         ready = [worker for worker in good if self.has_room(spec, worker)]
         return Option(name, hosts, good, ready, wanted, exact=not is_slice or len(hosts) == wanted)
 
-    def is_well(self, worker: Worker, later: bool = False) -> bool:
+    def is_well(self, spec: JobSpec, worker: Worker, later: bool = False) -> bool:
         slice_name = value_of(worker, TPU_NAME)
         mates = [w.host_index for w in self.workers if slice_name and value_of(w, TPU_NAME) == slice_name]
         unnumbered = bool(mates) and (worker.host_index is None or mates.count(worker.host_index) > 1)
         suspected = worker.suspected and self.now < worker.suspected_until
-        passing = not later and (worker.foreign or suspected)
+        passing = not later and ((uses_chips(spec) and worker.foreign) or suspected)
         return not (worker.draining or unnumbered or passing)
 
     def free(self, worker: Worker, once_ended: bool = False) -> Counter[str]:

@@ -307,7 +307,8 @@ class Rules(SeenLimits):
         hosts = [self._state.workers[node_id] for node_id in node_ids]
         for host in hosts:
             assert not host.draining, f"{who} could not run on {host.node_id}, which is about to go"
-            assert not host.foreign, f"{who} could not run on {host.node_id}, which a stranger uses"
+            is_stranger = host.foreign and taker.requirement.chips
+            assert not is_stranger, f"{who} could not run on {host.node_id}, whose chips a stranger uses"
             for attempt in self._in_the_way(host, leave, unconfirmed_s):
                 since = self.ledger.ended.get(attempt)
                 held = "goes on" if since is None else f"has ended {self.now - since:.1f} s ago, unconfirmed"
@@ -429,7 +430,7 @@ class Rules(SeenLimits):
             return "other room"  # others leave it, or it is free; or less is in the way than before
         for node_id in promised.node_ids:
             worker = self._state.workers.get(node_id)
-            if worker is None or worker.draining or worker.foreign:
+            if worker is None or worker.draining or (worker.foreign and job.requirement.chips):
                 return "host lost"
             if node_id in job.avoided and self.now < job.avoided_until:
                 return "host avoided"

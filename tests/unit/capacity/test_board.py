@@ -1,11 +1,10 @@
 """What people are told of the slices that provisioners have asked for."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 
-from iris_ray.capacity.board import KEPT_S, MISSED_S, CapacityBoard, capacity_rows
+from iris_ray.capacity.board import KEPT_S, MISSED_S, MOST_BATCHES, CapacityBoard, capacity_rows
 from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.errors import InvalidRequestError, ProvisionerTakenError
 from iris_ray.model.plain_values import plain
@@ -82,12 +81,19 @@ def test_provisioners_name_belongs_to_process_until_silence_or_end() -> None:
     board.lease("iris", "process 3 of c", 180.0)
 
 
-@pytest.mark.parametrize("seconds", [1e300, -1.0, math.nan, math.inf])
-def test_provisioners_name_is_not_leased_for_ever(seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), float("nan"), -1.0])
+def test_name_is_not_leased_for_ever(seconds: float) -> None:
     board, _ = board_with()
     with pytest.raises(InvalidRequestError, match="give seconds, 0 or more, 259200 at most"):
-        board.lease("iris", "mallory", seconds)
-    board.lease("iris", "process 1 of a", 180.0)
+        board.lease("iris", "process 1 of a", seconds)
+    board.lease("iris", "process 2 of b", 180.0)
+
+
+def test_report_of_any_length_is_kept_short() -> None:
+    why = ("no role",)
+    long = CapacityReport("iris", ("v6e-16",) * 1000, waits=(("v6e-16", *why),) * 1000, undeleted=(("a", *why),) * 1000)
+    (kept,) = board_with(long)[0].reports()
+    assert {len(part) for part in (kept.tpu_types, kept.waits, kept.undeleted)} == {MOST_BATCHES}
 
 
 def test_provisioner_is_overdue_unless_it_ended_in_order() -> None:
@@ -113,48 +119,13 @@ def test_gauges_show_chips_wait_cost_and_failures_until_silence() -> None:
     board, times = board_with()
     board.lease("iris", "process 1", 60.0)
     board.take(FULL)
+    spot, reserved = ("v6e-16", "us-east5-a"), ("v6e-16", "res in us-east5-a")
     shown = {
-        (
-            "iris_provisioned_chips",
-            (
-                "v6e-16",
-                "us-east5-a",
-                "spot",
-                "asked",
-            ),
-        ): 32,
-        (
-            "iris_provisioned_chips",
-            (
-                "v6e-16",
-                "res in us-east5-a",
-                "reserved",
-                "held",
-            ),
-        ): 16,
-        (
-            "iris_provisioning_oldest_request",
-            (
-                "v6e-16",
-                "us-east5-a",
-            ),
-        ): 720.0,
-        (
-            "iris_provisioned_cost_per_hour",
-            (
-                "v6e-16",
-                "res in us-east5-a",
-                "reserved",
-                "USD",
-            ),
-        ): 19.2,
-        (
-            "iris_provisioner_failures",
-            (
-                "iris",
-                "res in us-east5-a",
-            ),
-        ): 3,
+        ("iris_provisioned_chips", (*spot, "spot", "asked")): 32,
+        ("iris_provisioned_chips", (*reserved, "reserved", "held")): 16,
+        ("iris_provisioning_oldest_request", spot): 720.0,
+        ("iris_provisioned_cost_per_hour", (*reserved, "reserved", "USD")): 19.2,
+        ("iris_provisioner_failures", ("iris", "res in us-east5-a")): 3,
         ("iris_provisioner_undeleted_slices", ("iris",)): 2,
         ("iris_provisioner_overdue_seconds", ("iris",)): 0,
     }

@@ -204,9 +204,12 @@ def test_delete_takes_group_and_may_be_repeated(server: ComputeServer, cloud: Co
     assert cloud.delete("never-there") is None
 
 
-def test_groups_of_others_are_not_listed(server: ComputeServer, cloud: ComputeEngine) -> None:
+@pytest.mark.parametrize(
+    "description", ["web servers", f"{OWNER_LABEL}=ann", f"{OWNER_LABEL}=ann type=v7x-16 hosts=two market=spot"]
+)
+def test_groups_of_others_are_not_listed(server: ComputeServer, cloud: ComputeEngine, description: str) -> None:
     cloud.create(wanted())
-    server.groups["s-1"].resource["description"] = "web servers"
+    server.groups["s-1"].resource["description"] = description
     assert cloud.queued_slices() == []
 
 

@@ -1,18 +1,18 @@
 """The client of the Kubernetes API, against a server that records what it is asked."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from iris_ray.capacity import kubernetes
 from iris_ray.capacity.kubernetes import KubernetesApi
 from iris_ray.errors import ProviderDeniedError, ProviderError
+from iris_ray.testing.servers import ServerThread
 
 CLUSTER = "/apis/ray.io/v1/namespaces/default/rayclusters/tpus"
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RAY_CLUSTER_NAME": "tpus", "RAY_CLUSTER_NAMESPACE": "default"}
@@ -26,36 +26,22 @@ class Server:
     status: int = 200
     asked: list[tuple[str, str, str | None, Any]] = field(default_factory=list)
     types: list[str | None] = field(default_factory=list)
-    port: int = 0
+    address: str = ""
+
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
+        body, authorization = json.loads(await request.text() or "null"), request.headers.get("Authorization")
+        self.asked.append((request.method, request.path_qs, authorization, body))
+        self.types.append(request.headers.get("Content-Type"))
+        answer = self.answer if isinstance(self.answer, bytes) else json.dumps(self.answer).encode()
+        return web.Response(body=answer, status=self.status)
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    state = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def respond(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            state.asked.append((self.command, self.path, self.headers["Authorization"], json.loads(body or "null")))
-            state.types.append(self.headers["Content-Type"])
-            answer = state.answer if isinstance(state.answer, bytes) else json.dumps(state.answer).encode()
-            self.send_response(state.status)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        do_GET = do_PATCH = respond
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        state.port = http.server_port
-        thread = threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
-        yield state
-        http.shutdown()
-        thread.join()
+    state, thread = Server(), ServerThread("server")
+    state.address = thread.listen(state.respond, "127.0.0.1")
+    yield state
+    thread.close()
 
 
 @pytest.fixture
@@ -63,7 +49,7 @@ def api(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kube
     """The account's token is ``secret``."""
     (tmp_path / "token").write_text("secret\n")
     monkeypatch.setattr(kubernetes, "ACCOUNT", tmp_path)
-    return KubernetesApi(f"http://127.0.0.1:{server.port}", "default", "tpus")
+    return KubernetesApi(f"http://{server.address}", "default", "tpus")
 
 
 def test_cluster_is_asked_with_the_accounts_newest_token(api: KubernetesApi, server: Server, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The file service of a host, asked over real sockets, by its own client and by strange ones."""
 
+import contextlib
 import errno
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.protocol.task_files import JobDirectory
-from iris_ray.checkpoint.host import CHUNK_BYTES, FileService
+from iris_ray.checkpoint.host import CHUNK_BYTES, MOST_STRANGERS, FileService
 
 HOST, TOKEN = "127.0.0.9", "5ec2e7"
 ROOM = 10 * CHUNK_BYTES
@@ -202,6 +203,30 @@ def test_fifo_and_directory_are_no_files(served: Served) -> None:
     assert served.ask("GET", "/files/fifo") == (409, b"it is no file")
     assert served.ask("GET", "/files/directory") == (409, b"Is a directory")
     assert served.ask("PUT", "/files/directory", b"x") == (409, b"Is a directory")
+
+
+@pytest.mark.parametrize("says", [b"", b"G", b"GET /files/file HTTP/1.1\r\nX-a: "])
+def test_strangers_keep_nobody_out_however_many_they_are(served: Served, says: bytes) -> None:
+    (served.files / "file").write_text("mine")
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_STRANGERS + 50):
+            stranger = stack.enter_context(socket.create_connection((HOST, served.port), 5.0))
+            stranger.sendall(says)
+        assert served.ask("GET", "/files/file") == (200, b"mine")
+    assert served.ask("GET", "/files/file") == (200, b"mine")
+
+
+@pytest.mark.parametrize("pause_s", [SILENCE_S / 5, 0.0])
+def test_head_without_an_end_is_heard_for_a_moment_only(served: Served, pause_s: float) -> None:
+    """Sent line by line, or as fast as it goes."""
+    sent, began = 0, time.monotonic()
+    with socket.create_connection((HOST, served.port), 5.0) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(b"GET /files/file HTTP/1.1\r\n")
+        while sent < 10_000_000 and time.monotonic() - began < 10 * SILENCE_S:
+            sent += stranger.send(b"X: y\r\n" * (1 if pause_s else 1000))
+            time.sleep(pause_s)
+    assert sent < 10_000_000
+    assert time.monotonic() - began < 4 * SILENCE_S
 
 
 def test_file_that_does_not_fit_is_refused_before_it_is_sent(served: Served) -> None:

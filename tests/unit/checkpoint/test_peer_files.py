@@ -186,6 +186,12 @@ def test_host_that_breaks_off_is_an_error_within_timeout(
         read(peer, "file", 9)
 
 
+def test_list_that_makes_no_sense_is_an_error(odd_host: Callable[[bytes], str]) -> None:
+    """Another program may have the port of a host that was lost."""
+    with pytest.raises(PeerFilesError, match="did not answer GET the list of files"):
+        PeerFiles(odd_host(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), TOKEN, timeout_s=0.3).list()
+
+
 def test_silent_host_keeps_no_writer(odd_host: Callable[[bytes], str]) -> None:
     with pytest.raises(PeerFilesError, match="it is silent"):
         PeerFiles(odd_host(b""), TOKEN, timeout_s=0.3).write("file", memoryview(b"x"))

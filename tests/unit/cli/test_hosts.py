@@ -2,10 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +19,7 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli import give_notice
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.cli.give_notice import LocalNode
+from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import SUB_SLICE
 from tests.support.controller_in_process import ControllerInProcess
@@ -132,6 +133,17 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     assert told == [world.node_id("v4-16-0", 0), world.node_id("v4-16-0", 1)]
     assert "no job has tasks there" in world.iris("host", "give-notice", "v4-16-1/1").stdout
     assert told[2:] == [world.node_id("v4-16-1", 1)]
+
+
+def test_notice_waits_through_a_restart_of_the_controller() -> None:
+    answers: Iterator[Any] = iter([["train"], ControllerUnavailableError("it starts"), []])
+
+    def jobs() -> list[str]:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return list(answer)
+
+    assert give_notice._wait(jobs, time.time() + 30.0, 30) == []
 
 
 def test_only_operators_give_notice_to_other_hosts(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -453,6 +453,24 @@ def test_two_runs_are_compared_by_step_and_by_time(chromium: Browser, world: Con
     chromium.see(story)
 
 
+def test_compare_page_keeps_its_curves_when_the_history_does_not_answer(chromium: Browser, url: str) -> None:
+    def unavailable(route: "Route") -> None:
+        route.fulfill(status=503, json={"error": "the Controller does not answer; try again"})
+
+    def story(page: "Page") -> None:
+        page.clock.install()
+        page.goto(f"{url}/#/compare/train-llama,ablate-lr")
+        waits_for(page, "Chip-hours lost")
+        page.route("**/api/history/jobs/*", unavailable)
+        page.clock.fast_forward(61_000)
+        waits_for(page, "the Controller does not answer; try again")
+        assert page.get_by_text("The history has no job").count() == 0
+        assert page.get_by_text("Chip-hours lost").first.is_visible()
+
+    chromium.see(story)
+    chromium.troubles[:] = [text for text in chromium.troubles if "503" not in text]
+
+
 def test_page_of_forgotten_job_comes_from_history(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     world.fail("ablate-lr", 2)
     assert world.json("history", "ablate-lr")["job"]["state"] == "failed"

@@ -20,7 +20,7 @@ import pytest
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.dashboard import place, server
-from iris_ray.dashboard.access import COOKIE, MOST_WRONG, require_token
+from iris_ray.dashboard.access import COOKIE, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.logs.calls import LogCalls
@@ -137,6 +137,9 @@ def test_link_leads_to_job_of_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, "ClusterStore", lambda: store)
     monkeypatch.setattr(place, "driver_lives", lambda ray_job: ray_job == "01")
     assert place.link_to("jobs/driver-1/lr 50%") == "http://here/#/jobs/driver-1/lr%2050%25"
+    for odd in (b"[]", b"{", b'{"url": 1}'):
+        store[place._KEY] = odd
+        assert place.link_to("fleet") is None
 
 
 def test_ending_dashboard_keeps_anothers_link_of_same_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +291,9 @@ def test_public_address_requires_a_token() -> None:
         require_token("0.0.0.0", nobody)
     with pytest.raises(InvalidRequestError, match="IRIS_RAY_DASHBOARD_TOKEN"):
         require_token("0.0.0.0", {"RAY_AUTH_TOKEN": "of the cluster"})
-    assert require_token("0.0.0.0", {"IRIS_RAY_DASHBOARD_TOKEN": "own"}) == "own"
+    with pytest.raises(InvalidRequestError, match="IRIS_RAY_DASHBOARD_TOKEN has 3 characters"):
+        require_token("0.0.0.0", {"IRIS_RAY_DASHBOARD_TOKEN": "own"})
+    assert require_token("0.0.0.0", {"IRIS_RAY_DASHBOARD_TOKEN": "o" * 16}) == "o" * 16
 
 
 def test_cookie_is_a_session_and_not_the_token(world: ControllerInProcess) -> None:
@@ -304,12 +309,11 @@ def test_cookie_is_a_session_and_not_the_token(world: ControllerInProcess) -> No
         assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}={cookie.value}") == 401
 
 
-def test_wrong_tokens_are_braked(world: ControllerInProcess) -> None:
+def test_wrong_tokens_lock_nobody_out(world: ControllerInProcess) -> None:
+    """All readers behind a proxy have one address."""
     with served(token="open sesame") as url:
-        found = [status_of(f"{url}/api/jobs", Authorization="Bearer wrong") for _ in range(MOST_WRONG + 1)]
-        assert found == [401] * MOST_WRONG + [429]
-        assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 429
-        assert status_of(f"{url}/healthz") == 200
+        assert {status_of(f"{url}/api/jobs", Authorization="Bearer wrong") for _ in range(30)} == {401}
+        assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 200
 
 
 def test_pages_beyond_the_limit_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import random
 import subprocess
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -55,23 +54,33 @@ def test_difference_makes_commit_what_was_sent(here: Path, tmp_path: Path) -> No
     assert again.code.files == found.code.files
 
 
-def test_package_has_same_bytes_for_same_files(here: Path) -> None:
-    (here / "link.py").symlink_to("train.py")
-    (here / "library").symlink_to("lib")
-    (here / "settings").symlink_to(".env")  # it stays here, and so does what it is called besides
+@pytest.mark.parametrize("how", ["deleted", "removed from index", "directory in its place"])
+def test_deleted_secret_is_not_in_difference(here: Path, how: str) -> None:
+    write(here, **{".env": "KEY=s3cr3t\n", "deploy/tls.key": "s3cr3t\n"})
+    git(here, "add", "--force", ".")
+    git(here, "commit", "--quiet", "-m", "a mistake")
     edit(here)
+    (here / ".env").unlink()
+    (here / "deploy/tls.key").unlink()
+    if how == "removed from index":
+        git(here, "rm", "--quiet", "--cached", ".env", "deploy/tls.key")
+    elif how == "directory in its place":
+        write(here, **{".env/local.py": "x = 1\n"})
     found = Checkout.of(here)
     assert found is not None
-    packages = []
-    for _ in range(2):
-        with found.package() as path:
-            packages.append(Path(path).read_bytes())
-            with zipfile.ZipFile(path) as package:
-                names = {entry.filename: oct(entry.external_attr >> 16) for entry in package.infolist()}
-                assert package.read("link.py") == b"a = 2\n"
-    assert packages[0] == packages[1]
-    assert set(names) == {".gitignore", "train.py", "new.py", "run.sh", "staged.py", "link.py"}
-    assert names["run.sh"] == "0o755"
+    assert "s3cr3t" not in found.record.difference
+    assert "+a = 2" in found.record.difference
+    assert ("+x = 1" in found.record.difference) == (how == "directory in its place")
+
+
+def test_file_of_variables_stays_here_and_out_of_record(here: Path) -> None:
+    write(here, **{"variables": "KEY=s3cr3t\n", "train.py": "a = 2\n"})
+    (here / "link").symlink_to("variables")
+    found = Checkout.of(here, here / "variables")
+    assert found is not None
+    assert not {"variables", "link"} & found.code.files.keys()
+    assert "s3cr3t" not in found.record.difference
+    assert "variables (its variables travel apart)" in found.record.sent
 
 
 def test_directory_outside_of_checkout_is_none(here: Path, tmp_path: Path) -> None:

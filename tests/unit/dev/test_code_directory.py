@@ -4,6 +4,7 @@ import os
 import py_compile
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -90,22 +91,26 @@ def test_odd_names_travel_and_are_said_without_control_characters(here: Path) ->
     assert found.in_words().isprintable()
 
 
-def test_copy_for_senders_has_what_travels_and_no_more(here: Path) -> None:
-    write(
-        here, **{"train.py": "1", "lib/run.sh": "2", "tls (1).key": "s3cr3t", "w[1].pem": "s3cr3t", ".ssh/x": "s3cr3t"}
-    )
+def test_package_has_what_travels_and_same_bytes_for_same_files(here: Path) -> None:
+    names = {"train.py": "1", "lib/run.sh": "2", "tls (1).key": "s3cr3t", "w[1].pem": "s3cr3t", ".ssh/x": "s3cr3t"}
+    write(here, **names)
     (here / "lib/run.sh").chmod(0o755)
     for link, to in {"link.py": "train.py", "plain": "w[1].pem", "again": ".", "more": ".ssh", "gone": "x"}.items():
         (here / link).symlink_to(to)
     (here / "chain").symlink_to("plain")
-    with CodeDirectory.look(here).copied() as copy:
-        paths = [path for path in copy.rglob("*") if not path.is_dir()]
-        assert {str(path.relative_to(copy)): path.read_text() for path in paths} == {
-            "train.py": "1", "lib/run.sh": "2", "link.py": "1"
-        }  # fmt: skip
-        assert os.access(copy / "lib/run.sh", os.X_OK)
-        assert copy.name == here.name
-    assert not copy.exists()
+    packages = []
+    for _ in range(2):
+        with CodeDirectory.look(here).package() as path:
+            packages.append(path.read_bytes())
+            with zipfile.ZipFile(path) as package:
+                assert {name: package.read(name) for name in package.namelist()} == {
+                    "train.py": b"1", "lib/run.sh": b"2", "link.py": b"1"
+                }  # fmt: skip
+                assert oct(package.getinfo("lib/run.sh").external_attr >> 16) == "0o755"
+        write(here, **names)  # only their times change
+        (here / "lib/run.sh").chmod(0o755)
+    assert packages[0] == packages[1]
+    assert not path.exists()
 
 
 def test_ten_gigabytes_are_refused_before_they_are_read(here: Path) -> None:

@@ -1,11 +1,14 @@
 """How long a task holds its host: nobody uses it any more, or it was held long enough."""
 
+import errno
 import json
+import os
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from iris_ray.dev import held_job
@@ -35,6 +38,12 @@ class Holding:
             hold(idle_s, most_s, ())
         except BaseException as error:
             self.error = error
+
+    def ended(self) -> BaseException | None:
+        """Wait for the end of the task, and return its error."""
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        return self.error
 
     def held(self) -> Held:
         facts = wait_until(lambda: self.endpoints)[0]
@@ -69,9 +78,7 @@ def test_host_that_nobody_uses_is_given_back_and_one_in_use_is_not(
         assert not [piece for piece in run.pieces() if piece.note]
         assert run.exit_code == 0
     assert task.thread.is_alive(), "it was in use all the time"
-    task.thread.join(30)
-    assert not task.thread.is_alive()
-    assert task.error is None
+    assert task.ended() is None
     assert "the slice is given back: nothing has run on it for 0.0166667 minutes" in capsys.readouterr().out
 
 
@@ -79,6 +86,28 @@ def test_host_that_was_held_long_enough_is_given_back_with_its_run(here: Path, m
     task = Holding(monkeypatch, most_s=1.0)
     with task.begin(here, "sleep", "600") as run, pytest.raises(TaskMovedError, match="it was held for"):
         list(run.pieces())
-    task.thread.join(30)
-    assert not task.thread.is_alive()
-    assert task.error is None
+    assert task.ended() is None
+
+
+@pytest.mark.parametrize("ends", ["given back", "killed"])
+@pytest.mark.usefixtures("here")
+def test_code_of_an_attempt_stays_on_no_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    (tmp_path / "dev-0").mkdir()
+    (tmp_path / "dev-0" / "of an attempt that was killed").touch()
+    task = Holding(monkeypatch, most_s=LONG_S if ends == "killed" else 0.1)
+    if ends == "killed":
+        assert task.held()
+        (warm,) = (one for one in psutil.Process().children() if "iris_ray.dev.warm_process" in one.cmdline())
+        assert {*os.listdir(tmp_path / "dev-0")} <= {"used", "run"}
+        warm.kill()
+    assert isinstance(task.ended(), RuntimeError) == (ends == "killed")
+    assert os.listdir(tmp_path) == ["here"]
+
+
+@pytest.mark.usefixtures("here")
+def test_full_disk_does_not_keep_a_host_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert Holding(monkeypatch, idle_s=0.1).ended() is None

@@ -1,21 +1,26 @@
 """Runs on held hosts: real processes, real programs. Nothing of a run outlives it."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.dev.code_directory import CodeDirectory
-from iris_ray.dev.held_job import HeldHost
+from iris_ray.dev.held_job import Held, HeldHost
 from iris_ray.dev.held_run import HeldRun, Sent
+from iris_ray.dev.warm_process import MOST_STRANGERS
 from iris_ray.errors import SessionError, TaskMovedError
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.gangs import alive
@@ -34,7 +39,8 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldHosts]:
-    with HeldHosts.of(tmp_path_factory.mktemp("held"), 2, preload=["colorsys", "no_such_module"]) as hosts:
+    preload = ["colorsys", "no_such_module", "this"]  # "this" prints when it is imported
+    with HeldHosts.of(tmp_path_factory.mktemp("held"), 2, preload) as hosts:
         yield hosts
 
 
@@ -231,6 +237,54 @@ def test_run_that_loses_host_says_what_to_do(tmp_path: Path, how: str) -> None:
 
 def keeper_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_strangers_cost_no_process_and_hold_nobody_up(hosts: HeldHosts) -> None:
+    with contextlib.ExitStack() as strangers:
+        for _ in range(3 * MOST_STRANGERS):
+            address = "127.0.0.1", hosts.held.hosts[0].port
+            strangers.enter_context(contextlib.closing(socket.create_connection(address))).send(b"\0")
+        assert hosts.run("python", "-c", "print(1)")[1] == ["1\n"] * 2
+        warm = psutil.Process(hosts.warm[0].pid)
+        wait_until(lambda: not warm.children())
+        assert len(warm.net_connections()) <= MOST_STRANGERS + 1
+
+
+FULL = """
+import os, sys
+from iris_ray.dev import warm_process
+
+def fork(as_before=os.fork):
+    if os.path.exists(sys.argv[1]):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return as_before()
+
+os.fork = fork
+warm_process.main()
+"""
+"""A warm process that can't fork while a file is there, as at the limit of processes."""
+
+
+def test_host_without_room_for_a_process_stays_held(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.touch()
+    words = [sys.executable, "-P", "-c", FULL, str(full)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as warm:
+        assert warm.stdin is not None
+        assert warm.stdout is not None
+        with warm.stdin:
+            json.dump({"address": "127.0.0.1", "token": "t", "directory": str(tmp_path), "preload": []}, warm.stdin)
+        host = HeldHost(0, "v4-8-0/0", "127.0.0.1", json.loads(warm.stdout.readline())["port"], "t")
+        held = Held("mine", "", "dev-mine", (host,))
+        code = CodeDirectory(tmp_path, {}, ())
+        with HeldRun(held) as run, pytest.raises(SessionError, match="can't start a process now"):
+            run.start(code, ["true"], {}, lambda _: None)
+        full.unlink()
+        with HeldRun(held) as run:
+            run.start(code, ["true"], {}, lambda _: None)
+            assert not [*run.pieces()]
+        assert run.exit_code == 0
+        warm.kill()
 
 
 def test_stranger_without_token_gets_nothing(hosts: HeldHosts) -> None:

@@ -1,14 +1,16 @@
 """Calls of an actor's methods, over a real connection in one process: results, errors, threads, strangers."""
 
+import asyncio
 import inspect
 import pickle
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,13 @@ import ray
 
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.endpoints import task as endpoints
-from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
+from iris_ray.errors import (
+    ActorUnavailableError,
+    RemoteUserError,
+    ResultNotPicklableError,
+    UnknownNameError,
+    UnsupportedOptionError,
+)
 from iris_ray.fray import actor_handle, actor_server
 from iris_ray.fray.actor_handle import (
     END,
@@ -27,10 +35,12 @@ from iris_ray.fray.actor_handle import (
     ActorHandle,
     Connection,
     InProcess,
+    InTaskOf,
     require_no_tls,
 )
 from iris_ray.fray.actor_server import ActorServer, actor_request
 from iris_ray.fray.client import Client
+from iris_ray.testing.servers import ServerThread
 from tests.support.waiting import wait_until
 
 
@@ -75,12 +85,18 @@ class Counter:
     def measure(self, data: bytes) -> int:
         return len(data)
 
+    def sleep(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
+
     def _secret(self) -> str:
         return "secret"
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ActorServer]:
+    """Callers ping it every second during a call, as they do every ten otherwise."""
+    monkeypatch.setattr(actor_handle, "KEEPALIVE_MS", 1000)
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     server = ActorServer(2)
     yield server
@@ -140,6 +156,54 @@ def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> No
         calls[0].result(0.1)
     counter.go.set()
     assert max(call.result(10) for call in calls) == 2
+
+
+def test_pings_of_long_call_do_not_end_it(handle: ActorHandle) -> None:
+    """By default, gRPC's server ends a connection with the third ping."""
+    assert handle.sleep(6.0) == "slept"
+
+
+SERVER = """
+import signal, sys, time
+import ray
+from iris_ray.fray.actor_server import ActorServer
+class Slow:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+ray.util.get_node_ip_address = lambda: "127.0.0.1"
+server = ActorServer(2)
+server.serve(Slow())
+print(server.address, flush=True)
+signal.pause()
+"""
+
+
+def test_call_to_stopped_process_raises_within_two_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_handle, "KEEPALIVE_MS", 1000)
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)  # Fray's own error needs Fray
+    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = ActorAddress.parse(process.stdout.readline())
+            call = ActorHandle(InProcess("slow", address)).sleep.remote(600.0)
+            time.sleep(3.5)  # after the first pings, gRPC waits for a minute unless it is told otherwise
+            process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            with pytest.raises(ActorUnavailableError, match="has no answer"):
+                call.result(50)
+            assert time.monotonic() - began < 20
+        finally:
+            process.kill()
+
+
+def test_actor_of_forgotten_job_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgotten(job_id: str, prefix: str) -> dict[str, str]:
+        raise UnknownNameError("there is no such job")
+
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)
+    monkeypatch.setattr(endpoints, "endpoints_of", forgotten)
+    with pytest.raises(ActorUnavailableError, match="does not run now"):
+        ActorHandle(InTaskOf("eval-1a2b", "eval-0")).add(1)
 
 
 def test_calls_run_although_their_futures_are_dropped(server: ActorServer) -> None:
@@ -205,7 +269,7 @@ def test_caller_without_token_is_refused_before_unpickling(handle: ActorHandle, 
 
 
 def test_arguments_of_strangers_are_not_even_read(handle: ActorHandle, server: ActorServer) -> None:
-    with Counting(server.address.target) as between:
+    with closing(Counting(server.address.target)) as between:
         target = f"127.0.0.1:{between.port}"
         assert (
             ActorHandle(InProcess("counter", ActorAddress(target, server.address.token))).measure(bytes(10**7)) == 10**7
@@ -223,44 +287,33 @@ class Counting:
 
     def __init__(self, target: str) -> None:
         self.passed = 0
-        self._target = target
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        self._open: list[socket.socket] = [self._listening]
-        self._threads: list[threading.Thread] = []
+        self._target = target.split(":")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._thread = ServerThread("counting")
+        self._server = self._thread.run(asyncio.start_server(self._accept, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
 
-    def __enter__(self) -> "Counting":
-        self._start(self._accept)
-        return self
+    def close(self) -> None:
+        self._thread.run(self._close())
+        self._thread.close()
 
-    def __exit__(self, *error: object) -> None:
-        for each in self._open:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
-        for each in self._open:
-            each.close()
+    async def _close(self) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
 
-    def _start(self, function: Any, *arguments: Any) -> None:
-        self._threads.append(threading.Thread(target=function, args=arguments, daemon=True))
-        self._threads[-1].start()
+    async def _accept(self, from_caller: asyncio.StreamReader, to_caller: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection(*self._target)
+        self._writers += to_caller, to_server
+        await asyncio.gather(self._pass(from_caller, to_server), self._pass(from_server, to_caller))
 
-    def _accept(self) -> None:
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while True:
-                caller, _ = self._listening.accept()
-                host, port = self._target.split(":")
-                server = socket.create_connection((host, int(port)))
-                self._open += caller, server
-                self._start(self._pass, caller, server)
-                self._start(self._pass, server, caller)
-
-    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(2**16):
+            while data := await source.read(2**16):
                 self.passed += len(data)
-                sink.sendall(data)
+                sink.write(data)
+                await sink.drain()
+            sink.close()
 
 
 def test_connection_without_calls_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

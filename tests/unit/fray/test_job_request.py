@@ -12,8 +12,9 @@ from ray import cloudpickle
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray import job_request
+from iris_ray.fray.actor_server import actor_request
 from iris_ray.fray.client import Client
-from iris_ray.fray.job_request import Command, InTask, band_of
+from iris_ray.fray.job_request import Command, InTask, Parent, band_of
 from iris_ray.model.options import PriorityBand
 
 types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
@@ -155,6 +156,18 @@ def test_bands_are_those_of_iris() -> None:
     job_pb2 = pytest.importorskip("iris.rpc.job_pb2")
     for band in PriorityBand:
         assert band_of(job_pb2.PriorityBand.Value(f"PRIORITY_BAND_{band.name}")) is band
+    assert band_of(4) is PriorityBand.PRODUCTION
+    with pytest.raises(InvalidRequestError, match="priority is True"):
+        band_of(True)
+
+
+@pytest.mark.parametrize(("priority", "band"), [(0, PriorityBand.BATCH), (1, PriorityBand.PRODUCTION)])
+def test_job_without_priority_has_band_of_its_parent(priority: int, band: PriorityBand) -> None:
+    parent = Parent(band=PriorityBand.BATCH)
+    assert job_request.fray_request(job(priority=priority), Client, parent).spec.priority is band
+    config = types.ActorConfig(priority=priority)
+    made = actor_request(Client, dict, (), {}, "eval", 1, None, config, None, parent)
+    assert made.spec.priority is band
 
 
 def test_unpicklable_function_is_refused_at_once() -> None:

@@ -33,7 +33,7 @@ def resources(tpu: str | None = None, **asked: Any) -> Any:
 
 
 def test_tasks_without_tpu_are_placed_singly_by_cpu_and_memory() -> None:
-    placed = fray_placement(resources(cpu=3, ram="2g"), 5, tpu_gang=True)
+    placed = fray_placement(resources(cpu=3, ram="2g"), 5, gang=True)
     assert (placed.replicas, placed.coscheduling, placed.device) == (5, None, None)
     assert placed.resources == {"CPU": 3.0, "memory": 2.0 * GIB}
 
@@ -53,7 +53,7 @@ def test_slice_tasks_are_a_gang_unless_separable(
     tpu: str, slice_count: int, gang: bool, tasks_of_a_slice: int, slices: tuple[int, ...] | None
 ) -> None:
     asked = resources(tpu, slice_count=slice_count)
-    placed = fray_placement(asked, asked.replicas, tpu_gang=gang)
+    placed = fray_placement(asked, asked.replicas, gang=gang)
     assert placed.replicas == tasks_of_a_slice
     assert (placed.coscheduling.num_groups if placed.coscheduling else None) == slices
     assert placed.resources == {"TPU": 4.0, "CPU": 2.0, "memory": 1.0 * GIB}
@@ -70,12 +70,28 @@ def test_same_shape_alternatives_become_one_constraint() -> None:
     assert fray_placement(shaped, 2, True).constraints[1] == Constraint("ray.io/tpu-topology", ConstraintOp.EQ, "2x2x2")
 
 
-def test_gpus_are_counted_and_their_type_is_constrained() -> None:
+GPU_TYPE = "ray.io/accelerator-type"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "replicas", "gang", "group_by"),
+    [("H100", 2, True, GPU_TYPE), ("auto", 2, True, GPU_TYPE), ("H100", 1, True, None), ("H100", 2, False, None)],
+)
+def test_tasks_with_gpus_are_a_gang_on_hosts_of_one_type(
+    gpu: str, replicas: int, gang: bool, group_by: str | None
+) -> None:
     types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
-    placed = fray_placement(types.ResourceConfig.with_gpu("H100", count=8), 2, True)
-    assert (placed.resources["GPU"], placed.replicas) == (8.0, 2)
-    assert placed.constraints == (Constraint("ray.io/accelerator-type", ConstraintOp.IN, ["H100"]),)
-    assert fray_placement(types.ResourceConfig.with_gpu("auto"), 1, True).constraints == ()
+    placed = fray_placement(types.ResourceConfig.with_gpu(gpu, count=8), replicas, gang)
+    assert (placed.resources["GPU"], placed.replicas) == (8.0, replicas)
+    assert (placed.coscheduling.group_by if placed.coscheduling else None) == group_by
+    assert placed.constraints == (() if gpu == "auto" else (Constraint(GPU_TYPE, ConstraintOp.IN, ["H100"]),))
+
+
+def test_gpu_with_size_of_its_memory_matches_rays_label_without() -> None:
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
+    placed = fray_placement(types.ResourceConfig.with_gpu("A100-80G"), 1, True)
+    assert placed.constraints == (Constraint(GPU_TYPE, ConstraintOp.IN, ["A100-80G", "A100"]),)
+    assert placed.preferences[0] == Constraint(GPU_TYPE, ConstraintOp.IN, ["A100-80G"])
 
 
 def test_unpreemptible_job_prefers_staying_hosts() -> None:
@@ -105,7 +121,7 @@ def test_region_and_zone_are_constraints() -> None:
     ids=str,
 )
 def test_job_goes_to_region_of_its_parent_unless_it_says(asked: dict[str, Any], where: Constraint | None) -> None:
-    placed = fray_placement(resources(**asked), 1, tpu_gang=True, region="here")
+    placed = fray_placement(resources(**asked), 1, gang=True, region="here")
     assert placed.constraints == ((where,) if where else ())
 
 
@@ -128,4 +144,4 @@ def test_impossible_placement_is_refused(
     made = resources(**{option: value for option, value in asked.items() if option != "device_alternatives"})
     made.device_alternatives = asked.get("device_alternatives")
     with pytest.raises(error, match=said):
-        fray_placement(made, replicas, tpu_gang=True)
+        fray_placement(made, replicas, gang=True)

@@ -18,15 +18,13 @@ from iris_ray.model.goodput import ForgottenJob, Totals
 # -- chips ------------------------------------------------------------------------------------------------------------
 
 
-def test_chip_seconds_add_up_by_day_across_restart() -> None:
+def test_chip_seconds_add_up_by_day() -> None:
     times = FleetTimes()
     times.add("2026-11-22", {ChipState.BUSY: 8.0, ChipState.FREE: 4.0}, 10.0)
     times.add("2026-11-23", {ChipState.BUSY: 8.0}, 10.0)
     times.add("2026-11-23", {ChipState.BUSY: 4.0, ChipState.QUARANTINED: 4.0}, 5.0)
-    successor = FleetTimes()
-    successor.restore(times.to_json())
-    assert successor.since("2026-01-01") == times.since("2026-01-01")
-    assert successor.since("2026-11-23") == {"2026-11-23": {"busy": 100.0, "quarantined": 20.0}}
+    assert times.since("2026-11-23") == {"2026-11-23": {"busy": 100.0, "quarantined": 20.0}}
+    assert times.since("2026-01-01").keys() == {"2026-11-22", "2026-11-23"}
 
 
 def test_only_the_latest_days_are_kept() -> None:
@@ -37,12 +35,6 @@ def test_only_the_latest_days_are_kept() -> None:
     assert f"{10 * DAYS_KEPT - 1:010}" in times.since("")
 
 
-@pytest.mark.parametrize("damaged", [b"", b"[]", b'{"2026-11-23": {"tea": 1}}', b'{"2026-11-23": 7}'])
-def test_damaged_fleet_times_are_refused(damaged: bytes) -> None:
-    with pytest.raises((ValueError, AttributeError)):
-        FleetTimes().restore(damaged)
-
-
 # -- forgotten jobs ---------------------------------------------------------------------------------------------------
 
 
@@ -50,44 +42,35 @@ def job(user: str, day: float, productive: float) -> ForgottenJob:
     return ForgottenJob(user, day * DAY_S, Totals({"productive": productive, "queueing": 1.0}, {"productive": 8.0}))
 
 
-def test_user_times_add_up_by_day_across_restart() -> None:
+def test_user_times_add_up_by_day() -> None:
     times = UserTimes()
     for one in (job("ann", 3.1, 10.0), job("ann", 3.9, 20.0), job("bob", 3.5, 5.0), job("ann", 4.0, 1.0)):
         times.add(one)
-    successor = UserTimes()
-    successor.restore(times.to_json())
-    assert successor.since(0.0) == times.since(0.0)
-    assert successor.since(4.5 * DAY_S) == [
-        UserDay(4, "ann", 1, {"productive": 1.0, "queueing": 1.0}, {"productive": 8.0})
-    ]
-    first = successor.since(3.2 * DAY_S)[0]
+    assert times.since(4.5 * DAY_S) == [UserDay(4, "ann", 1, {"productive": 1.0, "queueing": 1.0}, {"productive": 8.0})]
+    first = times.since(3.2 * DAY_S)[0]
     assert (first.user, first.jobs, first.seconds) == ("ann", 2, {"productive": 30.0, "queueing": 2.0})
 
 
 def test_earliest_days_are_dropped_to_keep_record_small() -> None:
-    times = UserTimes()
+    sums = Sums()
     for day in range(3 * ENTRIES_KEPT):
-        times.add(job("a user with a name of some length", day, 123456.789))
-    assert len(times.since(0.0)) == ENTRIES_KEPT
-    assert times.since(0.0)[-1].day == 3 * ENTRIES_KEPT - 1
-    assert len(times.to_json()) < 100_000
+        sums.users.add(job("a user with a name of some length", day, 123456.789))
+    assert len(sums.users.since(0.0)) == ENTRIES_KEPT
+    assert sums.users.since(0.0)[-1].day == 3 * ENTRIES_KEPT - 1
+    assert len(sums.to_json()) < 100_000
 
 
-@pytest.mark.parametrize("damaged", [b"", b"7", b'[["x", "ann", 1, {}, {}]]', b'[[1, "ann", 1, {"tea": 1}, {}]]'])
-def test_damaged_user_times_are_refused(damaged: bytes) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        UserTimes().restore(damaged)
+@pytest.mark.parametrize("damaged", [b"", b"7", b'{"users": 7}', b'[{"kind": "user_day"}]'])
+def test_damaged_record_is_refused(damaged: bytes) -> None:
+    with pytest.raises((ValueError, TypeError, InvalidRequestError)):
+        Sums.read(damaged)
 
 
 def test_user_times_are_kept_apart_by_team() -> None:
     times = UserTimes()
     for team in ("ads", "", "ads"):
         times.add(ForgottenJob("ann", DAY_S, Totals({"productive": 1.0}, {}), team))
-    successor = UserTimes()
-    successor.restore(times.to_json())
-    assert [(one.team, one.jobs) for one in successor.since(0.0)] == [("", 1), ("ads", 2)]
-    successor.restore(b'[[1, "ann", 3, {}, {}]]')
-    assert successor.since(0.0) == [UserDay(1, "ann", 3)]
+    assert [(one.team, one.jobs) for one in times.since(0.0)] == [("", 1), ("ads", 2)]
 
 
 # -- both together -----------------------------------------------------------------------------------------------------
@@ -96,6 +79,7 @@ def test_user_times_are_kept_apart_by_team() -> None:
 def both() -> Sums:
     sums = Sums()
     sums.users.add(job("ann", 3.1, 10.0))
+    sums.users.add(ForgottenJob("ann", DAY_S, Totals({"productive": 1.0}, {}), "ads"))
     sums.fleet.add("2026-11-22", {ChipState.BUSY: 8.0}, 10.0)
     return sums
 

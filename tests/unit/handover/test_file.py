@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.protocol.messages import NO_OWNER_YET, ProcessSpec, RunRequest
 from iris_ray.errors import InvalidRequestError
-from iris_ray.handover.controller import LEAST_RUNTIME_S, with_remaining_budgets
+from iris_ray.handover.controller import LEAST_RUNTIME_S, taken_over, with_remaining_budgets
 from iris_ray.handover.file import (
     END,
     FORMAT,
@@ -131,6 +132,19 @@ def test_job_keeps_what_is_left_of_its_time() -> None:
     world.report_all(job, S.RUNNING)
     assert with_remaining_budgets(job, world.now + 200.0).max_runtime == 400.0
     assert with_remaining_budgets(job, world.now + 700.0).max_runtime == LEAST_RUNTIME_S
+
+
+@pytest.mark.parametrize("amount", ["NaN", "1e400", "1" + 400 * "0", '"x"', "null"])
+def test_usage_that_is_not_a_number_is_refused(amount: str) -> None:
+    line = f'{{"kind": "usage", "at": 1.0, "hours": {{"ann": {{"TPU": {amount}}}}}}}'
+    with pytest.raises(InvalidRequestError, match="makes no sense"):
+        taken_over(f"[{line}]".encode(), Clock(), 2.0)
+
+
+def test_lines_that_are_not_a_list_of_json_are_refused() -> None:
+    for data in (b"[" * 100_000, b"\xff", b"7", b'["x"]', b"[{}]"):
+        with pytest.raises(InvalidRequestError):
+            taken_over(data, Clock(), 2.0)
 
 
 def lines(*kinds: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Which process holds up its gang."""
 
 import re
+import time
 
 import pytest
 
@@ -80,6 +81,12 @@ def test_nobody_is_named_if_it_is_not_clear(
 def test_ways_to_tell_a_stack_do_not_differ() -> None:
     told = ("_value (/usr/lib/python3/site-packages/jax/_src/array.py:664)", "train (/home/ann/train.py:30)")
     assert finding(W, W, W, look(told))[0] is None
+
+
+def test_odd_frames_are_compared_at_once() -> None:
+    began = time.process_time()
+    finding(W, W, W, look(("(" * 100_000, "f ((" + "/(" * 50_000)))
+    assert time.process_time() - began < 1.0
 
 
 def test_late_answer_decides_between_two() -> None:

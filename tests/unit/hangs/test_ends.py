@@ -1,10 +1,13 @@
 """A gang that makes no progress is ended, and starts again."""
 
 import asyncio
+from unittest import mock
 
 import pytest
 
+from iris_ray.actors.pool.services import AttemptBegan, PoolEvent
 from iris_ray.errors import TaskCrashedError
+from iris_ray.hangs.pool import HangsInPool
 from iris_ray.model.rhythm import ENOUGH_STEPS, FIRST_STEPS
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Task
@@ -89,6 +92,23 @@ async def test_hang_without_learned_limit_lasts(cluster: VirtualCluster, steps: 
         return task.info.attempt
 
     assert await cluster.run("job", (1,), work, **options) == [1, 1]
+
+
+@played()
+async def test_hang_is_found_by_a_service_that_was_started_anew(cluster: VirtualCluster) -> None:
+    """It has not heard that the attempt began."""
+    heard = HangsInPool.happened
+
+    async def happened(part: HangsInPool, events: list[PoolEvent]) -> None:
+        await heard(part, [event for event in events if not isinstance(event, AttemptBegan)])
+
+    async def work(task: Task) -> int:
+        if task.info.attempt == 1:
+            await asyncio.sleep(1_000.0)
+        return task.info.attempt
+
+    with mock.patch.object(HangsInPool, "happened", happened):
+        assert await cluster.run("job", (1,), work, stall_timeout=20.0, max_retries_failure=1) == [2, 2]
 
 
 @played()

@@ -2,18 +2,27 @@
 
 import logging
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from iris_ray.actors.calls import service_parts
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.pool import progress_watch
+from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.history import controller as history_service
 from iris_ray.history import history_file
+from iris_ray.history.calls import HistoryCalls, HistoryRows
 from iris_ray.history.history_file import NAME
+from iris_ray.history.reading import read_history
+from iris_ray.history.rows import JobStory, job_story
+from iris_ray.model.goodput import JobTimes
 from tests.support.command_line import invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -244,6 +253,48 @@ def test_locked_file_costs_history_and_no_job(
     found = about(world)
     assert (found["path"], found["trouble"]) == (str(file_of(world)), None)
     assert found["lost"] > 0
+
+
+def test_record_that_can_not_be_written_costs_no_other(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(of: JobFacts, times: JobTimes, now: float) -> JobStory:
+        told = job_story(of, times, now)
+        return replace(told, job={**told.job, "step": 2**70}) if of.job.spec.job_id == "bad" else told
+
+    monkeypatch.setattr(history_service, "job_story", made)
+    monkeypatch.setattr(history_service, "LOOK_S", 60.0)
+    for job in ("before", "bad", "after"):
+        world.succeed(world.start(job))
+    assert [job["job_id"] for job in world.json("history")] == ["after", "before"]
+    assert about(world)["lost"] == 1
+
+
+def test_statement_that_waits_too_long_for_its_turn_is_refused(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed_once(world)
+    asked, goes_on = threading.Semaphore(0), threading.Event()
+
+    def slow(*args: Any) -> HistoryRows:
+        asked.release()
+        goes_on.wait(60)
+        return read_history(*args)
+
+    monkeypatch.setattr(history_service, "read_history", slow)
+    monkeypatch.setattr(history_service, "PATIENCE_S", 0.1)
+
+    def ask() -> HistoryRows:
+        return ControllerConnection().ask(HistoryCalls.ask_history, "SELECT job_id FROM jobs", {}, 1)
+
+    with ThreadPoolExecutor() as others:
+        answers = [others.submit(ask) for _ in range(history_service.AT_A_TIME)]
+        for _ in answers:
+            asked.acquire()
+        assert "other statements" in world.iris("history", code=FAILED).stderr
+        goes_on.set()
+        assert [answer.result().rows for answer in answers] == [(("train",),)] * history_service.AT_A_TIME
+    assert [job["job_id"] for job in world.json("history")] == ["train"]
 
 
 def test_corrupt_file_is_replaced_by_all_that_is_known(world: ControllerInProcess) -> None:

@@ -252,6 +252,7 @@ def test_schema_version_changes_with_schema(history: History) -> None:
         "events": "at kind subject job_id what",
         "fleet_samples": "at span_s type chips",
         "user_samples": "at span_s type band user team busy_chips waiting_jobs waiting_chips",
+        "changes": "month number",
     }
     history.file.write([])
     found = {table: " ".join(history.ask(f"SELECT * FROM {table}").columns) for table in columns}

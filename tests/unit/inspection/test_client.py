@@ -2,6 +2,7 @@
 
 import pytest
 
+from iris_ray.errors import InspectionFailedError
 from iris_ray.inspection import client as inspection
 from iris_ray.inspection.client import SameStacks
 
@@ -21,14 +22,14 @@ def dump(pid: int, function: str, line: int = 7) -> str:
 
 def test_equal_stacks_are_shown_once_most_frequent_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
-        (0, dump(100, "all_reduce"), False),
-        (1, dump(101, "load_data"), False),
-        (2, dump(102, "all_reduce"), False),
-        (3, "its host is gone", True),
-        (4, dump(104, "all_reduce"), False),
-        (5, dump(105, "all_reduce", line=8), False),
+        dump(100, "all_reduce"),
+        dump(101, "load_data"),
+        dump(102, "all_reduce"),
+        InspectionFailedError("its host is gone"),
+        dump(104, "all_reduce"),
+        dump(105, "all_reduce", line=8),
     ]
-    monkeypatch.setattr(inspection, "_all_stacks", lambda _: iter(found))
+    monkeypatch.setattr(inspection, "_asked", lambda *_: ((None, *one) for one in enumerate(found)))
     assert inspection.stacks([]) == [
         SameStacks((0, 2, 4), dump(100, "all_reduce")),
         SameStacks((1,), dump(101, "load_data")),

@@ -188,7 +188,7 @@ def test_other_checkpointer_attributes_are_levanters() -> None:
 def test_steps_saved_are_those_of_newest_whole_checkpoint(
     tmp_path: Path, saved: list[str], temporary: list[str], steps: int
 ) -> None:
-    paths = tmp_path / "run", tmp_path / "temporary" / "run"
+    paths = tmp_path / "run[1]", tmp_path / "temporary" / "run"
     for path, names in zip(paths, (saved, temporary), strict=True):
         for name in names:
             (path / name).mkdir(parents=True)

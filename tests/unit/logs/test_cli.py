@@ -66,7 +66,7 @@ def test_grep_shows_lines_around_each_match(world: ControllerInProcess) -> None:
 def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
     job = world.start("train", max_retries_preemption=1)
     last = LastLines(job, 1, 1, world.node_id("v4-16-0", 1), 19, b"the disk is broken\n")
-    world._in_loop(world.part_of_controller("logs")._logs.note, [last])
+    world._in_loop(world.part_of_controller("logs")._memory.remember, last)
     world.kill_host("v4-16-0", 1)
     world.wait_for_attempt(job, 2)
     done = world.iris("logs", job, "--grep", "broken", quotes=True)
@@ -81,7 +81,7 @@ def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
         (("--grep", "a", "-f"), "without --follow"),
         (("-C", "3"), "for --grep"),
         (("--since", "1h"), "for --grep"),
-        (("--grep", "a", "--since", "soon"), "is no time"),
+        (("--grep", "a", "--since", "soon"), "is not a time"),
         (("9", "--grep", "a"), "there is no task"),
     ],
 )

@@ -13,8 +13,8 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.errors import UnknownNameError
 from iris_ray.logs import reader
-from iris_ray.logs.controller import LogService, find_attempt_log
-from iris_ray.logs.core import LastLines, LogPosition
+from iris_ray.logs.controller import LogsInController, find_attempt_log
+from iris_ray.logs.core import LastLines, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
 from iris_ray.logs.reader import IDLE_S
 from tests.support.virtual_time import in_virtual_time
@@ -69,18 +69,28 @@ def world() -> Iterator[World]:
     world.check()
 
 
-async def read_all(logs: LogService, world: World) -> list[bytes]:
+class Logs(LogsInController):
+    """The part in a Controller that has a world's state."""
+
+    def __init__(self, world: World) -> None:
+        controller: Any = SimpleNamespace(state=world.state, job=world.state.jobs.__getitem__)
+        running: Any = None
+        super().__init__(controller, running)
+
+    async def fetch(self, index: int) -> TaskLog:
+        return await self.fetch_task_logs("job", index, LogPosition(), 100)
+
+
+async def read_all(logs: Logs) -> list[bytes]:
     """Read what each task has printed."""
-    state, job = world.state, world.state.jobs["job"]
-    attempt_logs = [find_attempt_log(state, job, index, None) for index in range(2)]
-    return [(await logs.fetch(one, state.workers, LogPosition(), 100)).data for one in attempt_logs]
+    return [(await logs.fetch(index)).data for index in range(2)]
 
 
 @in_virtual_time
 async def test_idle_reader_ends_and_next_question_starts_another(world: World, readers: Readers) -> None:
-    logs = LogService()
+    logs = Logs(world)
     for _ in range(2):
-        assert await read_all(logs, world) == [b"loss 2.31\n"] * 2
+        assert await read_all(logs) == [b"loss 2.31\n"] * 2
         assert len(readers.there) == 2
         await asyncio.sleep(2 * IDLE_S)
         assert not readers.there
@@ -103,7 +113,7 @@ def test_log_of_process_is_on_its_host() -> None:
 async def test_readers_end_although_one_end_fails(
     world: World, readers: Readers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await read_all(LogService(), world)
+    await read_all(Logs(world))
     readers.killing_fails = True
     await asyncio.sleep(3 * IDLE_S)
     assert not readers.there
@@ -112,10 +122,9 @@ async def test_readers_end_although_one_end_fails(
 
 @in_virtual_time
 async def test_log_on_faulty_disk_is_replaced_by_last_lines(world: World, readers: Readers) -> None:
-    logs, job = LogService(), world.state.jobs["job"]
+    logs, job = Logs(world), world.state.jobs["job"]
     readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
-    logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
-    attempt_log = find_attempt_log(world.state, job, 0, None)
-    found = await logs.fetch(attempt_log, world.state.workers, LogPosition(), 100)
+    logs._memory.remember(LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n"))
+    found = await logs.fetch(0)
     assert found.data == b"loss 2.31\n"
     assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")

@@ -18,9 +18,9 @@ from iris_ray.actors.host import output as pump
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.logs.core import LastLines
+from iris_ray.logs.core import LAST_BYTES, LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
-from iris_ray.logs.host import LAST_BYTES, LastBytes, TaskOutput
+from iris_ray.logs.host import LastBytes, TaskOutput
 from tests.support.waiting import wait_until
 
 MARK = '{"job_id": "job-1", "task_index": 3, "attempt": 1, "num_tasks": 1, "label": "label"}'

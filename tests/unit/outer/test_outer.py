@@ -1,5 +1,6 @@
 """Rounds of slices that train by themselves, over real sockets: each slice is a thread, and a dict is the runtime."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.outer import group as outer
 from iris_ray.outer.group import Group
+from iris_ray.outer.member import MOST_STRANGERS
 from iris_ray.outer.wire import ArrayConnection
 from tests.support.waiting import wait_until
 
@@ -274,6 +276,20 @@ def test_stranger_without_the_token_is_not_answered(runtime: Runtime) -> None:
     with pytest.raises(ConnectionLost):
         ArrayConnection.to(address, "another secret")
     wait_until(lambda: one.is_in(10))
+
+
+def test_strangers_keep_nobody_out_however_many_they_are(runtime: Runtime) -> None:
+    one = runtime.start(0)
+    wait_until(lambda: one.is_in(2))
+    (address,) = runtime.addresses.values()
+    before = threading.active_count()
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_STRANGERS + 100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))))
+        ArrayConnection.to(address, "a secret").close()
+        assert threading.active_count() <= before + MOST_STRANGERS + 10
+    other = runtime.start(1)
+    wait_until(lambda: len(other.states) > 3)
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 1000])

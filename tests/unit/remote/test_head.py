@@ -171,7 +171,7 @@ def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     async def follow(*_: object) -> int:
         return OK
 
-    monkeypatch.setattr(HeadCall, "answer", lambda _: "a-node")
+    monkeypatch.setattr(HeadCall, "answer", lambda *_: "a-node")
     monkeypatch.setattr(cli, "Tunnel", EndlessTunnel)
     monkeypatch.setattr("iris_ray.sessions.client.follow", follow)
     return commands
@@ -194,20 +194,15 @@ def test_checkout_goes_through_dashboard_with_its_record(
     assert done.exit_code == OK, done.output
     assert tunnelled == [(*words, "--env", "MINE")]
     assert "left out: .env (looks like a secret), data.bin (65.0 MB)" in done.output
-    names = {name for data in dashboard.packages for name in zipfile.ZipFile(BytesIO(data)).namelist()}
-    assert {"train.py", "iris_ray_sent_code/record"} <= names
-    assert not {".env", "data.bin"} & names
-    (stored,) = (
-        zipfile.ZipFile(BytesIO(data)).read("iris_ray_sent_code/record")
-        for data in dashboard.packages
-        if "iris_ray_sent_code/record" in zipfile.ZipFile(BytesIO(data)).namelist()
-    )
-    record = CodeRecord.of_bytes(stored)
+    zips = [zipfile.ZipFile(BytesIO(data)) for data in dashboard.packages if data.startswith(b"PK")]
+    sent = {name: package.read(name) for package in zips for name in package.namelist()}
+    assert {"train.py", "iris_ray_sent_code/record"} <= sent.keys()
+    assert not {".env", "data.bin"} & sent.keys()
+    record = CodeRecord.of_bytes(sent["iris_ray_sent_code/record"])
     assert "+print(2)" in record.difference
     assert "s3cr3t" not in record.difference
-    (job,) = dashboard.jobs.values()
-    assert job["runtime_env"]["env_vars"]["MINE"] == "its value"
-    assert "its value" not in job["entrypoint"]
+    assert b'{"MINE": "its value"}' in dashboard.packages
+    assert "its value" not in str(dashboard.jobs)
 
 
 @pytest.mark.parametrize("command", [("dev", "hold", "v4-8"), ("dev", "run", "mine")])
@@ -219,7 +214,8 @@ def test_variable_that_is_passed_on_reaches_the_head(
     assert done.exit_code == OK, done.output
     (job,) = dashboard.jobs.values()
     assert tunnelled == [(*command, "--env", "MINE", *rest)]
-    assert job["runtime_env"]["env_vars"]["MINE"] == "its value"
+    assert b'{"MINE": "its value"}' in dashboard.packages
+    assert "its value" not in str(job)
     assert ("working_dir" in job["runtime_env"]) == ("run" in command)
 
 
@@ -229,16 +225,20 @@ def test_named_directory_travels_with_options_of_the_job(
     Path("train.py").write_text("print(1)")
     Path("tls.key").write_text("key")
     Path("variables").write_text("TOKEN=s3cret\n")
-    sent = ["--run-id=mine", "--working-dir", ".", "--exclude", "variables", "--env-file", "variables"]
+    Path("data").write_text("1")
+    sent = ["--run-id=mine", "--working-dir", ".", "--exclude", "data", "--env-file", "variables"]
     words = ["--tpu", "v4-8", "--json", "-e", "A", "./train.py", "--", "--address", "x y"]
     done = invoke("--address", url, "submit", *sent, *words, A="a value", IRIS_USER="ann")
     assert done.exit_code == OK, done.output
     assert tunnelled == [("submit", *("train.py" if word == "./train.py" else word for word in words))]
     assert "what looks like a secret goes along: tls.key\n" in done.output
     job = dashboard.jobs["mine"]
-    assert job["entrypoint"].startswith("env IRIS_USER=ann python -m iris_ray.remote.calls ")
-    assert job["runtime_env"]["env_vars"] == {"A": "a value", "TOKEN": "s3cret"}
-    assert not any(b"variables" in data for data in dashboard.packages)
+    assert " env IRIS_USER=ann python -m iris_ray.remote.calls " in job["entrypoint"]
+    assert "a value" not in str(job)
+    sent_apart = [data for data in dashboard.packages if data.startswith(b"{")]
+    assert sent_apart == [b'{"TOKEN": "s3cret", "A": "a value"}']
+    zipped = [data for data in dashboard.packages if data not in sent_apart]
+    assert not any(name in data for data in zipped for name in (b"variables", b"data"))
 
 
 @pytest.mark.parametrize("on_terminal", [True, False])

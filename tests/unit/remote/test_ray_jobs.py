@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import shlex
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from iris_ray import RayJobConfig, RayJobs, submit_tpu_job_on_ray
 from iris_ray.actors.calls import ray_internals
-from iris_ray.client.remote_options import read_env_file
+from iris_ray.client.remote_options import SENT_VARIABLES, read_env_file, sent_variables
 from iris_ray.errors import (
     InvalidRequestError,
     NoClusterError,
@@ -21,6 +23,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.remote import variables
 from tests.support.command_line import address_of_nobody
 from tests.support.dashboard import Dashboard, served
 
@@ -70,6 +73,56 @@ def test_command_arrives_unchanged_with_variables_and_directory(
     assert job["runtime_env"]["working_dir"].startswith("gcs://")
     assert job["runtime_env"]["pip"]["packages"] == ["chex"]
     assert f"iris_ray: sending {workspace}: 2 files, 25 bytes\n" in capsys.readouterr().err
+
+
+def test_variables_of_file_are_in_no_record_of_ray(dashboard: Dashboard, url: str, workspace: Path) -> None:
+    (workspace / "variables").write_text("TOKEN=s3cr3t\nA=2\n")
+    config = RayJobConfig(TRAIN, workspace, env={"A": "1"}, env_file=workspace / "variables", with_secrets=True)
+    submit_tpu_job_on_ray(config, url, "mine")
+    job = dashboard.jobs["mine"]
+    assert "s3cr3t" not in json.dumps(job)
+    assert job["runtime_env"]["env_vars"] == {"A": "1"}
+    words = shlex.split(job["entrypoint"])
+    assert words[:3] == ["python", "-m", "iris_ray.remote.variables"]
+    assert words[4:] == TRAIN
+    sent, directory = dashboard.packages
+    assert json.loads(sent) == {"TOKEN": "s3cr3t"}
+    with zipfile.ZipFile(io.BytesIO(directory)) as package:
+        assert "variables" not in package.namelist()
+
+
+def test_variables_of_job_that_is_refused_are_overwritten(
+    dashboard: Dashboard, url: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> str:
+        raise RuntimeError("no room")
+
+    (workspace / "variables").write_text("TOKEN=s3cr3t\n")
+    jobs = RayJobs(url)
+    monkeypatch.setattr(jobs._client, "submit_job", refuse)
+    with pytest.raises(RayJobError, match="no room"):
+        jobs.submit(RayJobConfig(TRAIN, None, env_file=workspace / "variables"))
+    assert dashboard.packages == [b'{"TOKEN": "s3cr3t"}', b""]
+    assert len(set(dashboard.changes)) == 1, "under the same name"
+
+
+def test_sent_variables_reach_command_and_jobs_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, str]] = []
+    began: list[tuple[str, ...]] = []
+
+    def take(uri: str, address: str) -> bytes | None:
+        taken.append((uri, address))
+        return None if len(taken) > 1 else b'{"TOKEN": "s3cr3t"}'
+
+    monkeypatch.setattr(variables, "take_package", take)
+    monkeypatch.setattr(os, "execvp", lambda _, words: began.append(words))
+    monkeypatch.setattr(os, "environ", {"RAY_ADDRESS": "10.0.0.1:6379"})
+    variables.main("gcs://it.zip", *TRAIN)
+    assert (taken, began) == ([("gcs://it.zip", "10.0.0.1:6379")], [tuple(TRAIN)])
+    assert os.environ["TOKEN"] == "s3cr3t"
+    assert sent_variables() == {"TOKEN": "s3cr3t", SENT_VARIABLES: f"{SENT_VARIABLES},TOKEN"}
+    with pytest.raises(SystemExit, match="are gone: submit it again"):
+        variables.main("gcs://it.zip", *TRAIN)
 
 
 def test_taken_name_gets_a_number_even_in_a_race(dashboard: Dashboard, url: str) -> None:
@@ -229,7 +282,7 @@ def test_env_file_is_read_as_by_docker_without_leaks(tmp_path: Path, monkeypatch
     path.write_text("# comment\n\nTOKEN=a=b 'c'\nEMPTY=\nMINE\n")
     assert read_env_file(path) == {"TOKEN": "a=b 'c'", "EMPTY": "", "MINE": "of here"}
     config = RayJobConfig(TRAIN, None, env={"MINE": "of the call"}, env_file=path)
-    assert config.variables()["MINE"] == "of the call"
+    assert config.variables_of_file() == {"TOKEN": "a=b 'c'", "EMPTY": ""}
     assert "of the call" not in repr(config)
     path.write_text("TOKEN=a\n2s3cret=x\n")
     with pytest.raises(InvalidRequestError, match="line 2: give NAME=value") as refused:

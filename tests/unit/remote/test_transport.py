@@ -3,7 +3,9 @@
 import base64
 import contextlib
 import io
+import math
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ import pytest
 
 from iris_ray import IrisClient, RayJobConfig, Secret
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.status import HostCondition, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.client import transport as of_kernel
 from iris_ray.client.transport import DirectTransport
@@ -31,6 +34,9 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.history.calls import HistoryRows
+from iris_ray.logs.core import TaskLog
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.remote import calls, transport
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
@@ -56,7 +62,7 @@ class Head:
         self.silent, self.breaks = 0, list[int]()
         self.stopped: list[str] = []
 
-    def submit(self, config: RayJobConfig, run_id: str, packages: Sequence[Path], says: bool) -> str:
+    def submit(self, config: RayJobConfig, run_id: str, packages: Sequence[Path], says: bool, hides_env: bool) -> str:
         self.submitted.append(config)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             print("Runtime env is setting up.")
@@ -114,35 +120,58 @@ def several() -> Iterator[int]:
 def test_answers_and_variables_cross_to_head_and_back(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_USER", "ann")
     monkeypatch.setenv("IRIS_TEAM", "vision")
-    assert call(head, divmod, 7, 2).answer() == (3, 1)
+    assert call(head, divmod, 7, 2).answer(tuple[int, int]) == (3, 1)
     assert head.submitted[0].command[:5] == ["env", "IRIS_USER=ann", "IRIS_TEAM=vision", "python", "-m"]
     both = call(head, several)
-    assert (both.answer(), both.answer(1)) == (1, 2)
+    assert (both.answer(int), both.answer(int, 1)) == (1, 2)
 
 
 @pytest.mark.parametrize("error", [UnknownNameError("there is no job"), ZeroDivisionError("by 0")], ids=repr)
 def test_error_on_head_is_raised_here(head: Head, error: Exception) -> None:
     with pytest.raises(type(error), match=f"^{error}$"):
-        call(head, raised, error).answer()
+        call(head, raised, error).answer(None)
 
 
-def test_answer_that_cannot_travel_is_typed_error(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ResultNotPicklableError, match="a lock, can't be pickled"):
-        call(head, threading.Lock).answer()
+def test_answers_of_every_kind_come_as_they_were(head: Head) -> None:
+    task = TaskStatus(
+        "train-1/task-3", 3, TaskState.RUNNING, 2, 0.5, None, None, 1, 0,
+        (TaskAttempt(1, TaskState.WORKER_FAILED, "v4-8-0", math.inf, 2.0, 137, "\u2028"),),
+        "n", None, "v4-8-0", "h", None,
+    )  # fmt: skip
+    host = WorkerStatus(
+        "n", "10.0.0.1", None, None, None, {"CPU": 1.0}, {}, {"a": 1, "b": True, "c": "1", "d": 1.5}, (), None, None,
+        HostCondition.FREE,
+    )  # fmt: skip
+    answers: list[tuple[object, Any]] = [
+        ([task], list[TaskStatus]), (host, WorkerStatus), ((3, b"\xff\n", b""), tuple[int, bytes, bytes]),
+        (TaskLog("train-1", 0, 1, data=b"\x00\xff"), TaskLog),
+        (HistoryRows(("a",), ((1,), (1.5,), ("1",), (None,))), HistoryRows), (None, None),
+    ]  # fmt: skip
+    for value, kind in answers:
+        assert call(head, lambda value=value: value).answer(kind) == value
+
+
+def test_answer_of_a_stranger_is_not_unpickled(head: Head) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("it ran",)
+
+    one = call(head, several)
+    forged = base64.b64encode(pickle.dumps((False, pickle.dumps(Evil()), ""))).decode()
+    for line in (forged, f"answer {forged}", f"error {forged}", 'answer ["seven"]', 'error ["exec", "x", "y", "z"]'):
+        head.printed = f"{one.word} {line}\n"
+        with pytest.raises(RayJobError, match="gave an answer that can't be read"):
+            one.answer(int)
+    head.printed = f'{one.word} error ["SystemExit", "x", "of the head"]'
+    with pytest.raises(RemoteUserError, match="of the head"):
+        one.answer(int)
+
+
+def test_too_large_answer_is_typed_error(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MOST_ANSWER_BYTES", 300)
-    assert call(head, bytes, 20).answer() == bytes(20)
+    assert call(head, bytes, 20).answer(bytes) == bytes(20)
     with pytest.raises(ResultTooLargeError, match="come at most 300"):
-        call(head, bytes, 500).answer()
-
-
-@pytest.mark.parametrize(
-    ("failed", "error", "said"),
-    [(True, RemoteUserError, "^of the task$"), (False, ResultNotPicklableError, "no_such_module.*install here")],
-)
-def test_answer_of_unknown_class_is_typed_error(failed: bool, error: type[Exception], said: str) -> None:
-    unknown = base64.b64encode(pickle.dumps((failed, b"cno_such_module\nname\n.", "of the task"))).decode()
-    with pytest.raises(error, match=said):
-        calls._unpack(unknown)
+        call(head, bytes, 500).answer(bytes)
 
 
 def test_other_iris_ray_on_head_is_refused_uncalled(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +179,7 @@ def test_other_iris_ray_on_head_is_refused_uncalled(head: Head, monkeypatch: pyt
     both = iter([here | {"protocol": 1, "version": "0.0.1"}, here])
     monkeypatch.setattr(calls, "versions_here", lambda: next(both))
     with pytest.raises(VersionMismatchError, match=r"the cluster's head is iris_ray .*, and this is iris_ray 0\.0\.1"):
-        call(head, pytest.fail, "it was called").answer()
+        call(head, pytest.fail, "it was called").answer(None)
 
 
 @pytest.mark.parametrize(
@@ -167,16 +196,16 @@ def test_job_without_answer_is_typed_error(
     one = call(head, several)
     head.state, head.message, head.printed = state, "why", printed
     with pytest.raises(error, match=said):
-        one.answer()
+        one.answer(int)
 
 
 def test_silent_dashboard_is_waited_for_a_while(head: Head) -> None:
     one = call(head, several)
     head.silent = 3
-    assert one.answer(patience_s=60) == 1
+    assert one.answer(int, patience_s=60) == 1
     head.silent = 3
     with pytest.raises(NoClusterError):
-        one.answer(patience_s=0)
+        one.answer(int, patience_s=0)
 
 
 def test_output_comes_once_over_broken_connections(head: Head) -> None:
@@ -201,10 +230,10 @@ def test_connection_that_always_breaks_ends_call(head: Head, monkeypatch: pytest
 
 
 class Joined(DirectTransport):
-    """The transport of a process that has joined the cluster. Its Controller answers with the question."""
+    """The transport of a process that has joined the cluster. Its Controller refuses all questions, and quotes them."""
 
     def ask(self, patience_s: float, question: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return question.__name__, *args
+        raise UnknownNameError(f"{question.__name__}{args}")
 
 
 @pytest.fixture
@@ -215,36 +244,55 @@ def client(head: Head, monkeypatch: pytest.MonkeyPatch) -> Iterator[IrisClient]:
         yield client
 
 
-def launched(monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
-    """Have the head submit jobs so: it yields these answers, of which errors are raised."""
+class Job:
+    """A job of the head, which gives this or raises it.
 
-    def submit(request: RunRequest, detached: bool) -> Iterator[object]:
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-            yield answer
+    Attributes:
+        given: the results, or an error.
+    """
 
-    monkeypatch.setattr(transport, "submit_on_head", submit)
+    def __init__(self, given: object) -> None:
+        self.given = given
+
+    def results(self) -> Any:
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, given: object = None, refusal: Exception | None = None) -> None:
+    """Have the head launch jobs that give this, or refuse them."""
+
+    def launch(request: RunRequest, detached: bool) -> Job:
+        if refusal is not None:
+            raise refusal
+        return Job(given)
+
+    monkeypatch.setattr(transport, "launch", launch)
 
 
 def test_questions_are_asked_on_head_with_ids(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched(monkeypatch, None, [7])
+    launched(monkeypatch, [7])
     job = client.submit(print)
     assert not client.is_direct
-    answers: list[Any] = [client.job_status(job), job.status()]
-    assert answers == [("job_status", job.job_id)] * 2
-    answers = [client.task_status(job=job, task_index=3), client.list_workers()]
-    assert answers == [("task_status", job.job_id, 3), ("list_workers",)]
+    questions: dict[str, Callable[[], object]] = {
+        f"job_status('{job.job_id}',)": job.status,
+        f"task_status('{job.job_id}', 3)": lambda: client.task_status(job=job, task_index=3),
+        "list_workers()": client.list_workers,
+    }
+    for asked, ask in questions.items():
+        with pytest.raises(UnknownNameError, match=re.escape(asked)):
+            ask()
 
 
-def beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -> object:
-    return job_id, task_index, command, given
+def beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -> tuple[int, bytes, bytes]:
+    return 5, repr((job_id, task_index, command)).encode(), b"\xff" + given
 
 
 def test_command_beside_task_is_run_by_head(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iris_ray.sessions.client.run_beside", beside)
-    done: Any = client.exec("train-1", ["df"], 3)
-    assert done == ("train-1", 3, ["df"], b"")
+    done = client.exec("train-1", ["df"], 3, b"x")
+    assert (done.returncode, done.stdout, done.stderr) == (5, b"('train-1', 3, ['df'])", b"\xffx")
 
 
 def told(job_id: str, task_index: int | None) -> None:
@@ -264,14 +312,26 @@ def test_missing_service_is_typed_error(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_submitted_job_gives_results_or_its_error(client: IrisClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched(monkeypatch, None, [7])
+    launched(monkeypatch, [7])
     assert client.submit(print).results(60) == [7]
-    launched(monkeypatch, None, ValueError("as asked"))
+    launched(monkeypatch, ValueError("as asked"))
     with pytest.raises(ValueError, match="as asked"):
         client.submit(print).results(60)
-    launched(monkeypatch, LimitReachedError("too many"))
+    launched(monkeypatch, [threading.Lock()])
+    with pytest.raises(ResultNotPicklableError, match="can't be pickled"):
+        client.submit(print).results(60)
+    launched(monkeypatch, refusal=LimitReachedError("too many"))
     with pytest.raises(LimitReachedError, match="too many"):
         client.submit(print)
+
+
+@pytest.mark.parametrize(
+    ("failed", "error", "said"),
+    [(True, RemoteUserError, "^of the task$"), (False, ResultNotPicklableError, "no_such_module.*install here")],
+)
+def test_results_of_unknown_class_are_typed_error(failed: bool, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        transport._unpacked(pickle.dumps((failed, b"cno_such_module\nname\n.", "of the task")))
 
 
 def test_invalid_job_is_refused_before_sending(client: IrisClient, head: Head) -> None:
@@ -283,7 +343,7 @@ def test_invalid_job_is_refused_before_sending(client: IrisClient, head: Head) -
 def test_value_of_secret_is_not_sent_and_its_name_is(
     client: IrisClient, head: Head, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(monkeypatch, None, [7])
+    launched(monkeypatch, [7])
     with pytest.raises(InvalidRequestError, match=r'value of KEY .* secrets set KEY.*from_store\("KEY"\)') as refused:
         client.submit(print, secrets={"KEY": Secret("s3cr3t")})
     assert "s3cr3t" not in str(refused.value)
@@ -294,7 +354,10 @@ def test_value_of_secret_is_not_sent_and_its_name_is(
 def test_closed_client_ends_jobs_that_are_not_detached(
     head: Head, client: IrisClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launched(monkeypatch, None)
+    def accepted(request: RunRequest, detached: bool) -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(transport, "submit_on_head", accepted)
     head.state = "running"
     jobs = [client.submit(print, detached=detached) for detached in (True, False)]
     with pytest.raises(TimeoutError):
@@ -311,10 +374,11 @@ def test_closed_client_ends_jobs_that_are_not_detached(
 def test_workspace_travels_with_jobs_alone(head: Head, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(transport, "DirectTransport", Joined)
     monkeypatch.setattr(transport, "RayJobs", lambda address: head)
-    launched(monkeypatch, None, [7])
+    launched(monkeypatch, [7])
     with IrisClient.remote("https://ray.example.com", tmp_path) as client:
         client.submit(print)
-        client.job_status("mine")
+        with pytest.raises(UnknownNameError):
+            client.job_status("mine")
     assert [config.working_dir for config in head.submitted] == [tmp_path, None]
 
 

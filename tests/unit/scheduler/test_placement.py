@@ -76,6 +76,15 @@ def test_gang_waits_for_unsuitable_slice_of_own_size(world: World, trouble: str)
     assert hosts(world) == []
 
 
+def test_task_without_chips_runs_where_chips_are_in_use_outside(world: World) -> None:
+    add_slices(world, "a")
+    for number in (0, 1):
+        world.do(host("a", number, foreign="a stranger"))
+    world.submit_tasks("with", replicas=1)
+    world.submit_tasks("without", replicas=2, resources={"CPU": 1.0})
+    assert (hosts(world, "with"), hosts(world, "without")) == ([], ["a-0", "a-1"])
+
+
 def test_task_with_chips_takes_slice_wasting_fewest_hosts(world: World) -> None:
     add_slices(world, "a", tpu_type="v4-32")
     add_slices(world, "b", tpu_type="v4-16")

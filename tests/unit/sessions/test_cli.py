@@ -189,7 +189,7 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
     def broken(data: bytes, is_err: bool) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setattr(streams, "print_bytes", broken)
+    monkeypatch.setattr(streams, "pass_on", broken)
     caplog.set_level(logging.ERROR, "asyncio")
     script = '[ "$WHO" = "task 1" ] && printf rest && sleep 60; sleep 0.5; echo line'
     world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=FAILED, quotes=True)

@@ -49,9 +49,9 @@ def task(own_host: Path, work: Path, nursery: Nursery) -> psutil.Process:
 
 
 @contextlib.asynccontextmanager
-async def session_beside(task: psutil.Process, lease_s: float = 60.0) -> AsyncIterator[HostSession]:
+async def session_beside(task: psutil.Process) -> AsyncIterator[HostSession]:
     """A session; everything in it is ended afterwards."""
-    session = HostSession("127.0.0.1", lease_s)
+    session = HostSession("127.0.0.1")
     try:
         await session.enter(TASK)
         yield session
@@ -179,6 +179,15 @@ async def test_signal_reaches_whole_process_group(work: Path) -> None:
     command.signal(signal.SIGINT)
     out, _, last = await all_of(command)
     assert (b"caught" in out, last.exit_code) == (True, 5), seen
+
+
+async def test_signal_that_does_not_exist_leaves_the_keeper_alone(work: Path) -> None:
+    command = run(f"{DAEMON} trap 'exit 5' INT; sleep 60 & wait", work)
+    left = daemon(work)
+    command.signal(999)
+    command.signal(signal.SIGINT)
+    assert (await all_of(command))[2].exit_code == 5
+    assert not alive(left)
 
 
 # -- the end of a command's processes ----------------------------------------------------------------------------------
@@ -344,14 +353,19 @@ async def test_end_of_tasks_attempt_ends_commands(task: psutil.Process, work: Pa
             await session.start(CommandLine(("true",)))
 
 
-async def test_session_that_nobody_asks_ends_its_commands(task: psutil.Process, work: Path) -> None:
-    async with session_beside(task, lease_s=5.0) as session:
-        await session.start(CommandLine(("sh", "-c", f"{DAEMON} sleep 60")))
-        left = daemon(work)
-        while alive(left):
-            await asyncio.sleep(0.05)
-        with pytest.raises(SessionError, match="this session is over"):
-            await session.start(CommandLine(("true",)))
+async def test_command_whose_output_waits_for_hours_goes_on(task: psutil.Process) -> None:
+    async with session_beside(task) as session:
+        number = await session.start(CommandLine(("seq", "100000")))
+        piece = await session.read(number, 0)
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        loop.time = lambda: now() + 36_000.0  # type: ignore[method-assign]
+        await asyncio.sleep(0.2)  # the person reads the first page in a pager
+        lines = piece.out.count(b"\n")
+        while not piece.over:
+            piece = await session.read(number, piece.number)
+            lines += piece.out.count(b"\n")
+    assert (lines, piece.exit_code) == (100_000, 0)
 
 
 async def test_closed_command_is_over_without_wait_for_task(task: psutil.Process) -> None:
@@ -402,11 +416,14 @@ async def test_host_takes_so_many_sessions_and_no_more(task: psutil.Process, mon
 
 async def test_session_takes_so_many_channels_and_no_more(task: psutil.Process, echo: int) -> None:
     async with session_beside(task) as session:
-        for _ in range(MOST_CHANNELS):
-            last = await session.connect(echo)
+        opened = await asyncio.gather(
+            *(session.connect(echo) for _ in range(MOST_CHANNELS + 9)), return_exceptions=True
+        )
+        numbers = [one for one in opened if isinstance(one, int)]
+        assert len(numbers) == MOST_CHANNELS
         with pytest.raises(SessionError, match=f"{MOST_CHANNELS} open"):
             await session.connect(echo)
-        await session.close(last)
+        await session.close(last := numbers[-1])
         while not session._channels[last].over:
             await asyncio.sleep(0.01)
         await session.connect(echo)

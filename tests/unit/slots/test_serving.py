@@ -111,7 +111,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         ("replicas = 1", "replica = 1", r"\[models.llama\]: there is no 'replica'; did you mean replicas"),
         ("--port {port}", "", r"\[models.llama\]: ServedCommand: command has no {port}"),
         ("memory_gb = 1\n", "memory_gb = -1\n", r"\[models.shout\]: memory_gb is -1"),
-        ("concurrency = 256", "concurrency = 0", "0 is no int of 1 or more"),
+        ("concurrency = 256", "concurrency = 0", "concurrency is 0; give an int from 1 to 2000"),
         ('class = "', 'command = "a {port}"\nclass = "', "give either command"),
         ('aliases = ["gpt-4o"]', 'aliases = ["shout"]', "shout is the name of two models"),
         ("replicas = 1", "idle_s = 0", r"\[models.llama\]: model llama: idle_s is 0; give seconds, more than 0"),

@@ -122,7 +122,7 @@ def test_progress_is_told_off_a_terminal(fleet: Path, monkeypatch: pytest.Monkey
     assert "usual: day 0.5\n" in simulate(fleet).stderr
 
 
-@pytest.mark.parametrize("days", ["nan", "inf", "0"])
+@pytest.mark.parametrize("days", ["nan", "inf", "0", "1e305"])
 def test_endless_or_missing_days_are_refused(fleet: Path, days: str) -> None:
     result = simulate(fleet, "--days", days)
     assert result.exit_code == USAGE

@@ -23,10 +23,10 @@ def attempt(
 def history() -> History:
     """Sixteen chips for 1,000 s, then eight."""
     jobs = {
-        "a": JobHistory(slice_spec("a", "v4-16", user="ann"), 8.0, 0.0, 0.0, 700.0, "SUCCEEDED"),
-        "b": JobHistory(slice_spec("b", "v4-16", user="bob"), 8.0, 100.0, 800.0, None),
-        "c": JobHistory(slice_spec("c", "v4-16", 2, user="bob"), 16.0, 500.0, None, None),
-        "d": JobHistory(slice_spec("d", "v4-16", user="ann"), 8.0, 600.0, None, 900.0, "KILLED"),
+        "a": JobHistory(slice_spec("a", "v4-16", user="ann"), 0.0, 0.0, 700.0, "SUCCEEDED"),
+        "b": JobHistory(slice_spec("b", "v4-16", user="bob"), 100.0, 800.0, None),
+        "c": JobHistory(slice_spec("c", "v4-16", 2, user="bob"), 500.0, None, None),
+        "d": JobHistory(slice_spec("d", "v4-16", user="ann"), 600.0, None, 900.0, "KILLED"),
     }
     attempts = [
         attempt("ann", 0.0, 100.0, 400.0, 410.0, kept_s=200.0, outcome="stopped"),
@@ -60,7 +60,7 @@ def test_use_adds_up_to_all_hosts() -> None:
 def test_hosts_without_chips_are_told_apart() -> None:
     both = history()
     both.capacity = [(0.0, {"TPU": 16.0, "CPU": 10.0})]
-    both.jobs["e"] = JobHistory(tasks_spec("e", 2, 4.0, user="eve"), 8.0, 0.0, 0.0, None)
+    both.jobs["e"] = JobHistory(tasks_spec("e", 2, 4.0, user="eve"), 0.0, 0.0, None)
     both.attempts += [
         attempt("eve", 0.0, 0.0, 1000.0, 1000.0, held={"CPU": 5.0}, kept_s=900.0, beside_tpus=False),
         attempt("eve", 0.0, 0.0, 1000.0, 1000.0, held={"CPU": 5.0}, kept_s=1000.0),

@@ -37,7 +37,6 @@ def test_job_is_launched_runs_and_leaves_slice() -> None:
     record = simulation.history.jobs["one"]
     assert (record.submitted_at, record.assigned_at, record.ended_at) == (100.0, 100.0, 3710.0)
     assert record.state == "SUCCEEDED"
-    assert record.size == 8.0
 
 
 def test_next_job_starts_when_slice_is_free() -> None:

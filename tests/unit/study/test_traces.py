@@ -100,6 +100,13 @@ def test_rows_that_make_no_job_are_told_with_line_and_reason() -> None:
     ]
 
 
+def test_job_that_no_cluster_takes_is_left_out() -> None:
+    text = "user,gpu_num,cpu_num,node_num,submit_time,duration\n" + "ann,0,90000000,90000000,0,60\nann,0,1,1,5,60\n"
+    trace = as_trace(rows(text, "csv"), TraceRules(name="t", tpu_type="v4-16", max_cpus=8.0), "trace")
+    assert [job.spec.job_id for _, job in trace.arrivals] == ["t-ann-5"]
+    assert [(row.line, "100,000" in row.why) for row in trace.left_out] == [(2, True)]
+
+
 def test_jobs_for_hosts_without_tpu_are_told_if_there_are_none() -> None:
     trace = as_trace(rows(HELIOS, "csv"), TraceRules(name="t", tpu_type="v4-16"), "trace")
     assert trace.left_out == [LeftOut(3, "it needs a host without TPU, and the study has none: add [[hosts]]")]

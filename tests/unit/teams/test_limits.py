@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from iris_ray.cli.conventions import USAGE
+from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.errors import LimitReachedError
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
@@ -70,8 +70,17 @@ def test_limits_outlast_the_controller(world: ControllerInProcess) -> None:
 
 def test_senseless_limits_are_refused(world: ControllerInProcess) -> None:
     assert "whose limits?" in world.iris("cluster", "limits", "--chips", "8", code=USAGE).stderr
-    assert "chips" in world.iris("cluster", "limits", "ann", "--chips", "-1", code=USAGE).stderr
-    assert "chips" in world.iris("cluster", "limits", "ann", "--chips", "inf", code=USAGE).stderr
+    for user, chips, said in (("ann", "-1", "chips"), ("ann", "inf", "chips"), ("a b", "8", "not a name of a user")):
+        assert said in world.iris("cluster", "limits", user, "--chips", chips, code=USAGE).stderr
+
+
+def test_only_operators_set_limits_and_anybody_sees_them(world: ControllerInProcess) -> None:
+    world.iris("cluster", "settings", "set", "operators=olga", user="olga")
+    command = ("cluster", "limits", "ann", "--chips", "8")
+    assert "only operators may" in world.iris(*command, user="ann", code=FAILED).stderr
+    assert "everybody" in world.iris("cluster", "limits", user="bob").stdout
+    world.iris(*command, user="olga")
+    assert {user for user, _ in table(world)} == {"*", "ann"}
 
 
 def test_limit_of_no_running_jobs_stops_new_ones_only(world: ControllerInProcess) -> None:

@@ -14,7 +14,7 @@ import requests
 from iris_ray.metadata.watch import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, MetadataValue
-from iris_ray.testing.tpu_host import TPUHost
+from iris_ray.testing.tpu_host import tpu_host
 from tests.support.waiting import wait_until
 
 FLAVOR = {"Metadata-Flavor": "Google"}
@@ -129,11 +129,10 @@ def test_ray_reads_the_same_from_metadata_and_environment(servers: MetadataServe
         print(manager.get_current_node_accelerator_labels())
         print(manager.get_current_node_accelerator_type(), manager.get_current_node_additional_resources())
     """
-    tpu = TPUHost("my-slice", 3, get_tpu_config("v4-32"), "ab" * 28, "127.1.2.3", Path("/tmp/nowhere"))
     addresses = ["127.1.2.0", "127.1.2.1", "127.1.2.2", "127.1.2.3"]
-    address = servers.serve("127.0.0.1", tpu.metadata(addresses)).address
-    environment = {name: value for name, value in tpu.environment(addresses).items() if name.startswith("TPU_")}
-    told = run_python(script, **environment)
+    tpu = tpu_host("my-slice", 3, get_tpu_config("v4-32"), "ab" * 28, addresses, Path("/tmp/nowhere"))
+    address = servers.serve("127.0.0.1", tpu.metadata).address
+    told = run_python(script, **tpu.variables)
     assert "my-slice" in told
     assert run_python(script, http_proxy=f"http://{address}", no_proxy="") == told
 

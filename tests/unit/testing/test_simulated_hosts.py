@@ -13,7 +13,7 @@ from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing import Preemption, SimulatedCluster
 from iris_ray.testing import workspace as module
-from iris_ray.testing.tpu_host import TPUHost, checked_notice
+from iris_ray.testing.tpu_host import Host, checked_seconds, tpu_host
 from iris_ray.testing.workspace import Workspace
 from tests.support.waiting import wait_until
 
@@ -51,19 +51,21 @@ def test_not_started_cluster_says_so() -> None:
     cluster.shutdown()
 
 
-def a_host(tpu_type: str, worker_id: int) -> TPUHost:
-    return TPUHost("my-slice", worker_id, get_tpu_config(tpu_type), "ab" * 28, "127.1.2.3", Path("/tmp/nowhere"))
+def a_host(tpu_type: str, worker_id: int) -> Host:
+    config = get_tpu_config(tpu_type)
+    addresses = [f"127.1.2.{number}" for number in range(config.vm_count)]
+    return tpu_host("my-slice", worker_id, config, "ab" * 28, addresses, Path("/tmp/nowhere"))
 
 
 def test_host_resources_head_resource_only_on_worker_0() -> None:
-    assert a_host("v4-32", 0).resources() == {
+    assert a_host("v4-32", 0).resources == {
         "TPU": 4,
         "accelerator_type:TPU-V4": 1,
         "my-slice": 1,
         "TPU-v4-32-head": 1,
     }
-    assert a_host("v4-32", 3).resources() == {"TPU": 4, "accelerator_type:TPU-V4": 1, "my-slice": 1}
-    assert a_host("v6e-8", 0).resources()["TPU"] == 8
+    assert a_host("v4-32", 3).resources == {"TPU": 4, "accelerator_type:TPU-V4": 1, "my-slice": 1}
+    assert a_host("v6e-8", 0).resources["TPU"] == 8
 
 
 def test_host_describes_itself_like_ray_on_tpu_vm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,14 +74,13 @@ def test_host_describes_itself_like_ray_on_tpu_vm(monkeypatch: pytest.MonkeyPatc
 
     for tpu_type in ("v4-32", "v5litepod-16", "v6e-8", "v7x-16"):
         host = a_host(tpu_type, 0)
-        for name, value in host.environment(["127.1.2.3"]).items():
-            if name.startswith("TPU_"):
-                monkeypatch.setenv(name, value)
+        for name, value in host.variables.items():
+            monkeypatch.setenv(name, value)
         labels = TPUAcceleratorManager.get_current_node_accelerator_labels()
         accelerator = TPUAcceleratorManager.get_current_node_accelerator_type()
-        assert host.labels() == {**labels, "ray.io/accelerator-type": accelerator}
+        assert host.labels == {**labels, "ray.io/accelerator-type": accelerator}
         found = TPUAcceleratorManager.get_current_node_additional_resources()
-        assert host.resources() == {"TPU": host.config.chips_per_vm, f"accelerator_type:{accelerator}": 1, **found}
+        assert host.resources == {"TPU": host.chips, f"accelerator_type:{accelerator}": 1, **found}
 
 
 def test_host_environment_drops_facts_of_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +89,11 @@ def test_host_environment_drops_facts_of_drivers_machine(monkeypatch: pytest.Mon
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
     monkeypatch.setenv("JAX_PLATFORMS", "mine")
     monkeypatch.setenv("MY_OWN", "kept")
-    environment = a_host("v4-16", 1).environment(["127.1.2.2", "127.1.2.3"])
+    environment = a_host("v4-16", 1).environment()
     assert not {"TPU_VISIBLE_CHIPS", "MEGASCALE_COORDINATOR_ADDRESS", "RAY_ADDRESS"} & environment.keys()
     assert environment["JAX_PLATFORMS"] == "mine"
     assert environment["MY_OWN"] == "kept"
-    assert environment["TPU_WORKER_HOSTNAMES"] == "127.1.2.2,127.1.2.3"
+    assert environment["TPU_WORKER_HOSTNAMES"] == "127.1.2.0,127.1.2.1"
 
 
 def test_preemption_cancelled_leaves_the_hosts() -> None:
@@ -111,11 +112,7 @@ def test_preemption_cancelled_leaves_the_hosts() -> None:
 @pytest.mark.parametrize("notice_s", [-1.0, float("nan"), float("inf"), 1e10, 10**100, True, "30"])
 def test_invalid_notice_time_is_refused(notice_s: object) -> None:
     with pytest.raises(InvalidRequestError, match=r"notice_s is .*; give seconds, 0 or more, 31536000 at most"):
-        checked_notice(notice_s)
-
-
-def test_some_hours_or_no_notice_are_accepted() -> None:
-    assert [checked_notice(notice_s) for notice_s in (None, 0, 7200)] == [0.0, 0.0, 7200.0]
+        checked_seconds("notice_s", notice_s)
 
 
 # -- the directory ----------------------------------------------------------------------------------------------------

@@ -14,9 +14,11 @@ from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
 from iris_ray.errors import DeposedError
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT
-from iris_ray.state.events import PastUsageEvent, TeamsSetEvent, TimePassedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import LimitsSetEvent, PastUsageEvent, TeamsSetEvent, TimePassedEvent, WorkerRegisteredEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
 
@@ -327,6 +329,29 @@ def test_successor_reads_exactly_what_was_acknowledged_during_writes(
             break
     assert ended
     assert outcomes == {1, 3}
+
+
+@pytest.mark.parametrize("entries", [1, 2, 500])
+def test_running_controller_is_seen_as_of_one_moment(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """The writing of a job together with a limit comes before each of the operations of somebody who looks."""
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", entries)
+    outcomes = set()
+    for moment in range(100):
+        store, world = SharedStore(), World()
+        journal = begun_on(store, monkeypatch)
+
+        def write(world: World = world, journal: Journal = journal) -> None:
+            world.submit("one")
+            world.do(LimitsSetEvent("ann", PriorityBand.BATCH, Limits(chips=1)))
+            asyncio.run(journal.write(world.state))
+
+        store.before[len(store.operations) + moment] = write
+        records, settings = Journal().look_back()
+        assert len(records) == len(settings)
+        outcomes.add(len(records))
+        if store.before:
+            break
+    assert outcomes == {0, 1}
 
 
 def test_successor_reads_after_it_has_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,6 +224,30 @@ def test_read_only_directories_of_a_job_are_removed_too() -> None:
     LocalDirectories(disk, None).remove()
     assert not own.exists()
     assert kept.stat().st_mode & 0o777 == 0o500
+
+
+@pytest.fixture
+def shallow() -> Iterator[None]:
+    """Lets functions call themselves less often, so that a test needs fewer directories."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(400)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("shallow")
+def test_deep_directories_of_a_job_stop_no_later_one(disk: Path) -> None:
+    """Python's own ways to remove a tree call themselves for each level."""
+    directories = LocalDirectories(disk, None)
+    below = os.open(directories.take("deep"), os.O_RDONLY)
+    for _ in range(500):
+        os.mkdir("d", dir_fd=below)
+        above, below = below, os.open("d", os.O_RDONLY, dir_fd=below)
+        os.close(above)
+    os.close(below)
+    os.close(directories._kept or 0)  # the task's process has ended
+    LocalDirectories(disk, None).take("next")
+    assert [path.name for path in (disk / "jobs").iterdir()] == ["next"]
 
 
 def test_directory_of_living_task_is_never_removed(disk: Path) -> None:

@@ -1,6 +1,7 @@
 """User code in a task: SIGTERM with and without a notice, and exits after one."""
 
 import json
+import pickle
 import signal
 import sys
 import time
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 from ray import cloudpickle
+from ray.exceptions import RayTaskError
 
 from iris_ray.actors.host.user_code import run_function
+from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.model.outcomes import EndKind
+from iris_ray.model.outcomes import EndKind, TpuRunError
 from tests.support.processes import NOTICE, PATIENCE_S, Child, Make
 
 # -- SIGTERM ----------------------------------------------------------------------------------------------------------
@@ -225,3 +228,23 @@ def test_exit_is_plain_if_disk_cannot_tell_of_notice(code: int, kind: EndKind) -
     end = run_function(cloudpickle.dumps(lambda: sys.exit(code)), unreadable)
     assert end.kind is kind
     assert end.exit_code == code
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def test_error_of_nested_ray_task_keeps_its_type_for_caller(tmp_path: Path) -> None:
+    """`ray.get` in a task raises an error that is a RayTaskError and a ValueError, as the task's caller expects it."""
+
+    def fail() -> None:
+        inner = RayTaskError(
+            "inner", "In inner:\nValueError: no such thing", ValueError("no such thing"), ip="10.0.0.1"
+        )
+        raise inner.as_instanceof_cause()
+
+    end = run_function(cloudpickle.dumps(fail), TaskFiles(str(tmp_path / "task")))
+    assert isinstance(end.payload, bytes)
+    result = TpuRunError(end.error, end.traceback, end.payload)
+    error = pickle.loads(pickle.dumps(failure_error("outer", "outer-1", "task 0 failed", result)))
+    with pytest.raises(ValueError, match="In inner"):
+        raise error.as_instanceof_cause()

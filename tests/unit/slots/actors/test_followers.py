@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import JobInfo, job_info_of
 from iris_ray.slots.actors import followers as module
-from iris_ray.slots.actors import slot_actor
+from iris_ray.slots.actors import slot_actor, streams
 from iris_ray.slots.actors.followers import Followers, opened
 from iris_ray.slots.actors.messages import packed
 from iris_ray.slots.actors.model_call import SlotRequest
@@ -211,7 +211,7 @@ def test_every_host_gets_the_same_payload(actor: SlotActor, payload: Any) -> Non
     actor.lead(hosts.actors)
     data = packed(payload).data
     requests = [SlotRequest("r", 2), SlotRequest("s"), SlotRequest("c"), SlotRequest("p")]
-    for answer in (actor.serve(requests[0], data), *actor.stream(requests[1], data)):
+    for answer in (actor.serve(requests[0], data), *actor.stream(requests[1], data).pieces):
         assert answer is not None
         answer.open()
     actor.open_session("session")
@@ -262,6 +262,17 @@ class AsyncWords:
             yield number
 
 
+def read_stream(leader: SlotActor, pieces: int) -> Iterator[None]:
+    """Have a slot answer in pieces, and read each one when it is wanted."""
+    with ThreadPoolExecutor() as threads:
+        ended = threads.submit(leader.stream, REQUEST, packed(pieces).data)
+        for _ in range(pieces - 1):
+            assert len(leader.take()["r"]) == 1
+            yield
+            leader.note_read("r", 1)
+        ended.result(10)
+
+
 @pytest.mark.parametrize("model", [Words, AsyncWords])
 @pytest.mark.parametrize("is_session", [False, True])
 @pytest.mark.usefixtures("soon")
@@ -277,7 +288,8 @@ def test_slow_reader_ends_no_slot(
         leader.open_session("s")
         pieces = leader.call_in_pieces("s", "c", 20)
     else:
-        pieces = leader.stream(REQUEST, packed(20).data)
+        monkeypatch.setattr(streams, "MOST_PIECES", 1)
+        pieces = read_stream(leader, 20)
     for _ in pieces:
         time.sleep(0.01)  # in all, four times as long as hosts may be out of step
         assert not exits.is_set()

@@ -12,9 +12,10 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.slots.actors import messages
-from iris_ray.slots.actors.messages import MOST_PIECES, NotHeld, StopReasons
+from iris_ray.slots.actors.messages import NotHeld, StopReasons
 from iris_ray.slots.actors.model_call import ModelCall, RunningCalls, SlotRequest, StoppedError, slot_request
 from iris_ray.slots.actors.slot_actor import HeldSessions, LoadedModel
+from iris_ray.slots.actors.streams import MOST_PIECES
 from tests.support.waiting import wait_until
 
 # -- calls ------------------------------------------------------------------------------------------------------------

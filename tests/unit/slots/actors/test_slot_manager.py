@@ -1,7 +1,7 @@
 """What a SlotManager does when something goes wrong."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,10 @@ from ray.exceptions import RayError
 
 from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
 from iris_ray.slots.actors import slot_manager, slot_processes
-from iris_ray.slots.actors.messages import MOST_PIECES, AnswerPiece, Ask, Grant, SlotHosts
+from iris_ray.slots.actors.messages import Ask, Grant, SlotHosts
 from iris_ray.slots.actors.model_call import SlotRequest
 from iris_ray.slots.actors.slot_manager import SlotManager
+from iris_ray.slots.actors.streams import MOST_PIECES, StreamEnd
 from iris_ray.slots.actors.waiting import Clients
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core import reconciler, slot_planner
@@ -28,6 +29,8 @@ from tests.support.slot_processes import (
     forever,
     manager_of,
     order,
+    pieces_of,
+    serving,
     stand_in_agent,
     true,
     until,
@@ -38,8 +41,7 @@ from tests.support.slots import GB, host_here
 
 
 async def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     slots.fails = True
     waits = asyncio.ensure_future(manager.submit(ask("r")))
     await asyncio.sleep(0.05)
@@ -51,8 +53,7 @@ async def test_slot_that_cannot_be_made_blocks_nothing_else(slots: Slots) -> Non
 
 
 async def test_runner_reports_slots_until_they_have_ended(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: any(made.requests for made in slots.made))
     (slot,) = manager._core.fleet.slots.values()
@@ -78,8 +79,7 @@ async def test_models_come_and_go_in_one_step(slots: Slots) -> None:
 
 
 async def test_equal_spec_with_other_arguments_replaces_the_first(slots: Slots) -> None:
-    manager = await manager_of("a", "b")
-    await manager.register(order())
+    manager = await serving("a", "b")
     old = asyncio.ensure_future(manager.submit(ask("old")))
     await until(lambda: slots.made and slots.made[0].requests)
     await manager.register(order())  # nothing has changed
@@ -103,8 +103,7 @@ async def test_refused_request_leaves_nothing_behind(slots: Slots) -> None:
 
 
 async def test_slot_is_told_attempt_number_of_request(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].requests)
     slots.made[0].killed.set()
@@ -135,8 +134,7 @@ async def test_requests_of_gone_client_are_given_up(slots: Slots, monkeypatch: p
 
 
 async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     await manager.cancel("large")
     with pytest.raises(JobCancelledError):
         (await manager.submit(ask("large"))).open()
@@ -144,8 +142,7 @@ async def test_request_arriving_after_its_cancellation_does_not_run(slots: Slots
 
 
 async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     for _ in range(2):
         answer = asyncio.ensure_future(manager.submit(ask("r")))
         await until(lambda: slots.made)
@@ -155,8 +152,7 @@ async def test_cancelling_finished_request_spares_next_of_same_id(slots: Slots) 
 
 
 async def test_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
-    manager = await manager_of(most_waiting_bytes=10)
-    await manager.register(order())
+    manager = await serving(most_waiting_bytes=10)
     waits = asyncio.ensure_future(manager.submit(replace(ask("r"), payload=b"12345678")))
     await until(lambda: len(manager._core.queue) == 1)
     with pytest.raises(SlotQueueFullError, match=r"8 bytes of requests wait already, and this one has 3"):
@@ -252,8 +248,7 @@ async def test_adapters_of_one_class_have_names_of_their_own(slots: Slots) -> No
 
 
 async def test_reused_request_id_is_not_forgotten_with_the_earlier(slots: Slots) -> None:
-    manager = await manager_of("a", drain_s=0.05)
-    await manager.register(order())
+    manager = await serving("a", drain_s=0.05)
     first = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].requests)
     await manager.cancel("r")  # a function goes on all the same
@@ -282,8 +277,7 @@ async def open_session(manager: SlotManager, session_id: str) -> Grant:
 
 
 async def test_closed_session_keeps_seat_until_its_call_ends(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
+    manager = await serving("a")
     granted = await open_session(manager, "s")
     assert granted.slot_id in manager._core.fleet.slots
     await manager.cancel("s")
@@ -300,8 +294,7 @@ async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, m
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
     for module in (slot_planner, reconciler):
         monkeypatch.setattr(module, "RECHECK_S", 0.02)
-    manager = await manager_of("a", ageing_s=0.05, drain_s=0.1)
-    await manager.register(order())
+    manager = await serving("a", ageing_s=0.05, drain_s=0.1)
     await open_session(manager, "s")
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: len(slots.made) == 2)
@@ -316,11 +309,10 @@ async def test_slot_with_endless_call_is_killed_for_waiting_ones(slots: Slots, m
 
 
 async def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
-    manager = await manager_of("a", "b", drain_s=0.05)
-    await manager.register(order())
+    manager = await serving("a", "b", drain_s=0.05)
 
     async def read() -> list[Any]:
-        return [piece.open() async for piece in manager.stream(ask("r"))]
+        return [piece.open() async for piece in pieces_of(manager, ask("r"))]
 
     reads = asyncio.ensure_future(read())
     await until(lambda: slots.made)
@@ -342,17 +334,16 @@ async def stops_at(slot: Slot, pieces: int) -> None:
 
 
 async def test_model_waits_for_slow_reader_but_not_for_gone_one(slots: Slots) -> None:
-    manager = await manager_of("a")
-    await manager.register(order())
-    pieces = manager.stream(ask("r"))
+    manager = await serving("a")
+    pieces = pieces_of(manager, ask("r"))
     first = asyncio.ensure_future(anext(pieces))
     await until(lambda: slots.made)
     slots.made[0].pieces = 300
     slots.made[0].may_answer.set()
     await first
-    await stops_at(slots.made[0], MOST_PIECES + 1)
-    await manager.taken("r", 10)
-    await stops_at(slots.made[0], MOST_PIECES + 11)
+    await stops_at(slots.made[0], MOST_PIECES)
+    await manager.note_read("r", 10)
+    await stops_at(slots.made[0], MOST_PIECES + 10)
     await manager.cancel("r")
     await until(lambda: slots.made[0].sent == 300)
     assert slots.made[0].stopped == ["r"]
@@ -368,9 +359,9 @@ async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
     ran: list[Slot] = []
 
     def answers_until_killed(slot: Slot) -> None:
-        async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[AnswerPiece]]:
-            ran.append(slot)  # as user code runs up to its first piece
-            yield slot._piece(0)
+        async def stream(request: SlotRequest, payload: bytes) -> StreamEnd:
+            ran.append(slot)
+            slot.put("r", 0)
             await slot.killed.wait()
             raise RayError("killed")
 
@@ -378,7 +369,7 @@ async def test_partly_delivered_stream_does_not_run_again(slots: Slots) -> None:
 
     for slot in slots.made:
         answers_until_killed(slot)
-    pieces = manager.stream(ask("r"))
+    pieces = pieces_of(manager, ask("r"))
     (await anext(pieces)).open()
     ran[0].killed.set()  # the other slot has a free seat
     with pytest.raises(RequestLostError, match="cut off"):

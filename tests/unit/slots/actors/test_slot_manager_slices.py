@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.slots.actors import slot_processes
 from iris_ray.slots.actors.messages import ModelOrder
@@ -13,7 +13,20 @@ from iris_ray.slots.actors.slot_manager import SlotManager
 from iris_ray.slots.core.devices import DeviceKind
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
-from tests.support.slot_processes import HANGS, MAKER, NO_PORT, RAISES, Method, Slots, all_of, ask, forever, true, until
+from tests.support.slot_processes import (
+    HANGS,
+    MAKER,
+    NO_PORT,
+    RAISES,
+    Method,
+    Slot,
+    Slots,
+    all_of,
+    ask,
+    forever,
+    true,
+    until,
+)
 from tests.support.slots import host_here
 
 
@@ -60,6 +73,20 @@ async def test_host_failing_to_load_fails_the_slice_slot(
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     await until(lambda: slots.made and slots.made[0].killed.is_set())
     assert manager._core.models["m"].last_failure == said
+    answer.cancel()
+
+
+async def test_process_that_could_not_start_says_why(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    class NotStarted(RayError):
+        actor_init_failed = True
+
+    async def watch(slot: Slot) -> None:
+        raise NotStarted("The actor died because of an error in its creation task\nOSError: the disk is full")
+
+    monkeypatch.setattr(Slot, "_watch", watch)
+    manager = await manager_of_a_slice()
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    await until(lambda: "ended by itself (OSError: the disk is full)" in manager._core.models["m"].last_failure)
     answer.cancel()
 
 

@@ -59,6 +59,8 @@ def test_program_answers_whole_and_in_pieces(model: LoadedModel) -> None:
     assert b"".join(piece.body for piece in pieces).endswith(b"data: [DONE]\n\n")
     refused = model.answer({"model": "m", "prompt": "bad"}, ModelCall(model.loop))
     assert (refused.status, refused.json()["error"]["message"]) == (400, "no such word")
+    (busy,) = model.pieces({"model": "m", "prompt": "busy", "stream": True}, ModelCall(model.loop))
+    assert (busy.status, busy.body) == (503, b"")
 
 
 def test_stopped_call_leaves_the_program(model: LoadedModel, trace: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +16,10 @@ from iris_ray import SlotClient, SlotHosts
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
 from iris_ray.slots.actors.messages import AnswerPiece, Ask, Grant, packed
+from iris_ray.slots.actors.streams import READ_AT_ONCE, StreamEnd
 from iris_ray.slots.client import lease as client_keeper
 from iris_ray.slots.client.lease import ClientKeeper, Lease
+from iris_ray.slots.client.streams import StreamFetcher
 from iris_ray.slots.core.devices import DeviceKind
 from tests.support.waiting import wait_until
 
@@ -35,18 +37,6 @@ class Reference:
         return asyncio.wrap_future(self._given).__await__()
 
 
-class Pieces:
-    """Stands for an `ObjectRefGenerator` without end."""
-
-    def __iter__(self) -> Iterator[Reference]:
-        while True:
-            yield Reference(done(packed(0)))
-
-    async def __aiter__(self) -> AsyncIterator[Reference]:
-        while True:
-            yield Reference(done(packed(0)))
-
-
 def done(value: Any) -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_result(value)
@@ -59,14 +49,15 @@ class Manager:
     def __init__(self) -> None:
         self.asked: list[Ask] = []
         self.cancelled: list[str] = []
-        self.taken_pieces = 0
+        self.streams: dict[str, Future[StreamEnd]] = {}
+        self.read = 0
         self.renewed: list[str] = []
         self.answer: Future[AnswerPiece] = Future()
-        streaming = SimpleNamespace(remote=self._stream)
         self.submit = SimpleNamespace(remote=self._submit)
-        self.stream = SimpleNamespace(options=lambda **_: streaming)
+        self.stream = SimpleNamespace(remote=self._stream)
+        self.take = SimpleNamespace(remote=self._take)
         self.cancel = SimpleNamespace(remote=self.cancelled.append)
-        self.taken = SimpleNamespace(remote=self._taken)
+        self.note_read = SimpleNamespace(remote=self._note_read)
         self.close: Any = None
         self.renew = SimpleNamespace(remote=self._renew)
 
@@ -74,12 +65,17 @@ class Manager:
         self.asked.append(ask)
         return Reference(self.answer)
 
-    def _stream(self, ask: Ask) -> Pieces:
+    def _stream(self, ask: Ask) -> Reference:
         self.asked.append(ask)
-        return Pieces()
+        return Reference(self.streams.setdefault(ask.request_id, Future()))
 
-    def _taken(self, request_id: str, pieces: int) -> None:
-        self.taken_pieces += pieces
+    def _take(self, client_id: str) -> Reference:
+        """Answer soon with a piece of each stream, which has no end."""
+        time.sleep(0.001)
+        return Reference(done({request_id: (packed(0),) for request_id in self.streams}))
+
+    def _note_read(self, request_id: str, pieces: int) -> None:
+        self.read += pieces
 
     def _renew(self, client_id: str, idle: Any) -> Reference:
         self.renewed.append(client_id)
@@ -98,6 +94,7 @@ def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     handle: Any = manager
     made._manager = Actor(handle)
     made._keeper = ClientKeeper(made._manager)
+    made._streams = StreamFetcher(made._manager, made._keeper)
     return made
 
 
@@ -111,7 +108,7 @@ def test_abandoned_stream_cancels_its_request(client: SlotClient, manager: Manag
     pieces = client.stream("m", 1, request_id="r")
     for _ in range(50):
         assert next(pieces) == 0
-    assert manager.taken_pieces == 48
+    assert manager.read == READ_AT_ONCE
     assert manager.cancelled == []
     pieces.close()
     assert manager.cancelled == ["r"]
@@ -121,9 +118,32 @@ async def test_abandoned_async_stream_cancels_its_request(client: SlotClient, ma
     pieces = client.astream("m", 1, request_id="r")
     for _ in range(50):
         assert await anext(pieces) == 0
-    assert manager.taken_pieces == 48
+    assert manager.read == READ_AT_ONCE
     await pieces.aclose()
     assert manager.cancelled == ["r"]
+    wait_until(lambda: not client._streams._runs)
+
+
+def test_all_streams_end_with_error_when_an_answer_is_lost(client: SlotClient, manager: Manager) -> None:
+    """Pieces were in the answer: nobody knows of which streams."""
+    streams = [client.stream("m", 1, request_id=name) for name in "rs"]
+    for pieces in streams:
+        assert next(pieces) == 0
+    lost: Future[Any] = Future()
+    lost.set_exception(ActorDiedError())
+    manager.take = SimpleNamespace(remote=lambda _: Reference(lost))
+    for pieces in streams:
+        with pytest.raises(ActorDiedError):
+            list(pieces)
+    wait_until(lambda: not client._streams._runs)
+
+
+def test_stream_with_id_of_a_running_one_is_refused(client: SlotClient) -> None:
+    pieces = client.stream("m", 1, request_id="r")
+    assert next(pieces) == 0
+    with pytest.raises(InvalidSlotError, match="request r runs already"):
+        next(client.stream("m", 1, request_id="r"))
+    assert next(pieces) == 0
 
 
 def test_cancelled_future_cancels_its_request(client: SlotClient, manager: Manager) -> None:

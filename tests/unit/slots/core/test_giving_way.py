@@ -12,24 +12,6 @@ from tests.support.slots import gpus, model
 # -- slots ------------------------------------------------------------------------------------------------------------
 
 
-def test_model_in_constant_use_gives_way_after_a_while() -> None:
-    policy = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(10.0), min_residency_s=5.0), ageing_s=20.0)
-    w = serving_world(A, B, policy=policy)
-    w.ask("a0", A.name)
-    w.settle(serve=False)
-    w.ask("b", B.name)
-    for second in range(1, 40):
-        w.ask(f"a{second}", A.name)
-        w.tick(1.0)
-        w.settle(serve=False)
-        for process in list(w.processes.values()):
-            for request_id in sorted(process.requests)[:1]:
-                w.end_request(request_id, process.slot_id)
-    assert w.answered["b"] == 1
-    w.run(60)
-    assert len(w.answered) == 41
-
-
 def in_contention() -> SlotWorld:
     """A request of one model runs, and another model has waited for so long that the slot is to give way."""
     w = serving_world(A, B, policy=ServingPolicy())

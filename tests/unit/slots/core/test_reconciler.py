@@ -274,28 +274,6 @@ def test_next_tick_is_next_deadline_or_five_seconds() -> None:
 # -- defects of other systems ----------------------------------------------------------------------------------------
 
 
-def test_eviction_and_revival_do_not_block_each_other() -> None:
-    """Two models that fit only alternately, both asked for all the time: everybody gets answers."""
-    w = serving_world(A, B)
-    for number in range(20):
-        w.ask(f"a{number}", A.name)
-        w.ask(f"b{number}", B.name)
-        w.run(1)
-    w.run(60)
-    assert len(w.answered) == 40
-
-
-def test_model_that_never_fits_evicts_nothing() -> None:
-    huge = model("huge", 90)
-    w = serving_world(A, huge)
-    w.ask("r", A.name)
-    w.settle()
-    w.ask("s", huge.name)
-    w.run(60)
-    assert w.refused["s"].refusal is Refusal.FITS_NOWHERE
-    assert not w.deleted
-
-
 def test_models_load_concurrently() -> None:
     w = serving_world(A, B, C, gpus_each=3)
     for spec in (A, B, C):

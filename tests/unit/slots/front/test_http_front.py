@@ -1,119 +1,24 @@
 """The HTTP server, on a client that stands for slots."""
 
-import asyncio
-import gzip
 import http.client
 import json
-import pickle
-import re
 import socket
+import threading
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
-from ray.exceptions import RayActorError
 
 from iris_ray import http_server
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots.client.served_command import ProgramAnswer
-from iris_ray.slots.front import ApiKey, HttpFront, http_front, json_outline, request_parser
+from iris_ray.slots.front import HttpFront, http_front
+from tests.support.http_fronts import ALICE, Client, asked, bearer, post, serve, status_for
 from tests.support.waiting import wait_until
-
-ALICE = ApiKey("alice", "a" * 20)
-LARGE = 2**24
-
-
-class Client:
-    """Answers as the prompt says."""
-
-    def __init__(self) -> None:
-        self.models: list[str] = []
-        self.asked: list[str] = []
-        self.bodies: list[Any] = []
-        self.began: list[str] = []
-        self.cancelled: list[str] = []
-
-    async def generate(self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None) -> str:
-        return "".join([piece async for piece in self.astream(model, body, request_id=request_id, timeout_s=timeout_s)])
-
-    async def astream(
-        self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None
-    ) -> AsyncGenerator[str, None]:
-        self.asked.append(model)
-        self.bodies.append(body := pickle.loads(pickle.dumps(body)))  # it travels to the model
-        try:
-            for word in body["prompt"].split():
-                match word:
-                    case "reset":
-                        raise ConnectionResetError("the model's own database")
-                    case "dead":
-                        raise RayActorError(error_msg="The actor died.")
-                    case "endless":
-                        while True:
-                            yield "a" * 100_000
-                    case "large":
-                        yield "a" * LARGE
-                    case "wait":
-                        self.began.append(request_id)
-                        await asyncio.sleep(60.0)
-                yield word
-        except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled.append(request_id)
-            raise
-
-    def status(self) -> Any:
-        if self.models:
-            return SimpleNamespace(models=[SimpleNamespace(model=name, slots=1, waiting=3) for name in self.models])
-        raise RayActorError(error_msg="The actor died.")
-
-
-@pytest.fixture
-def client() -> Client:
-    return Client()
-
-
-def serve(client: Any, **options: Any) -> HttpFront:
-    return HttpFront(client, **options)
-
-
-@pytest.fixture
-def front(client: Client) -> Iterator[HttpFront]:
-    with serve(client) as front:
-        yield front
-
-
-def post(front: HttpFront, body: bytes, kind: str = "application/json") -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
-    try:
-        connection.request("POST", "/v1/completions", body, {"Content-Type": kind})
-        answer = connection.getresponse()
-        return answer.status, dict(answer.headers), answer.read().decode()
-    finally:
-        connection.close()
-
-
-def status_for(
-    front: HttpFront, method: str, path: str, headers: dict[str, str], body: bytes | None = None
-) -> tuple[int, str]:
-    port = int(front.url.rsplit(":", 1)[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        connection.request(method, path, asked("a") if body is None else body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-    finally:
-        connection.close()
-
-
-def asked(prompt: str, **more: Any) -> bytes:
-    return json.dumps({"model": "m", "prompt": prompt} | more).encode()
 
 
 def test_oversized_body_is_refused(front: HttpFront) -> None:
@@ -257,278 +162,6 @@ def test_front_for_other_machines_accepts_any_name(client: Any) -> None:
         assert status_for(front, "POST", "/v1/completions", {"Origin": "http://models.example", **bearer})[0] == 403
 
 
-# -- under attack ------------------------------------------------------------------------------------------------------
-
-
-def connect(front: HttpFront, sent: bytes) -> socket.socket:
-    caller = socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1])), timeout=30)
-    caller.sendall(sent)
-    return caller
-
-
-def head(*more: str) -> bytes:
-    return "\r\n".join(["POST /v1/completions HTTP/1.1", "Host: localhost", *more, "", ""]).encode()
-
-
-def is_closed(caller: socket.socket) -> bool:
-    try:
-        while caller.recv(2**16):
-            pass
-    except TimeoutError:
-        return False
-    except ConnectionResetError:
-        pass
-    return True
-
-
-@pytest.fixture
-def callers() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def test_compressed_body_is_refused_unread(front: HttpFront) -> None:
-    bomb = gzip.compress(b'{"model": "m", "prompt": "' + b"[]," * 2**20)
-    status, said = status_for(front, "POST", "/v1/completions", {"Content-Encoding": "gzip"}, bomb)
-    assert status == 415
-    assert "compressed" in json.loads(said)["error"]["message"]
-
-
-@pytest.mark.parametrize("length", ["Content-Length: 99999999999", "Transfer-Encoding: chunked"])
-def test_endless_body_is_refused_at_limit(front: HttpFront, callers: ExitStack, length: str) -> None:
-    caller = callers.enter_context(connect(front, head(length)))
-    with suppress(ConnectionError):
-        for _ in range(80):
-            caller.sendall(b"10000\r\n" + bytes(2**16) + b"\r\n")
-    assert b" 413 " in caller.recv(2**16).splitlines()[0]
-
-
-def test_body_of_too_many_values_is_refused(front: HttpFront) -> None:
-    status, _, said = post(front, b'{"model": "m", "prompt": [' + b"[]," * request_parser.MOST_VALUES + b"[]]}")
-    assert status == 400
-    assert "more than 131,072 values" in json.loads(said)["error"]["message"]
-
-
-def test_large_requests_are_parsed_elsewhere_as_small_ones_here(front: HttpFront, client: Client) -> None:
-    pad = {"x": [0] * (2 * request_parser.FEW_VALUES)}
-    assert json.loads(post(front, asked("a b", **pad))[2])["choices"][0]["text"] == "ab"
-    assert "x" in client.bodies[-1]
-    assert post(front, asked("a", **pad, stream="yes"))[2] == post(front, asked("a", stream="yes"))[2]
-    status, _, said = post(front, asked("a" * 100_000, stream=True, stream_options={"include_usage": True, **pad}))
-    assert (status, said.count("a" * 100_000)) == (200, 1)
-    assert '"usage": null' in said
-    for body in (b"[" * 100_000, b"[" + asked("a" * 100_000) + b"]", asked("a" * 100_000)[:-1] + b"\xff"):
-        assert "no JSON object" in post(front, body)[2]
-
-
-def test_small_request_is_answered_while_large_one_is_parsed(
-    front: HttpFront, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "stuck.py").write_text("import time\ntime.sleep(600)")
-    monkeypatch.setattr(json_outline, "__file__", str(tmp_path / "stuck.py"))
-    monkeypatch.setattr(request_parser, "PARSED_S", 3.0)
-    large = asked("a" * 100_000)
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(post, front, large)
-        assert post(front, asked("a"))[0] == 200
-        assert not waits.done()
-        status, _, said = waits.result()
-    assert (status, "ended or took too long" in said) == (503, True)
-    monkeypatch.undo()
-    assert post(front, large)[0] == 200  # by a new process
-
-
-def test_half_sent_headers_and_bodies_are_closed(
-    client: Any, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
-    monkeypatch.setattr(http_server, "BODY_S", 0.2)
-    with HttpFront(client) as front:
-        silent = callers.enter_context(connect(front, b""))
-        half = callers.enter_context(connect(front, b"POST /v1/completions HTTP/1.1\r\nHost: local"))
-        slow = callers.enter_context(connect(front, head("Content-Length: 1000") + b"{"))
-        assert is_closed(silent)
-        assert is_closed(half)
-        assert b" 408 " in slow.recv(2**16).splitlines()[0]
-        assert is_closed(slow)
-        used = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
-        used.request("POST", "/v1/completions", asked("a"))
-        assert used.getresponse().read()
-        assert is_closed(used.sock)
-        used.close()
-
-
-def test_new_connection_replaces_idle_one_when_full(
-    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
-    with serve(client) as front:
-        body = asked("wait")
-
-        def keep_busy(most: int) -> bool:
-            """Open a connection, which is refused while the server still counts one that was just closed."""
-            busy = callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
-            busy.settimeout(0.5)
-            return is_closed(busy) or len(client.began) == most
-
-        wait_until(lambda: keep_busy(2) and len(client.began) == 2)
-        idle = callers.enter_context(connect(front, b"POST /v1/comp"))
-        idle.settimeout(0.1)
-        wait_until(lambda: post(front, asked("a"))[0] == 200 and is_closed(idle))
-        wait_until(lambda: keep_busy(3) and len(client.began) == 3)
-        assert post(front, asked("a"))[:1] == (503,)
-        callers.close()
-        wait_until(lambda: len(client.cancelled) == 3)
-        assert post(front, asked("a"))[0] == 200
-
-
-def test_bodies_beyond_memory_limit_come_back_later(
-    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "MOST_BODIES", 1000)
-    monkeypatch.setattr(http_server, "SMALL_BODY", 50)
-    with serve(client) as front:
-        callers.enter_context(connect(front, head("Content-Length: 900") + b"{"))
-        wait_until(lambda: post(front, asked("a" * 100))[0] == 503)
-        assert post(front, asked("a" * 100))[1]["Retry-After"] == "1"
-        assert post(front, asked("a"))[0] == 200
-        callers.close()
-        wait_until(lambda: post(front, asked("a" * 100))[0] == 200)
-
-
-def test_caller_who_does_not_read_is_cancelled(
-    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_front, "SLOW_READER_S", 0.2)
-    with serve(client) as front:
-        body = asked("endless", stream=True)
-        callers.enter_context(connect(front, head(f"Content-Length: {len(body)}") + body))
-        wait_until(lambda: client.cancelled)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["Content-Length: 2", "Transfer-Encoding: chunked"],
-        ["Content-Length: 2", "Content-Length: 3"],
-        ["Content-Length: +2"],
-        ["Content-Length : 2"],
-        ["Transfer-Encoding: xchunked"],
-        ["A: b", " folded: c"],
-        ["A: \0"],
-        ["A\x1b[2J: b"],
-        [f"X-{number}: b" for number in range(200)],
-        [f"X: {'a' * 9000}"],
-    ],
-)
-def test_ambiguous_headers_are_refused_without_a_line_in_the_log(
-    front: HttpFront, callers: ExitStack, caplog: pytest.LogCaptureFixture, more: list[str]
-) -> None:
-    caller = callers.enter_context(connect(front, head(*more)))
-    with suppress(ConnectionError):
-        caller.sendall(b"{}")
-    with suppress(ConnectionResetError):
-        assert re.match(rb'HTTP/1.. 400 [^{]*{"error": {"message": "\w', caller.recv(2**16))
-    assert is_closed(caller)
-    assert not caplog.records
-
-
-def test_upgrade_is_an_ordinary_request(front: HttpFront, callers: ExitStack) -> None:
-    body = asked("a")
-    upgrade = head(f"Content-Length: {len(body)}", "Connection: Upgrade", "Upgrade: websocket") + body
-    caller = callers.enter_context(connect(front, upgrade))
-    assert b" 200 " in caller.recv(2**16).splitlines()[0]
-
-
-def test_unread_pipelined_requests_end_when_caller_does_not_read(
-    client: Any, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server does not read on while its answers are not read."""
-    monkeypatch.setattr(http_server, "HEADERS_S", 0.5)
-    monkeypatch.setattr(http_server, "BODY_S", 0.5)
-    with HttpFront(client) as front:
-        caller = callers.enter_context(connect(front, b""))
-        many, sent = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000, 0
-        with suppress(ConnectionError):
-            while sent < 2**30:
-                caller.sendall(many)
-                sent += len(many)
-        assert sent < 2**26
-
-
-def test_large_answer_has_its_time_and_no_more(
-    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HEADERS_S", 0.2)
-    monkeypatch.setattr(http_server, "LEAST_RATE", LARGE / 3)
-    with serve(client) as front:
-        body = asked("large")
-        request = head(f"Content-Length: {len(body)}") + body
-        slow, never = (callers.enter_context(connect(front, request)) for _ in range(2))
-        wait_until(lambda: len(client.bodies) == 2)
-        time.sleep(1.0)
-        assert len(slow.makefile("rb").read(LARGE)) == LARGE
-        wait_until(lambda: is_cut(never))
-
-
-def is_cut(caller: socket.socket) -> bool:
-    """Whether the server, a thread of this process, has closed a connection whose caller has not read all."""
-    ends = caller.getpeername(), caller.getsockname()
-    here = psutil.Process().net_connections("tcp4")
-    return not any((tuple(each.laddr), tuple(each.raddr)) == ends for each in here if each.status == "ESTABLISHED")
-
-
-# -- keys --------------------------------------------------------------------------------------------------------------
-
-
-def bearer(secret: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {secret}"}
-
-
-def test_other_machines_need_a_key(client: Any) -> None:
-    with pytest.raises(InvalidSlotError, match=r"everybody who reaches 0\.0\.0\.0"):
-        HttpFront(client, host="0.0.0.0")
-
-
-@pytest.mark.parametrize(
-    "headers", [{}, bearer("b" * 20), {"Authorization": "Basic abc"}, bearer("\xff" * 20)], ids=str
-)
-def test_caller_without_its_key_is_refused(client: Any, headers: dict[str, str]) -> None:
-    with HttpFront(client, keys=[ALICE]) as front:
-        status, said = status_for(front, "POST", "/v1/completions", headers)
-        assert status == 401
-        assert json.loads(said)["error"]["code"] == "invalid_api_key"
-        assert status_for(front, "GET", "/health", {})[0] == 200
-
-
-def test_key_opens_its_own_models_only(client: Client) -> None:
-    client.models = ["m", "n"]
-    with serve(client, keys=[ApiKey("bob", "b" * 20, models=["n"])], aliases={"gpt": "n", "old": "m"}) as front:
-        status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
-        assert status == 403
-        assert "may not use the model 'm'" in json.loads(said)["error"]["message"]
-        _, said = status_for(front, "GET", "/v1/models", bearer("b" * 20))
-        assert [model["id"] for model in json.loads(said)["data"]] == ["n", "gpt"]
-        assert status_for(front, "GET", "/v1/models/m", bearer("b" * 20))[0] == 404
-
-
-def test_key_has_its_limits_alone(client: Client) -> None:
-    keys = [ApiKey("bob", "b" * 20, at_a_time=1), ApiKey("eve", "e" * 20, per_minute=2), ALICE]
-    with serve(client, keys=keys) as front, ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(status_for, front, "POST", "/v1/completions", bearer("b" * 20), asked("wait"))
-        wait_until(lambda: client.began)
-        status, said = status_for(front, "POST", "/v1/completions", bearer("b" * 20))
-        assert status == 429
-        assert "key bob has 1 requests that run" in json.loads(said)["error"]["message"]
-        found = [status_for(front, "POST", "/v1/completions", bearer("e" * 20))[0] for _ in range(3)]
-        assert found == [200, 200, 429]
-        assert status_for(front, "POST", "/v1/completions", bearer(ALICE.secret))[0] == 200
-        front.set_access([ALICE])
-        assert status_for(front, "POST", "/v1/completions", bearer("e" * 20))[0] == 401
-        front.close(grace_s=0.0)
-        assert waits.result()[0] == 503
-
-
 # -- routes ------------------------------------------------------------------------------------------------------------
 
 
@@ -579,6 +212,48 @@ def test_answer_of_a_program_is_passed_on_as_it_is(stream: bool, kind: str, stat
         assert (found, headers["Content-Type"].split(";")[0], said) == (status, kind, "abcd")
 
 
+def test_program_that_says_only_a_status_is_heard() -> None:
+    class Busy(Client):
+        async def astream(self, model: str, body: dict[str, Any], **_: Any) -> AsyncGenerator[Any, None]:
+            yield ProgramAnswer(503, "application/octet-stream", b"")
+
+    with serve(Busy()) as front:
+        assert post(front, asked("a", stream=True))[::2] == (503, "")
+
+
+@pytest.mark.parametrize("more", [{}, {"x": "a" * 100_000}], ids=["small", "large"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_class_is_not_asked_for_answers_to_several_prompts(front: HttpFront, stream: bool, more: Any) -> None:
+    status, _, said = post(front, asked(["a", "b"], stream=stream, **more))
+    assert status == 400
+    assert "'prompt' has 2 texts, and this model answers one" in json.loads(said)["error"]["message"]
+    assert post(front, asked(["a b"], stream=stream, **more))[0] == 200
+
+
+def test_pieces_that_come_together_are_sent_together(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    async def noted(response: Any, data: bytes, timeout_s: float) -> None:
+        sent.append(data)
+        await http_server.send(response, data, timeout_s)
+
+    monkeypatch.setattr(http_front, "send", noted)
+    with serve(client) as front:
+        _, _, said = post(front, asked("a " * 40, stream=True))
+    assert said.count('"text": "a"') == 40
+    assert len(sent) == 1
+
+
+def test_frozen_manager_is_reported_in_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    thawed = threading.Event()
+    monkeypatch.setattr(http_front, "ANSWER_S", 0.1)
+    monkeypatch.setattr(client, "status", lambda: thawed.wait(30) and SimpleNamespace(models=[]))
+    with serve(client) as front:
+        assert [status_for(front, "GET", "/ready", {})[0] for _ in range(2)] == [503, 503]
+        thawed.set()
+        wait_until(lambda: status_for(front, "GET", "/ready", {})[0] == 200)
+
+
 def test_metrics_count_requests_of_served_models(client: Client) -> None:
     client.models = ["m"]
     with serve(client, keys=[ALICE]) as front:
@@ -592,11 +267,3 @@ def test_metrics_count_requests_of_served_models(client: Client) -> None:
         assert counted % ("other", 500, 1) in said, "a long name is not told"
         assert 'iris_front_waiting_requests{model="m"} 3.0' in said
         assert status_for(front, "GET", "/metrics", {})[0] == 401
-
-
-def test_key_for_some_models_reads_no_metrics_of_others(client: Client) -> None:
-    client.models = ["m", "secret"]
-    with serve(client, keys=[ALICE, ApiKey("bob", "b" * 20, models=["m"])]) as front:
-        status, said = status_for(front, "GET", "/metrics", bearer("b" * 20))
-        assert (status, "secret" in said, "alice" in said) == (403, False, False)
-        assert "secret" in status_for(front, "GET", "/metrics", bearer(ALICE.secret))[1]

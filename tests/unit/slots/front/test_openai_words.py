@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pickle
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
+from iris_ray.slots.client.json_body import payload_of
 from iris_ray.slots.front.openai_words import NOTHING, ModelQuestion, Route, error_answer, question
 from iris_ray.slots.front.request_parser import ParsedBody
 
@@ -141,3 +143,23 @@ def test_vectors_are_numbered_for_their_inputs(input: Any, given: Any, vectors: 
 def test_wrong_number_of_vectors_is_models_mistake() -> None:
     with pytest.raises(TypeError, match="1 vectors for 2 inputs"):
         asked(Route.EMBEDDING, input=["a", "b"]).answer([[1.0]])
+
+
+def test_programs_get_several_prompts_as_they_are() -> None:
+    body = {"model": "m", "prompt": ["a", "b"]}
+    payload = pickle.loads(pickle.dumps(payload_of(body)))
+    assert json.loads(json.dumps(payload)) == body
+    assert payload.get("stream") is None
+    with pytest.raises(InvalidSlotError, match="has 2 texts"):
+        payload["prompt"]
+    for one in ("a", [1, 2], []):
+        assert payload_of({"prompt": one})["prompt"] == one
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def test_error_without_readable_message_is_an_error() -> None:
+    assert error_answer(Mute())[2]["error"]["message"] == "the model raised Mute: it has no readable message"

@@ -21,6 +21,11 @@ def pod(change: Callable[[dict[str, Any]], None] = lambda spec: None) -> dict[st
     return {"metadata": {"name": "pod", "labels": {"ray.io/cluster": "tpus"}}, "spec": spec}
 
 
+def wants_disk(spec: dict[str, Any], size: str) -> None:
+    """As KubeRay's own samples do."""
+    spec["containers"][0]["resources"]["requests"] = {"ephemeral-storage": size}
+
+
 @pytest.mark.parametrize(
     ("pool", "change", "words"),
     [
@@ -28,6 +33,8 @@ def pod(change: Callable[[dict[str, Any]], None] = lambda spec: None) -> dict[st
         (V6E_8, lambda spec: spec.pop("tolerations"), "untolerated taint {cloud.google.com/gke-spot: true}"),
         (V6E_8, lambda spec: spec["nodeSelector"].update(zone="a"), "didn't match Pod's node affinity/selector"),
         (NodePool("small", "tpu-v6e-slice", "2x4", 8, spot=True, cpus=44), lambda spec: None, "Insufficient cpu"),
+        (V6E_8, lambda spec: wants_disk(spec, "20Gi"), None),
+        (V6E_8, lambda spec: wants_disk(spec, "60Gi"), "Insufficient ephemeral-storage"),
         (NodePool("other", "tpu-v6e-slice", "2x4", 4, spot=True), lambda spec: None, "Insufficient google.com/tpu"),
         (
             V6E_8,
