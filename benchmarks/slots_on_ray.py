@@ -1,4 +1,4 @@
-"""Requests through slots, beside bare Ray actors and Ray Serve's model multiplexing; about three minutes.
+"""Requests through slots, beside bare Ray actors and Ray Serve's model multiplexing; about four minutes.
 
     python benchmarks/slots_on_ray.py                # pip install 'ray[serve]' for the rows about Ray Serve
     python benchmarks/slots_on_ray.py warm           # or: cold, swap, streams
@@ -40,6 +40,12 @@ CHIP = 32 * 10**9
 EAGER = ServingPolicy(placement=PlacementPolicy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 LOAD_S = 0.2
 SETTLE_S = 1.0
+QUIET = {"enable_access_log": False, "log_level": "WARNING"}
+SERVE_OPTIONS: dict[str, Any] = {
+    "max_ongoing_requests": 100,
+    "ray_actor_options": {"num_cpus": 0},
+    "logging_config": QUIET,
+}
 WITH_SERVE = importlib.util.find_spec("starlette") is not None
 
 PIECES = 20
@@ -130,9 +136,7 @@ def serve_handle(models: Sequence[str], at_once: int, load_s: float) -> Any:
             return (await self.model(serve.get_multiplexed_model_id()))(text)
 
     Multiplexed.model = serve.multiplexed(max_num_models_per_replica=at_once)(Multiplexed.model)  # type: ignore[method-assign]
-    quiet = {"enable_access_log": False, "log_level": "WARNING"}
-    options = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0}, "logging_config": quiet}
-    deployment = serve.deployment(**options)(Multiplexed)
+    deployment = serve.deployment(**SERVE_OPTIONS)(Multiplexed)
     serve.start(proxy_location="Disabled")
     handle = serve.run(deployment.bind(), route_prefix=None)
     for model in models:
@@ -228,9 +232,8 @@ def streams() -> None:
         if WITH_SERVE:
             from ray import serve
 
-            options = {"max_ongoing_requests": 100, "ray_actor_options": {"num_cpus": 0}}
             serve.start(proxy_location="Disabled")
-            handle = serve.run(serve.deployment(**options)(Words).bind(), route_prefix=None).options(stream=True)
+            handle = serve.run(serve.deployment(**SERVE_OPTIONS)(Words).bind(), route_prefix=None).options(stream=True)
             ways["Ray Serve"] = lambda pause: handle.remote(pause)
         for callers, pause_s in STREAMS:
             rates: dict[str, list[float]] = {name: [] for name in ways}

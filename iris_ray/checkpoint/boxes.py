@@ -1,7 +1,7 @@
 """Boxes: the ranges of indices that a shard has of an array, and how shards make up another box.
 
-A box of a global array is the same whatever mesh, process or host holds it. So a state that one mesh has saved can be
-put together for another.
+A box of a global array depends on no mesh, process or host. So a state that one mesh has saved can be put together for
+another.
 """
 
 import math
@@ -38,7 +38,7 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def without(box: Box, hole: Box) -> list[Box]:
-    """Return disjoint boxes with the elements of a box that a box within it, ``hole``, does not have."""
+    """Return disjoint boxes with the elements of a box outside ``hole``, which is a box within it."""
     left, core = [], list(box)
     for axis, ((start, end), (first, last)) in enumerate(zip(box, hole, strict=True)):
         sides = [(a, b) for a, b in ((start, first), (last, end)) if a < b]
@@ -48,11 +48,7 @@ def without(box: Box, hole: Box) -> list[Box]:
 
 
 def pieces(wanted: Box, sources: Sequence[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """Return how to put a box together from others, the first of which are used first.
-
-    Returns:
-        Disjoint boxes, each with the number of a source that has it, and the boxes that no source has.
-    """
+    """Cut a box into disjoint boxes, each with the number of the first source that has it, and boxes without one."""
     found, missing = [], [wanted] if volume(wanted) else []
     for number, source in enumerate(sources):
         if not missing:
@@ -79,7 +75,7 @@ def within(inner: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def span(inner: Box, outer: Box) -> tuple[int, int]:
-    """Return where, among the elements of ``outer`` in C order, those of ``inner`` begin and end."""
+    """Return the range from the first element of ``inner`` to its last, in the C order of ``outer``."""
     first = last = 0
     for (start, end), (origin, limit) in zip(inner, outer, strict=True):
         length = limit - origin

@@ -1,7 +1,7 @@
 """JAX's persistent compilation cache in ``local_dir``: an attempt compiles nothing that one before it has compiled.
 
-JAX means one directory that all hosts share, and writes it from process 0 alone. Here each host has its own, in memory,
-so each process writes, and a host that is new to the gang copies what a host of another slice has.
+JAX expects one directory that all hosts share, and writes it from process 0 alone. Here each host has its own, in
+memory: so each process writes, and a host that is new to the gang copies the cache of a host in another slice.
 """
 
 import logging
@@ -23,7 +23,7 @@ config: Any = jax.config  # its options have no types
 
 DIRECTORY = "jax_cache"
 MOST_ASKED = 3
-"""A new host asks so many others; if none of them has the cache, this process compiles."""
+"""The number of other hosts that a new one asks at most. If none of them has the cache, this process compiles."""
 _DEFAULTS: dict[str, Any] = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,  # 1 s by default, which leaves most programs out
     "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -53,7 +53,7 @@ def use_compilation_cache(info: JobInfo) -> None:
 
 
 def _copy_from_another_slice(info: JobInfo) -> None:
-    """Copy what the task of equal place in another slice has compiled. Any failure only costs the compilation."""
+    """Copy the cache of the task of equal place in another slice. Any failure only costs the compilation."""
     if not info.in_gang:
         return  # it knows no host of another slice
     per_slice, hosts = info.num_tasks // info.num_slices, peers()

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 AGREE_S = 600.0
 """How long a process waits for the others. JAX ends it before, within 100 s by default, if one of them is dead."""
 BARRIERS = 64
-"""The names that a talk gives to its barriers in turn: JAX's service keeps each name for ever."""
+"""The number of names that a talk has for each kind of its barriers, in turn: JAX's service keeps names for ever."""
 _numbers = itertools.count()
 _attempts: dict[tuple[Path, str], int] = {}
 """The attempt that this process is in a directory, for each name of a state."""
@@ -38,17 +38,18 @@ _attempts: dict[tuple[Path, str], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class JaxGang:
-    """This process among those that keep a state together.
+    """The processes that keep a state together, as one of them sees them.
 
     Attributes:
-        index, count: this process, and how many there are; as JAX numbers them.
-        attempt: of the processes. What they save is newer than what earlier attempts have saved.
+        index, count: the number of this process, and the number of all; as JAX counts.
+        attempt: of the processes. Their steps are newer than those of earlier attempts.
         hosts: the files of each host.
         host_of: the number of the host of each process.
         own: the files of this process's host.
-        folder: where the steps are on each host.
-        domains: for each process the number of what is lost with it: its slice, or in one slice its host.
+        folder: the directory of the steps on each host.
+        domains: for each process the number of its failure domain: its slice, or in one slice its host.
         sliced: whether the processes are on several slices.
+        talk: their way to agree.
     """
 
     index: int
@@ -64,7 +65,7 @@ class JaxGang:
 
     @property
     def near(self) -> list[int]:
-        """The hosts: this one, then those of equal place in the other slices, then the others."""
+        """The numbers of the hosts: this one, then those of equal place in the other slices, then the others."""
         mine = self.host_of[self.index]
         a_slice = max(1, len(self.hosts) // len(set(self.domains))) if self.sliced else 1
         following = [(mine + distance) % len(self.hosts) for distance in range(len(self.hosts))]
@@ -88,7 +89,7 @@ class Talk:
         self._said: list[str] = []  # the keys that this process has set, until all have read them
 
     def decide(self, key: str, decision: Callable[[], str]) -> str:
-        """Return what process 0 decides. All processes call it with the same key, which is new."""
+        """Return the decision of process 0. All processes call it with one new key."""
         if self._client is None:
             return decision()
         path = f"{self._prefix}/{key}"
@@ -106,16 +107,17 @@ class Talk:
         return answer[1]
 
     def agree(self, key: str, failure: str | None = None) -> list[str]:
-        """Wait until all processes have called this with the same new key. Return the failures of all of them."""
+        """Wait until all processes have called this with one new key, ``<kind>/…``. Return the failures of all."""
         if self._client is None:
             return [] if failure is None else [failure]
         path, read = f"{self._prefix}/{key}", self._said
         self._said = []
         if failure is not None:
             self._say(f"{path}/{self._index}", failure)
-        self._client.wait_at_barrier(f"{self._prefix}/{next(self._turns) % BARRIERS}", int(AGREE_S * 1000))
+        barrier = f"{self._prefix}/{key.partition('/')[0]}/{next(self._turns) % BARRIERS}"
+        self._client.wait_at_barrier(barrier, int(AGREE_S * 1000))
         failures = [text for _, text in sorted(self._client.key_value_dir_get(path))]
-        for each in read:  # who has come to this barrier has read them
+        for each in read:  # a process that has come to this barrier has read them
             with contextlib.suppress(Exception):  # it costs memory only; a broken service fails at the next barrier
                 self._client.key_value_delete(each)
         return failures
@@ -133,7 +135,7 @@ def this_gang(name: str, directory: Path | None) -> JaxGang:
         directory: one that all processes share, in place of each host's own.
 
     Raises:
-        InvalidRequestError: these processes have no place that others could read.
+        InvalidRequestError: other processes can't read the files of this one.
     """
     me = get_job_info()
     index, count = jax.process_index(), jax.process_count()
@@ -211,7 +213,7 @@ def _for_this_process() -> Path:
             rmtree(left, ignore_errors=True)
     made = Path(tempfile.mkdtemp(prefix=f"iris_ray-steps-{os.getuid()}-{os.getpid()}-", dir=parent))
     atexit.register(rmtree, made, ignore_errors=True)
-    logger.warning("This process is no task of a job: what it keeps ends with it, unless you give directory=")
+    logger.warning("This process is not a task of a job: its steps end with it, unless you give directory=")
     return made
 
 

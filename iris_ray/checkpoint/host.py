@@ -2,7 +2,7 @@
 
 It runs in threads of the TPUHostActor, so it also serves what an earlier attempt has left. The kernel copies files into
 sockets, and what arrives passes through one small buffer for each connection. A connection that has not shown a token
-takes nobody's place: the oldest of them is closed if there are too many.
+keeps no other one out: if there are too many of them, the oldest is closed.
 """
 
 import contextlib
@@ -25,9 +25,8 @@ from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any, BinaryIO
 
-from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.host.directories import LocalDirectories
-from iris_ray.actors.host.services import Host, HostPart
+from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, of_target, room_in
 
@@ -53,9 +52,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class FilesOnHost(HostPart):
     """Starts the host's file service."""
 
-    def __init__(self, host: Host, running: RunningPart[Any]) -> None:
-        super().__init__(host, running)
-        self._service: FileService | None = None
+    _service: "FileService | None" = None
 
     async def started(self) -> None:
         if not self.host.exclusive:
@@ -133,7 +130,7 @@ class FileService:
 
     @contextlib.contextmanager
     def expecting(self, size: int, job: JobDirectory) -> Iterator[Callable[[int], None]]:
-        """Keep room for a file that is to come. Yield a function that takes the number of bytes that have come.
+        """Keep room for a file that is to come. Yield a function that is told the number of bytes as they come.
 
         Raises:
             FileRefusal: there is no room.
@@ -162,7 +159,7 @@ class FileService:
 
 
 class FileRefusal(Exception):
-    """A request can't be answered; with the status and the words of the answer."""
+    """A request is refused with this status and these words."""
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
@@ -218,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(self.server.silence_s)
 
     def _await_head(self) -> None:
-        """Wait until the head of the request has come, so that nobody can send it byte by byte, or without an end.
+        """Wait until the head of the request is complete: a stranger can send it byte by byte, or without an end.
 
         Raises:
             OSError: it has not.
@@ -234,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: a job has thousands of files."""
+        """Write no log: a job has thousands of files."""
 
     def handle_expect_100(self) -> bool:
         return True  # `_put` answers it
@@ -256,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             job = self.server.service.job_of(self.headers.get(TOKEN_HEADER, "").removeprefix(TOKEN_PREFIX))
             if not self.path.startswith(prefix):
-                raise FileRefusal(HTTPStatus.NOT_FOUND, "there is nothing but files here")
+                raise FileRefusal(HTTPStatus.NOT_FOUND, "there are only files here")
             self.server.trust(self.connection)
             with self.server.transfers:
                 by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
@@ -264,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(refusal.status, str(refusal).encode())
         except FileNotFoundError:
             self._say(HTTPStatus.NOT_FOUND, b"it does not exist")
-        except (ConnectionError, TimeoutError):  # nobody is left to hear an answer
+        except (ConnectionError, TimeoutError):  # an answer would reach no caller
             raise
         except OSError as error:
             status = HTTPStatus.INSUFFICIENT_STORAGE if error.errno in _FULL else HTTPStatus.CONFLICT
@@ -291,7 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
         with open(descriptor, "rb", buffering=0) as file:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
-                raise FileRefusal(HTTPStatus.CONFLICT, "it is no file")
+                raise FileRefusal(HTTPStatus.CONFLICT, "it is not a file")
             start, count = self._range(found.st_size)
             self.send_response(HTTPStatus.PARTIAL_CONTENT if "Range" in self.headers else HTTPStatus.OK)
             self.send_header("Content-Length", str(count))
@@ -299,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(file, start, count)
 
     def _range(self, size: int) -> tuple[int, int]:
-        """Return the first byte that is wanted, and how many. The client compares that with what it wants."""
+        """Return the first byte and the number of bytes to send. The client compares the number with its request."""
         wanted = self.headers.get("Range")
         if wanted is None:
             return 0, size
@@ -368,7 +365,7 @@ def _parts(path: str, or_none: bool) -> tuple[str, ...]:
     parts = tuple(path.split("/")) if path else ()
     if not (parts or or_none) or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise FileRefusal(
-            HTTPStatus.BAD_REQUEST, "it is no path below the job's directory: give names with / between them"
+            HTTPStatus.BAD_REQUEST, "it is not a path below the job's directory: give names with / between them"
         )
     return parts
 
@@ -392,7 +389,7 @@ def _opened(root: Path, parts: Sequence[str], create: bool = False) -> Iterator[
 
 @contextlib.contextmanager
 def _taking(job: JobDirectory) -> Iterator[tuple[int, str]]:
-    """Yield the directory for transfers, and a new name in it. Remove at the end what has that name."""
+    """Yield the directory for transfers, and a new name in it. Remove the file or directory of that name at the end."""
     job.incoming.mkdir(mode=0o700, exist_ok=True)
     name = secrets.token_hex(8)
     with _opened(job.incoming, ()) as incoming:

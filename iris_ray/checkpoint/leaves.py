@@ -22,13 +22,13 @@ class StateLeaf:
     """A leaf of a state, or of the target of a restore.
 
     Attributes:
-        leaf: what it is.
-        held: who has which box of its array; None for a plain value.
-        wanted: the boxes that this process needs to have the leaf again.
-        shards: the arrays of this process, by box.
-        lasting: whether their bytes stay as they are while somebody uses them: those of JAX's arrays do. On a CPU, XLA
-            copies a donated array that is in use; from other devices, the bytes are a copy.
-        build: makes the leaf, given the value that was saved and the bytes of each wanted box.
+        leaf: its name, type and shape.
+        held: the processes that have each box of its array; None for a plain value.
+        wanted: the boxes that this process needs to restore the leaf.
+        shards: returns the arrays of this process, by box.
+        lasting: whether the bytes of these arrays stay as they are while they are used. Those of JAX's arrays do: on a
+            CPU, XLA copies a donated array that is in use; from other devices, the bytes are a copy.
+        build: makes the leaf from the value that was saved and the bytes of each wanted box.
     """
 
     leaf: Leaf
@@ -48,7 +48,7 @@ def state_leaves(tree: Any, processes: int) -> tuple[list[StateLeaf], Any]:
         processes: how many processes have such a state.
 
     Raises:
-        InvalidRequestError: a leaf is nothing of that.
+        InvalidRequestError: a leaf is something else.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     names = _names(structure)
@@ -165,6 +165,6 @@ def _layout(sharding: Sharding, shape: tuple[int, ...]) -> tuple[list[tuple[Any,
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return a name that tells every type from the others, also those of ml_dtypes and of structures."""
+    """Return a unique name of a type, also of ml_dtypes' types and of structures."""
     name = dtype.name if dtype.names is None else str(dtype.descr)
     return name if dtype.isnative else f"{name} of the other byte order"

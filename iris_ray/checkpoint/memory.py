@@ -19,23 +19,23 @@ from iris_ray.task.progress import count_unproductive, unproductive
 class MemoryCheckpointer:
     """Checkpoints of a JAX program in the memory of its hosts.
 
-    Each process keeps its shards in ``local_dir``, which outlives the attempt. After a loss, the next attempt takes
-    what its hosts still have, and fetches the rest from the other hosts; the number and order of slices may change.
-    A shard that only one slice has is copied to a host of another slice. All processes must call each method at the
-    same steps. Numbers and NumPy arrays in the state must be the same in all processes.
+    Each process keeps its shards in ``local_dir``, which outlives the attempt. After a loss, each process of the next
+    attempt reads the shards on its own host, and fetches the others; the number and order of slices may change. A shard
+    that only one slice has is copied to a host of another slice. All processes must call each method at the same steps.
+    Numbers and NumPy arrays in the state must be equal in all processes.
 
     It does not replace checkpoints in a bucket: a single slice takes its memory along, and so does a job that is
     evicted.
 
     Args:
         every: `save` keeps the steps that are multiples of it.
-        keep: files for steps on each host, of the size of its share: one has the newest whole step while the next one
-            is written into another. At least 2.
+        keep: the number of files for steps on each host, at least 2. Each has the size of the host's share: one holds
+            the newest whole step while the next step is written into another.
         copies: ``"auto"`` copies shards to another slice if no other slice has them; ``"none"`` never does.
-        name: tells the states of a program apart.
-        limit: bytes of each host's memory that all this may take; by default, what is free but for a tenth.
+        name: of the state, if a program keeps several.
+        limit: bytes of each host's memory that the steps may take; by default, what is free but for a tenth.
         directory: one that all processes share, such as ``/dev/shm/run-7`` on a single machine, in place of the hosts'
-            own. A program that is no task of a job finds there what it saved before.
+            own. A program that isn't a task of a job finds its earlier steps there.
 
     Example::
 
@@ -73,7 +73,7 @@ class MemoryCheckpointer:
         self._directory = None if directory is None else Path(directory).absolute()
         self._known: tuple[JaxGang, GangSteps] | None = None
         self._untold_s = 0.0
-        """How long the latest save held the program up. The thread of the next one tells it, since files take ms."""
+        """How long the latest save held the program up. The next save's thread counts it: that takes milliseconds."""
 
     def save(self, step: int, state: Any, now: bool = False) -> bool:
         """Keep a state. Return whether this step is due; with ``now``, whether it is whole on the hosts.
@@ -115,13 +115,13 @@ class MemoryCheckpointer:
         All processes return the same step. The steps of the newest attempt that has a whole one come first.
 
         Args:
-            target: a state like the one that was saved, for its structure, shapes, types and shardings; its elements
-                don't matter. Arrays may be ``jax.ShapeDtypeStruct`` with a sharding, which take no memory.
-            at_least: the newest step in the bucket; that of process 0 counts. Memory that is older is left alone: the
-                gang may have been elsewhere meanwhile, and have saved later steps there.
+            target: a state with the structure, shapes and types of the saved one, and with the wanted shardings; its
+                elements don't matter. Arrays may be ``jax.ShapeDtypeStruct`` with a sharding, which take no memory.
+            at_least: the newest step in the bucket; the value of process 0 counts. An older step in memory is left
+                alone: the gang may have been elsewhere meanwhile, and have saved later steps there.
 
         Raises:
-            CheckpointMismatchError: what was saved is another state; the message names the first difference.
+            CheckpointMismatchError: the saved state is another one; the message names the first difference.
         """
         with unproductive("checkpoint_restore"):
             gang, steps = self._here()
@@ -133,7 +133,7 @@ class MemoryCheckpointer:
             return step, jax.block_until_ready(jax.tree_util.tree_unflatten(structure, restored))  # type: ignore[no-untyped-call]
 
     def newest(self, at_least: int = 0) -> int | None:
-        """Return the step that `restore` would return now, the same in all processes; None if there is none."""
+        """Return the step that `restore` would return now in all processes; None if there is none."""
         return self._here()[1].newest(at_least)
 
     def wait(self) -> None:

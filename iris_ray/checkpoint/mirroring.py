@@ -19,7 +19,7 @@ AT_ONCE = 16
 """The number of hosts that a task asks at a time, and of files that it fetches at a time."""
 CHUNK_BYTES = 16 << 20
 UNFINISHED = ".mirror"
-"""The name under which a step directory is fetched, and under which others are removed. It is no step."""
+"""The name of a step directory while it is fetched or removed. It isn't a step's name."""
 _STEP = re.compile(r"(?:[A-Za-z][\w-]*_)?(\d+)")
 MARK = ".mirrored "
 MARKED_ATTEMPTS = 8
@@ -29,14 +29,14 @@ def mirror(directory: Path | str) -> int | None:
     """Give this host the newest step that all hosts can have, and remove the others. Return the step, or None.
 
     Call it in all tasks of the gang, before they make a checkpoint manager that finds steps in ``directory`` on its own
-    host, such as Orbax's ``ReplicatorCheckpointManager``: that one hangs if a host that is new to the gang lacks a step
-    that the others have. Hosts of equal place have the same number within their slices, and the same data if the
-    program is data-parallel over slices. A host that lacks the step fetches it from one of equal place. If no step is
-    whole at every place, nobody keeps any, and the caller reads the bucket.
+    host, such as Orbax's ``ReplicatorCheckpointManager``, which hangs if a host that is new to the gang lacks a step of
+    the others. Hosts of equal place have one number within their slices, and equal data if the program is data-parallel
+    over slices. A host that lacks the step fetches it from one of equal place. If no step is whole at every place, all
+    steps are removed, and the caller reads the bucket.
 
-    All tasks get the same answer, without talking to each other, if none of them saves before all have it. Managers of
-    Orbax see to that: they begin with a barrier. Steps of an attempt that was given up for an older step don't come
-    back with a host that missed the attempts since.
+    All tasks get one answer, without talking to each other, if none of them saves before all have it. Orbax's managers
+    ensure that, since they begin with a barrier. When an attempt was given up for an older step, its later steps don't
+    come back with a host that missed the attempts since.
 
     Args:
         directory: below ``get_job_info().local_dir``, and at the same path on all hosts. With several processes on each
@@ -56,7 +56,7 @@ def mirror(directory: Path | str) -> int | None:
     """
     me = get_job_info()
     if me is None or not me.local_dir:
-        raise InvalidRequestError("this process has no local_dir to mirror: it is no task of a job with chips")
+        raise InvalidRequestError("this process has no local_dir to mirror: it is not a task of a job with chips")
     if me.failure_domain == EACH_SLICE:
         raise InvalidRequestError(
             f"the slices of this job start again one by one (failure_domain={EACH_SLICE!r}), and no other slice has"
@@ -84,9 +84,6 @@ def mirror(directory: Path | str) -> int | None:
 
 Steps = Mapping[str, Mapping[str, int]]
 """Step directories by name: the sizes of their files, by path below them."""
-
-# -- what is where -----------------------------------------------------------------------------------------------------
-
 
 Mark = tuple[tuple[int, int], ...]
 """The attempts that a directory has been through: an empty file in it, with the attempts in its name.
@@ -124,10 +121,10 @@ class HostSteps:
 
 
 def steps_that_count(held: Sequence[HostSteps]) -> list[Steps]:
-    """Return the step directories on each host that are not of a timeline that was given up.
+    """Return the step directories on each host, without those of a timeline that was given up.
 
-    Of a host that has missed attempts only what all of these may have begun with counts, and nothing if it has been
-    through an attempt of which the others don't know, or has missed too many.
+    If a host has missed attempts, only steps with which all of these may have begun count. If it has been through an
+    attempt that the others don't know, or has missed too many, none of its steps counts.
     """
     latest = max((host.mark for host in held), default=())
     newest, limit = dict[int, float](), math.inf
@@ -158,7 +155,7 @@ def newest_at_all_places(me: JobInfo, counting: Sequence[Steps]) -> int | None:
 
 
 def _history(me: JobInfo, held: Sequence[HostSteps]) -> Mark:
-    """Return the attempts before this one, of those that have mirrored. Tasks that were faster have marked this one."""
+    """Return the earlier attempts that have mirrored. Faster tasks may have marked this attempt already."""
     latest = max((host.mark for host in held), default=())
     return tuple(pair for pair in latest if pair[0] != me.attempt)[: MARKED_ATTEMPTS - 1]
 
@@ -174,7 +171,7 @@ def _mark(own: Path, mark: Mark) -> None:
 def _folders(me: JobInfo, own: Path) -> list[str]:
     """Return where each task of the gang has its steps, relative to its ``local_dir``."""
     if not own.is_relative_to(me.local_dir) or ".." in own.parts or own == Path(me.local_dir):
-        raise InvalidRequestError(f"{own} is not below {me.local_dir}; other hosts can see only what is")
+        raise InvalidRequestError(f"{own} is not below {me.local_dir}, where other hosts could see it")
     folder = own.relative_to(me.local_dir)
     if me.processes_per_host == 1:
         return [str(folder)] * me.num_tasks

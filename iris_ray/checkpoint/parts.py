@@ -1,7 +1,7 @@
-"""The parts of a saved step: what one process kept of it, in a file of data and a record of what that file holds.
+"""The parts of a saved step: the shards that one process keeps, in a file of data with a record of its content.
 
-The record is the mark that a part is complete: it is written last and removed first. A step is whole if its records
-cover every array.
+The record marks a part as complete: it is written last and removed first. A step is whole if its records cover every
+array.
 """
 
 import json
@@ -28,9 +28,9 @@ class Leaf:
 
     Attributes:
         name: its path in the tree.
-        dtype, shape: of the array that is stored; empty for a plain value.
-        key: for random keys their implementation; the array is that of their data.
-        value: a number, a bool or a str that is no array.
+        dtype, shape: of the stored array; empty for a plain value.
+        key: the implementation of random keys, whose data is the array.
+        value: the plain value: a number, a bool or a str.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The files that this job keeps in ``local_dir`` on the hosts of its gang, read and written over the network.
 
-Each host serves the files of its own disk or memory, even while no task runs there. So a task that starts on a new host
-fetches from the others what it lacks, and a task keeps a second copy of its files on the host of another slice.
+Each host serves the files of its own disk or memory, even while no task runs there. So a task on a new host fetches
+missing files from the others, and a task keeps a second copy of its files on the host of another slice.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from iris_ray.errors import InvalidRequestError, PeerFilesError
 from iris_ray.task.job_info import get_job_info
 
 SILENCE_S = 10.0
-"""A host that moves no byte for so long counts as unable to answer."""
+"""The time without a byte after which a host counts as unable to answer."""
 START_S = 20.0
-"""The tasks of a gang start within so long of each other. A host knows a job once its task has started there."""
+"""The time within which the tasks of a gang start. A host knows a job once its task has started there."""
 ASK_AGAIN_S = 0.05
 CHUNK_BYTES = 4 << 20
 CONTINUE = b"HTTP/1.1 100"
@@ -61,7 +61,7 @@ class PeerFiles:
             return found
 
     def read(self, path: str, into: "memoryview[Any]", offset: int = 0) -> None:
-        """Fill a buffer with the bytes of a file from an offset on. The file must have so many."""
+        """Fill a buffer with the bytes of a file from an offset on. A file that is too short is an error."""
         buffer = into.cast("B")
         if not buffer:
             return
@@ -80,7 +80,7 @@ class PeerFiles:
     def write(self, path: str, source: "Path | memoryview[Any]") -> None:
         """Store a file, whole at once or not at all, in place of an earlier one. Make the directories above it.
 
-        The files of a job on a host leave a tenth of its memory, or disk, free. What would not fit is refused.
+        The files of a job on a host leave a tenth of its memory, or disk, free. A file that doesn't fit is refused.
         """
         if isinstance(source, Path):
             with source.open("rb") as file:
@@ -180,7 +180,7 @@ def _send_file(connection: socket.socket, file: BinaryIO, size: int) -> None:
 
 
 def peers() -> list[PeerFiles]:
-    """Return the files of this job on the hosts of its gang, by gang rank. Tasks of one host have the same.
+    """Return the files of this job on the host of each task of its gang, by gang rank.
 
     The list is empty without chips, in local processes (``mode="simple"``), and where ``file_services`` is empty.
 
@@ -204,5 +204,5 @@ def room() -> int:
     """
     me = get_job_info()
     if me is None or not me.local_dir:
-        raise InvalidRequestError("this process has no local_dir: it is no task of a job with chips")
+        raise InvalidRequestError("this process has no local_dir: it is not a task of a job with chips")
     return room_in(Path(me.local_dir))

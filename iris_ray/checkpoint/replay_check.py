@@ -23,7 +23,7 @@ NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ReplaySuspect:
-    """A device whose bytes differ from those of most others.
+    """A device whose result differs from that of most others.
 
     Attributes:
         host: its host: slice and worker, or the machine's name outside a gang.
@@ -43,12 +43,12 @@ class ReplaySuspect:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What `replay_check` has found. It is the same in all processes.
+    """The result of `replay_check`, equal in all processes.
 
     Attributes:
-        replicas: how many devices took part.
+        replicas: the number of devices.
         suspects: the devices that are at fault.
-        unclear: leaves that differ where no majority says which device is right, in words.
+        unclear: in words, the leaves that differ without a majority for one result.
     """
 
     replicas: int
@@ -70,13 +70,13 @@ class ReplayReport:
 def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> ReplayReport:
     """Have every device of the gang run one step on the same bytes, and compare the results bit by bit.
 
-    A device that computes something else than most is at fault, and so is one whose second run differs from its first.
-    The states of the processes are compared, too: a replica that has gone astray earlier shows there. All processes
-    must call this at the same step. It takes two steps and a compilation, and memory for the state beside yours.
+    A device whose result differs from that of most is at fault, and so is one whose second run differs from its first.
+    The states of the processes are compared as well, which shows a replica that went astray earlier. All processes must
+    call this at the same step. It takes two steps and a compilation, and memory for a second state.
 
     Args:
         step_fn: called as ``step_fn(state, *batch)`` on one device; returns a pytree of arrays. It may be jitted. It
-            must always give the same result, and call no collective operation.
+            must be deterministic, and call no collective operation.
         state: a pytree of arrays that each process holds whole: replicated, or on the host. It is not changed.
         batch: further arguments; those of process 0 count.
 
@@ -99,8 +99,9 @@ def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> Replay
     devices = jax.local_device_count()
     mine = np.stack([[_digests((state, run[at])) for run in results] for at in range(devices)])
     digests = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, RUNS, len(names), DIGEST_BYTES)
-    hosts = np.asarray(multihost_utils.process_allgather(_encoded(_this_host()))).reshape(-1, NAME_BYTES)
-    return compared(digests, names, [_decoded(host) for host in hosts])
+    host = np.frombuffer(_this_host().encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
+    hosts = np.asarray(multihost_utils.process_allgather(host), np.uint8).reshape(-1, NAME_BYTES)
+    return compared(digests, names, [each.tobytes().rstrip(b"\0").decode(errors="replace") for each in hosts])
 
 
 def compared(digests: np.ndarray, names: list[str], hosts: list[str]) -> ReplayReport:
@@ -184,14 +185,6 @@ def _names(tree: Any) -> Iterator[str]:
 def _this_host() -> str:
     me = get_job_info()
     return f"{me.slice_name} worker {me.worker_id}" if me is not None and me.slice_name else socket.gethostname()
-
-
-def _encoded(name: str) -> np.ndarray:
-    return np.frombuffer(name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), np.uint8)
-
-
-def _decoded(name: np.ndarray) -> str:
-    return name.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def _listed(names: tuple[str, ...]) -> str:

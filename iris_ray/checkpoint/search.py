@@ -5,8 +5,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import astuple, dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,20 +21,14 @@ from iris_ray.checkpoint.parts import (
     is_whole,
     newest_first,
 )
+from iris_ray.checkpoint.peer_files import PeerFiles
+from iris_ray.checkpoint.store import DirectoryFiles
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+Files: TypeAlias = DirectoryFiles | PeerFiles
+"""The files on one host: on this machine, or elsewhere."""
 AT_ONCE = 8
-"""Records that a process reads at a time; it stops when it has found all it needs."""
-
-
-class Files(Protocol):
-    """The files on one host: `DirectoryFiles` here, `PeerFiles` elsewhere."""
-
-    def list(self, directory: str = "") -> dict[str, int]: ...
-    def read(self, path: str, into: memoryview, offset: int = 0) -> None: ...
-    def write(self, path: str, source: Path | memoryview) -> None: ...
-    def delete(self, path: str) -> None: ...
+"""The number of records that a process reads at a time, until they have all wanted boxes."""
 
 
 class HostFailedError(Exception):
@@ -144,7 +137,7 @@ def read_boxes(
         wanted: what to read.
 
     Raises:
-        HostFailedError: a host did not give what it has.
+        HostFailedError: a host did not give bytes that its records name.
     """
     plan = _plan(found, hosts, near, folder, wanted, pool)
 

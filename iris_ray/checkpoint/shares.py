@@ -14,7 +14,7 @@ class Kept:
         leaf: number of the array in the state.
         box: which part of the array.
         size: bytes.
-        alone: whether no process in another domain keeps it, too.
+        alone: whether processes of only one domain have it.
     """
 
     leaf: int
@@ -32,17 +32,16 @@ class HeldArray:
 
 
 def share_out(arrays: Sequence[HeldArray], domains: Sequence[int], at_most: int) -> list[list[Kept]]:
-    """Choose who keeps what: of each domain with a replica of a shard, one process, so that all keep about as much.
+    """Choose one process of each domain with a replica of a shard to keep it, so that all keep about as much.
 
-    All processes come to the same result.
+    All processes come to one result.
 
     Args:
-        domains: for each process, the number of what is lost together with it: its slice, or in a single slice its
-            host.
-        at_most: so many domains keep a shard.
+        domains: for each process, the number of its failure domain: its slice, or in a single slice its host.
+        at_most: the number of domains that keep a shard at most.
 
     Returns:
-        For each process what it keeps, those shards first that nobody else keeps.
+        The shards that each process keeps, those first that are in no other domain.
     """
     kept: list[list[Kept]] = [[] for _ in domains]
     load = [0] * len(domains)
@@ -63,7 +62,7 @@ def share_out(arrays: Sequence[HeldArray], domains: Sequence[int], at_most: int)
 
 
 def partner(process: int, domains: Sequence[int]) -> int | None:
-    """Return the process of the next slice that takes what a process gives away; None if there is only one slice."""
+    """Return the process of the next slice that takes the copies of a process; None if there is only one slice."""
     slices = sorted(set(domains))
     if len(slices) == 1:
         return None

@@ -1,4 +1,10 @@
-"""Keeps steps of a state on the hosts of a gang, and restores the newest that is whole: what each process does."""
+"""Keeps steps of a state on the hosts of a gang, and restores the newest whole one: the work of each process.
+
+A save is *begun* in a file of the host that holds no whole step. It is *here* once its record is written, and *at the
+partner* once a host of another slice has a copy of the shards that no other slice has. It is *whole* once all processes
+have said that they came so far: then older ones are given up, and callers are told. A save that fails on the way leaves
+the newest whole one as it is.
+"""
 
 import contextlib
 import dataclasses
@@ -9,7 +15,6 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +23,7 @@ from iris_ray.checkpoint.boxes import Box
 from iris_ray.checkpoint.gang import JaxGang
 from iris_ray.checkpoint.leaves import StateLeaf
 from iris_ray.checkpoint.local_files import room_in
-from iris_ray.checkpoint.parts import ALIGNMENT, Leaf, Part, PartName, Shard, checksum, difference
+from iris_ray.checkpoint.parts import ALIGNMENT, Part, PartName, Shard, checksum, difference
 from iris_ray.checkpoint.search import FoundStep, HostFailedError, newest_whole, read_boxes
 from iris_ray.checkpoint.shares import HeldArray, Kept, partner, share_out
 from iris_ray.checkpoint.store import Bytes, StepFiles, bytes_of
@@ -32,19 +37,6 @@ TRIES: Final = 5
 """How often the processes look for a step, each time without the hosts that have failed."""
 
 
-class Stage(Enum):
-    """How far the latest save of a gang has come."""
-
-    BEGUN = auto()
-    """Its bytes are being written into a file of this host, in place of an older step that is not the newest whole."""
-    HERE = auto()
-    """This process's part is on its host, with its record."""
-    COPIED = auto()
-    """So are the shards that no other slice has on the partner's host. A save that fails stays before this stage."""
-    WHOLE = auto()
-    """All processes have said that they have come so far: older steps are given up, and callers hear of it."""
-
-
 class GangSteps:
     """The steps of a state that a gang keeps, as one of its processes sees them. All processes call the same methods.
 
@@ -53,6 +45,9 @@ class GangSteps:
         keep: files for steps on each host.
         copies: whether shards that only one slice has are copied to another one.
         limit: bytes of each host's memory; None for what `room_in` gives.
+
+    Attributes:
+        is_whole: whether the latest save is whole, which all processes learn alike.
     """
 
     def __init__(self, gang: JaxGang, keep: int, copies: bool, limit: int | None) -> None:
@@ -61,15 +56,10 @@ class GangSteps:
         self._limit = limit
         self._files = StepFiles.of(gang.own, gang.folder, gang.attempt, gang.index, keep)
         self._plan: _Plan | None = None
-        self._stage = Stage.BEGUN
+        self.is_whole = False
         self._counter = itertools.count()
         to = partner(gang.index, gang.domains) if copies and gang.sliced else None
         self._partner = None if to is None else gang.hosts[gang.host_of[to]]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all processes have their parts of the latest save, and the copies of them. All get one answer."""
-        return self._stage is Stage.WHOLE
 
     @property
     def outlives_a_slice(self) -> bool:
@@ -99,7 +89,7 @@ class GangSteps:
         key = f"saved/{next(self._counter)}/{step}"
         try:
             self.finish()
-            self._stage = Stage.BEGUN
+            self.is_whole = False
             plan = self._planned(leaves)
             slot, memory = self._files.begin(plan.size)
             arrays = {leaf: leaves[leaf].shards() for leaf in {each.leaf for each in plan.kept}}
@@ -118,25 +108,7 @@ class GangSteps:
             raise
         about = tuple(leaf.leaf for leaf in leaves)
 
-        def complete() -> None:
-            self._complete(step, key, slot, memory, about, plan, later)
-            meanwhile()
-
-        self._files.going_on = _in_background(complete)
-
-    def _complete(
-        self,
-        step: int,
-        key: str,
-        slot: int,
-        memory: Bytes,
-        leaves: tuple[Leaf, ...],
-        plan: "_Plan",
-        later: list[tuple[int, Bytes]],
-    ) -> None:
-        """Do all that the training need not wait for."""
-        error: Exception | None = None
-        try:
+        def write() -> None:
             for offset, content in later:
                 np.copyto(memory[offset : offset + len(content)], content)
             later.clear()  # the others may take long
@@ -144,16 +116,26 @@ class GangSteps:
                 Shard(each.leaf, each.box, offset, each.size, checksum(memory[offset : offset + each.size]))
                 for each, offset in zip(plan.kept, plan.offsets, strict=True)
             ]
-            name = self._files.commit(step, slot, Part(leaves, tuple(shards)))
-            self._stage = Stage.HERE
-            self._copy(name, memory, Part(leaves, tuple(shards[: plan.alone])))
-            self._stage = Stage.COPIED
+            name = self._files.commit(step, slot, Part(about, tuple(shards)))
+            self._copy(name, memory, Part(about, tuple(shards[: plan.alone])))
+
+        def complete() -> None:
+            self._complete(step, key, write)
+            meanwhile()
+
+        self._files.going_on = _in_background(complete)
+
+    def _complete(self, step: int, key: str, write: Callable[[], None]) -> None:
+        """Write the files of a save, and agree on whether it is whole. The training need not wait for this."""
+        error: Exception | None = None
+        try:
+            write()
         except Exception as caught:  # the others must hear of it
             error = caught
         if failures := self._tell(key, error):
             logger.warning("Step %d is not whole in memory, the step before stays: %s", step, failures[0])
         else:
-            self._stage = Stage.WHOLE
+            self.is_whole = True
             try:
                 self._files.settle(self._files.saves)
                 self._drop_copies()
@@ -194,8 +176,11 @@ class GangSteps:
         held = [leaf.held for leaf in leaves]
         if self._plan is None or self._plan.held != held:
             plan = _Plan.of(held, gang, self._copies)
-            refusals = self._gang.talk.agree(f"room/{next(self._counter)}", self._why_too_large(plan))
-            if refusals:
+            try:
+                refusal = self._why_too_large(plan)
+            except OSError as error:  # the others wait for this process
+                refusal = f"the room on process {gang.index}'s host is not known: {error}"
+            if refusals := gang.talk.agree(f"room/{next(self._counter)}", refusal):
                 raise CheckpointTooLargeError(refusals[0])
             self._plan = plan
         return self._plan
@@ -311,7 +296,7 @@ class GangSteps:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What this process keeps of each step.
+    """The shards that this process keeps of each step.
 
     Attributes:
         held: the state for which this is the plan.

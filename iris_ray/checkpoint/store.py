@@ -80,7 +80,7 @@ class DirectoryFiles:
             os.ftruncate(file.fileno(), size)
             try:  # without its memory, a write to the mapped file would kill the process
                 os.posix_fallocate(file.fileno(), 0, size)
-            except OSError:  # some file systems keep what they have found, and stay full
+            except OSError:  # some file systems keep the part that they have allocated, and stay full
                 os.ftruncate(file.fileno(), before)
                 raise
             return mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)

@@ -84,6 +84,9 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 def stop(yes: bool, as_json: bool) -> None:
     """End it for good; running jobs go on.
 
+    \b
+      iris-ray cluster controller stop
+
     On a terminal the command asks first.
     """
     with cluster():
@@ -111,8 +114,14 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
         before = old.versions()
         protocol, version = before["protocol"], before["version"]
         _require_successor(protocol, version)
+        if dry_run and as_json:
+            print_json({"version_before": version, "version": iris_ray.__version__, "dry_run": True})
+            return
         if dry_run:
-            _say_dry_run(version, as_json)
+            click.echo(
+                f"iris_ray {iris_ray.__version__} can replace the Controller of iris_ray {version}: it reads all of its"
+                " records, and understands the processes of all jobs; nothing was changed"
+            )
             return
         _require_installed(version)
         with live_line("iris-ray") as line:
@@ -133,17 +142,6 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
         return
     click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {version}")
     click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
-
-
-def _say_dry_run(version: str, as_json: bool) -> None:
-    """Print that the Controller could be replaced."""
-    if as_json:
-        print_json({"version_before": version, "version": iris_ray.__version__, "dry_run": True})
-        return
-    click.echo(
-        f"iris_ray {iris_ray.__version__} can replace the Controller of iris_ray {version}: it reads all of its"
-        " records, and understands the processes of all jobs; nothing was changed"
-    )
 
 
 def _require_installed(version: str) -> None:

@@ -177,7 +177,7 @@ def _widest(texts: Iterable[str]) -> int:
 
 def _terminal_width() -> int | None:
     """Return the width of the terminal in characters; None if stdout is not one."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
 # -- json output -------------------------------------------------------------------------------------------------------

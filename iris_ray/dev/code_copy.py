@@ -34,7 +34,7 @@ class CodeCopy:
         self._record = directory / "code.json"
         self._known: dict[str, _Written] = {}
         self.path.mkdir(exist_ok=True)
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(FileNotFoundError):
             self._known = {name: _Written(*one) for name, one in json.loads(self._record.read_text()).items()}
 
     def missing(self, wanted: Sequence[CodeFile]) -> list[str]:
@@ -57,18 +57,24 @@ class CodeCopy:
                 raise ValueError(f"{file.path} leaves the directory")
         differing = self._differing(wanted)
         gone = self._known.keys() - {file.path for file in wanted}
+        if differing:  # a file that this process leaves half written, or doesn't name any more, is still the person's
+            self._known |= dict.fromkeys((file.path for file in differing), _Written("", 0, 0))
+            self._write_record()
         for name in sorted(gone, reverse=True):
-            with contextlib.suppress(OSError):  # a program may have removed it, or put a directory in its place
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):  # the program's doing
                 (self.path / name).unlink()
+            with contextlib.suppress(OSError):
                 for parent in PurePosixPath(name).parents[:-1]:
                     (self.path / parent).rmdir()  # stops at the first that is not empty
             del self._known[name]
         for file in differing:
-            self._known.pop(file.path, None)
             self._known[file.path] = self._write(file, contents.get(file.digest, b""))
         if gone or differing:
-            facts = {name: [one.digest, one.mtime_ns, one.size] for name, one in self._known.items()}
-            write_whole(self._record, json.dumps(facts).encode())
+            self._write_record()
+
+    def _write_record(self) -> None:
+        facts = {name: [one.digest, one.mtime_ns, one.size] for name, one in self._known.items()}
+        write_whole(self._record, json.dumps(facts).encode())
 
     def _differing(self, wanted: Sequence[CodeFile]) -> list[CodeFile]:
         return [file for file in wanted if not self._is_here(file)]

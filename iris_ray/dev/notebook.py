@@ -87,6 +87,7 @@ class _Cells:
     """The processes of one notebook on the hosts of a held job."""
 
     def __init__(self, name: str) -> None:
+        code = CodeDirectory.look(Path.cwd())  # it may be too large
         cluster = os.environ.get("RAY_ADDRESS") or AUTO
         self._tunnel: TunnelInThread | None = None
         if cluster.startswith(("http://", "https://")):
@@ -95,7 +96,6 @@ class _Cells:
             self._held_run = try_remembered(name, cluster) or _asked_for(name, cluster)
         self.numbers: list[int] = []
         self.is_over = False
-        code = CodeDirectory.look(Path.cwd())
 
         def say(sent: "Sent") -> None:
             if sent.files or code.left_out:

@@ -10,6 +10,7 @@ off is copied again.
 """
 
 import fcntl
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,8 @@ _SAMPLES = "fleet_samples", "user_samples"
 _TABLES = "attempts", *_SUMS, "curves", "events", *_SAMPLES, "jobs"
 _KINDS = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 _AT_ONCE = 50_000
+MOST_S = 3600
+"""The process is killed after this number of seconds: its Controller may have died, and a bucket may hang."""
 _CHANGE = b"iris_ray.change"
 """The key of a change's number in the metadata of a file."""
 
@@ -228,6 +231,7 @@ class _Target:
 
 def main(words: Sequence[str]) -> int:
     path, target, *_ = words
+    signal.alarm(MOST_S)
     try:
         copy_to_parquet(Path(path), target)
     except ImportError:

@@ -42,6 +42,8 @@ MOST_ASKED = 32
 """The limit for the hosts that are asked for the files of an attempt whose host is unknown."""
 SEARCHES_AT_ONCE = 2
 """The limit for such searches at a time."""
+SEARCH_S = 2 * READ_TIMEOUT_S
+"""The limit for a search with the wait for its turn: others may look for many attempts whose hosts don't answer."""
 NOT_PLACED = "it has not been placed on a host yet"
 
 
@@ -156,14 +158,18 @@ class LogsInController(ControllerPart):
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
     async def _find(self, key: TaskAttemptId, job: Job) -> str | None:
-        """Ask likely hosts for files of an attempt. Return the host that has them."""
-        async with self._searches:
-            need = job.requirement
-            number = job.task_of(key.task_index).index % need.replicas if need.whole_groups else None
-            known = [c for c in need.constraints if not c.orders]
-            asked = [one for one in self._state.workers.values() if all(c.matches(one.attributes) for c in known)]
-            asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
-            found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
+        """Ask likely hosts for files of an attempt. Return the host that has them, None after `SEARCH_S`."""
+        need = job.requirement
+        number = job.task_of(key.task_index).index % need.replicas if need.whole_groups else None
+        known = [c for c in need.constraints if not c.orders]
+        asked = [one for one in self._state.workers.values() if all(c.matches(one.attributes) for c in known)]
+        asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
+        try:
+            async with asyncio.timeout(SEARCH_S), self._searches:
+                reads = (self._read(one.node_id, one.address, LogQuestion(*key, 0, 1)) for one in asked)
+                found = await asyncio.gather(*reads)
+        except TimeoutError:
+            return None
         for worker, piece in zip(asked, found, strict=True):
             if isinstance(piece, LogPiece):
                 self._memory.placed(key, worker.node_id)

@@ -8,6 +8,7 @@ none is unpickled: an answer has the type that is expected of it, or is refused.
 import builtins
 import concurrent.futures
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -125,11 +126,7 @@ class HeadCall:
                 type.
             Exception: the function's own error.
         """
-
-        def look() -> tuple[RayJobStatus, str]:
-            status = self.jobs.status(self.run_id)  # before its output, which is complete if it has ended
-            return status, self.jobs.logs(self.run_id)
-
+        look = functools.partial(self.jobs.look, self.run_id)
         pause_s = SHORTEST_PAUSE_S
         while True:
             status, output = try_again(look, *SILENT, within_s=patience_s, pause_s=LONGEST_PAUSE_S)

@@ -237,11 +237,16 @@ class RayJobs:
         Raises:
             UnknownNameError: there is no such job.
         """
+        return self.look(run_id)[0]
+
+    def look(self, run_id: str) -> tuple[RayJobStatus, str]:
+        """Return the status of a job and its output, which is complete if the job has ended. Raises like `status`."""
         with self._answers(run_id):
             details = self._client.get_job_info(_checked(run_id))
-            ours = tuple(dict.fromkeys(OUR_JOB.findall(self._client.get_job_logs(run_id))))
+            output = str(self._client.get_job_logs(run_id))
         code: int | None = details.driver_exit_code
-        return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours, code)
+        ours = tuple(dict.fromkeys(OUR_JOB.findall(output)))
+        return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours, code), output
 
     def logs(self, run_id: str) -> str:
         """Return the output of a job. Raises like `status`."""

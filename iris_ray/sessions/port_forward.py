@@ -156,7 +156,10 @@ async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.
 
 
 async def _send(channel: Channel, reader: asyncio.StreamReader) -> None:
-    with contextlib.suppress(ConnectionError):
+    try:
         while data := await reader.read(CHUNK_BYTES):
             await channel.write(data)
-    await channel.write(b"")
+    except ConnectionError:  # the client has gone, and reads no answer
+        channel.close()
+    else:
+        await channel.write(b"")

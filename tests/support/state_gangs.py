@@ -310,6 +310,7 @@ class Program:
                     states.finish()
                     if states.is_whole:
                         kept[index] = step
+                states.finish()  # what a restore has begun
             except Killed:
                 pass
             except BaseException as error:

@@ -288,8 +288,13 @@ class LocalRun:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically: a reader finds the old file or the whole new one."""
     unfinished = Path(f"{path}.{os.getpid()}")
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 # -- signals from a host to a running task process ---------------------------------------------------------------------

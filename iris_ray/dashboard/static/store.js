@@ -40,7 +40,7 @@ async function load() {
     return setTimeout(load, AGAIN_MS);
   }
   for (const name of Object.keys(tables)) {
-    tables[name] = Object.assign(Object.create(null), value.tables[name]); // a user may be called __proto__
+    tables[name] = value.tables[name] ?? {};
     changed.add(name);
   }
   report();

@@ -37,6 +37,7 @@ class RunnerAgent:
     def __init__(self, variables: Mapping[str, str]) -> None:
         os.environ.update(variables)
         join_task()
+        self._driver = asyncio.Lock()  # a driver that hangs takes one thread, and no others from `wait_gone`
 
     async def watch(self) -> None:
         """Never return: the call fails when this process or its host is gone."""
@@ -51,11 +52,13 @@ class RunnerAgent:
         return await asyncio.to_thread(lambda: sum(map(_memory_of, processes)))
 
     async def gpu_memory_in_use(self, names: Sequence[str]) -> list[int]:
-        """Return the bytes that programs use of GPUs; nothing if the driver does not say."""
-        try:
-            return [each.used for each in await asyncio.to_thread(gpu_memory, names)]
-        except RuntimeError:
+        """Return the bytes that programs use of GPUs; nothing if the driver does not say, or an earlier call hangs."""
+        if self._driver.locked():
             return []
+        async with self._driver:
+            with suppress(RuntimeError):
+                return [each.used for each in await asyncio.to_thread(gpu_memory, names)]
+        return []
 
     async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
         """Wait until a process is gone, and kill the programs that it has started. Return whether all are gone."""

@@ -193,16 +193,13 @@ class Yielding:
     _said: dict[str, bool] = field(default_factory=dict)
 
     async def report(self, now: Callable[[], float]) -> None:
-        """Call `report_changes` every `LOOK_S`, for ever."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                await self.report_changes(now())
-            except (RayError, TimeoutError) as error:
-                why = str(error) or f"it did not answer within {ANSWER_S:g} s"
-                logger.warning("the Controller could not be told which hosts of slots are idle: %s", why)
-            except Exception:  # a user's `stale_at` may raise
-                logger.exception("it can't be said which hosts of slots are idle; they stay where they are")
+        """Call `report_changes` after `LOOK_S`. A Controller that can't be reached is told later."""
+        await asyncio.sleep(LOOK_S)
+        try:
+            await self.report_changes(now())
+        except (RayError, TimeoutError) as error:
+            why = str(error) or f"it did not answer within {ANSWER_S:g} s"
+            logger.warning("the Controller could not be told which hosts of slots are idle: %s", why)
 
     async def report_changes(self, now: float) -> None:
         """Report the jobs that have changed. After an error they are reported again, even if the report arrived."""

@@ -85,7 +85,7 @@ class SlotManager:
         self._expected |= {name: each.runner for name, each in runner_names(hosts) if name not in self._expected}
         self._expect()
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
-        self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
+        self._background.repeat(lambda: yielding.report(self._now), "telling the Controller which runners are idle")
         self._background.repeat(self._watch_clients, "looking whether clients are there")
         self._hear(ev.Tick())
 
@@ -398,8 +398,10 @@ class SlotManager:
         with suppress(RayError, TimeoutError):
             async with asyncio.timeout(REPORT_TIMEOUT_S):
                 slots = await self._processes.alive_on(runner_id, runner)
-            async with asyncio.timeout(REPORT_TIMEOUT_S):
-                observed = await self._memory_on(runner_id, runner)
+            observed: Mapping[int, int] = {}
+            with suppress(RayError, TimeoutError):  # a driver that hangs keeps no slot from its host
+                async with asyncio.timeout(REPORT_TIMEOUT_S):
+                    observed = await self._memory_on(runner_id, runner)
             self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
 
     async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:

@@ -5,7 +5,7 @@ import time
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor
@@ -104,6 +104,9 @@ def _maker_of(manager: Actor[SlotManager]) -> Maker | None:
     """Return the maker of a manager; None if it does not answer, because it ends."""
     try:
         found: Maker = ray.get(manager.call(SlotManager.maker), timeout=ANSWER_S)
+    except ActorDiedError:
+        ray.kill(manager.handle)  # else Ray finds its name again and again in the process that has made it
+        return None
     except (RayError, TimeoutError):
         return None
     return found

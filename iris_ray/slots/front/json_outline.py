@@ -21,6 +21,14 @@ NICE = 5
 """The niceness of this process: other processes go first."""
 
 
+def values(data: bytes) -> int:
+    """Return an upper bound for the values of JSON: each but the first follows a comma or an opening bracket.
+
+    Those in texts count, too.
+    """
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
+
+
 def outline(value: Any, fields: list[str], depth: int = 0) -> Any:
     """Return a value of the same type: of an object the fields, of a list the first value, of a text the beginning."""
     match value:
@@ -36,7 +44,7 @@ def outline(value: Any, fields: list[str], depth: int = 0) -> Any:
 
 def described(data: bytes, most_values: int, fields: list[str]) -> dict[str, Any]:
     """Return the outline of JSON and the lengths of an object's lists, or why there is none: broken, or too large."""
-    if data.count(b",") > most_values:
+    if values(data) > most_values:
         return {"error": "values"}
     try:
         value = json.loads(data)

@@ -135,7 +135,8 @@ def report_of(scenario: Scenario, share: float = 1.0, seed: int = 0, defect: str
 
 def _run(scenario: Scenario, at: int | None, fault: Fault, defect: str | None) -> tuple[list[str] | None, str | None]:
     """Return the names of the operations, and what went wrong, or None."""
-    top = Path(tempfile.mkdtemp(prefix="iris-ray-fault-"))
+    memory = "/dev/shm"  # disks take long to keep what is synced, and no fault is about that
+    top = Path(tempfile.mkdtemp(prefix="iris-ray-fault-", dir=memory if os.access(memory, os.W_OK) else None))
     place, said, names = top / "place", top / "said", top / "names"
     try:
         place.mkdir()

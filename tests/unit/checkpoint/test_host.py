@@ -200,7 +200,7 @@ def test_links_lead_nowhere(served: Served, tmp_path: Path, method: str, path: s
 def test_fifo_and_directory_are_no_files(served: Served) -> None:
     os.mkfifo(served.files / "fifo")
     (served.files / "directory").mkdir()
-    assert served.ask("GET", "/files/fifo") == (409, b"it is no file")
+    assert served.ask("GET", "/files/fifo") == (409, b"it is not a file")
     assert served.ask("GET", "/files/directory") == (409, b"Is a directory")
     assert served.ask("PUT", "/files/directory", b"x") == (409, b"Is a directory")
 

@@ -108,7 +108,7 @@ def test_file_shorter_than_expected_is_an_error(peer: PeerFiles, files: Path, si
 
 @pytest.mark.parametrize("path", ["missing", "../secret", "/etc/passwd", ""])
 def test_refusals_name_host_path_and_reason(peer: PeerFiles, path: str) -> None:
-    with pytest.raises(PeerFilesError, match=rf"{peer.address} refuses GET .*: it (does not exist|is no path)"):
+    with pytest.raises(PeerFilesError, match=rf"{peer.address} refuses GET .*: it (does not exist|is not a path)"):
         read(peer, path, 1)
 
 

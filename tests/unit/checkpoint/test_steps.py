@@ -328,11 +328,29 @@ def test_process_whose_save_fails_at_once_stays_in_step_with_the_others(
     assert restored_from(tmp_path, 1, layout=pair.layouts[0])[0] == 3
 
 
+def test_room_that_one_process_can_not_see_is_a_refusal_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise OSError(errno.EIO, "bad disk")
+
+    pair = Pair(tmp_path)
+
+    def refused(index: int) -> None:
+        with pytest.raises(CheckpointTooLargeError, match=r"room on process 1's host is not known: .*bad disk"):
+            pair.steps[index].save(1, [])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.gangs[1].own, "list", broken)
+        pair.on_all(refused)
+    assert pair.save(2) == [True, True]
+
+
 def test_service_of_jax_keeps_little_however_often_a_gang_saves(tmp_path: Path) -> None:
     pair = Pair(tmp_path)
-    for step in range(1, 2 * BARRIERS):
+    for step in range(1, 4 * BARRIERS):
         pair.partners[0].fails = {"write"} if step % 3 else set()
         pair.save(step)
         pair.restore()
-    assert len(pair.service.arrived) <= BARRIERS
+    assert len(pair.service.arrived) <= 3 * BARRIERS
     assert len(pair.service.values) <= 2

@@ -98,6 +98,11 @@ def test_piped_table_has_one_line_per_row(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
+def test_table_is_printed_to_nobody_if_stdout_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    print_table(["A"], [["a"]], "none")
+
+
 def test_empty_table_says_so_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(HEADERS, [], "no jobs")
     assert capsys.readouterr() == ("", "no jobs\n")

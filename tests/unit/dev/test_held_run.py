@@ -292,7 +292,6 @@ def test_stranger_without_token_gets_nothing(hosts: HeldHosts) -> None:
     with pytest.raises(ConnectionError):
         HeldRun(wrong)
     with contextlib.closing(socket.create_connection(("127.0.0.1", hosts.held.hosts[0].port))) as silent:
-        assert hosts.run("python", "-c", "print(1)")[1] == ["1\n"] * 2  # who says nothing holds nobody up
         silent.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
         with contextlib.suppress(ConnectionResetError):
             while silent.recv(100):

@@ -16,9 +16,9 @@ from iris_ray.logs import reader
 from iris_ray.logs.controller import LogsInController, find_attempt_log
 from iris_ray.logs.core import LastLines, LogPosition, TaskLog
 from iris_ray.logs.files import LogPiece
-from iris_ray.logs.reader import IDLE_S
+from iris_ray.logs.reader import IDLE_S, READ_TIMEOUT_S
 from tests.support.virtual_time import in_virtual_time
-from tests.support.worlds import World
+from tests.support.worlds import S, World
 
 
 class Readers:
@@ -28,12 +28,14 @@ class Readers:
         there: the addresses of the hosts on which one runs.
         killing_fails: whether the next attempt to end one raises.
         error: what happens when one reads its disk; None: nothing bad.
+        hangs: whether one that is asked never answers.
     """
 
     def __init__(self) -> None:
         self.there: list[str] = []
         self.killing_fails = False
         self.error: OSError | None = None
+        self.hangs = False
 
     def start(self, node_id: str, address: str) -> Any:
         self.there.append(address)
@@ -46,6 +48,8 @@ class Readers:
         self.there.remove(actor.address)
 
     async def _read(self, questions: object) -> list[LogPiece]:
+        if self.hangs:
+            await asyncio.Event().wait()
         if self.error is not None:
             raise RayTaskError("read", "a traceback", self.error)
         return [LogPiece(0, b"loss 2.31\n", 10)]
@@ -64,7 +68,7 @@ def world() -> Iterator[World]:
     """A world in which a gang runs on two hosts."""
     world = World()
     world.add_slice("a")
-    world.start()
+    world.start(max_retries_failure=1)
     yield world
     world.check()
 
@@ -118,6 +122,23 @@ async def test_readers_end_although_one_end_fails(
     await asyncio.sleep(3 * IDLE_S)
     assert not readers.there
     assert "ending idle log readers failed" in caplog.text
+
+
+@in_virtual_time
+async def test_questions_for_lost_hosts_are_answered_however_many_there_are(world: World, readers: Readers) -> None:
+    """After a restart of the Controller it looks for the hosts of earlier attempts, two searches at a time."""
+    job, logs, loop = world.state.jobs["job"], Logs(world), asyncio.get_running_loop()
+    world.long_run()
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    world.schedule()
+    readers.hangs, began = True, loop.time()
+    answers = await asyncio.gather(*(logs.fetch_task_logs("job", 0, LogPosition(1), 100) for _ in range(50)))
+    assert {answer.note for answer in answers} == {
+        "the Controller was restarted and does not find the host that it ran on, and nothing that it printed came here"
+        " before"
+    }
+    assert loop.time() - began <= 2 * READ_TIMEOUT_S + 1.0
 
 
 @in_virtual_time

@@ -80,8 +80,8 @@ class Head:
             raise NoClusterError("silent")
         return RayJobStatus(run_id, self.state, self.message, ())
 
-    def logs(self, run_id: str) -> str:
-        return self.printed
+    def look(self, run_id: str) -> tuple[RayJobStatus, str]:
+        return self.status(run_id), self.printed
 
     def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
         if self.breaks:

@@ -217,6 +217,18 @@ async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     assert "device 0 uses 80,000,000,000 bytes, but slots have only 0 booked" in caplog.text
 
 
+async def test_hanging_driver_keeps_no_slot_from_its_host(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_manager, "REPORT_TIMEOUT_S", 0.05)
+    manager = await serving()
+    agent = stand_in_agent()
+    agent.gpu_memory_in_use = Method(forever)
+    manager._background.start(manager.hold_host(host_here("gpu-0", agent)), "holding a host")
+    answer = asyncio.ensure_future(manager.submit(ask("r")))
+    async with asyncio.timeout(3):  # less than until the next report
+        await until(lambda: slots.made)
+    answer.cancel()
+
+
 async def test_requests_for_unusable_gpus_are_refused_with_reason(
     slots: Slots, caplog: pytest.LogCaptureFixture
 ) -> None:

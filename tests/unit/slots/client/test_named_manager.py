@@ -44,6 +44,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr("ray.get_actor", made.get_actor)
     monkeypatch.setattr("ray.get", made.get)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
     monkeypatch.setattr(named_manager, "driver_lives", made.drivers.__contains__)
     monkeypatch.setattr(named_manager, "_this_process", lambda: ME)
     monkeypatch.setattr(named_manager, "_made", lambda policy, name, maker: NEW)
