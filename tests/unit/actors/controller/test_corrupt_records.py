@@ -173,11 +173,11 @@ def test_damaged_settings_are_left_out_and_unknown_kept(world: ControllerInProce
         assert list(aside(world)) == ["the settings"]
         world.iris("cluster", "settings", "set", "evictions=off")
     damage(world, "settings/", b'[["of_a_missing_service", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
-    restart(world)
-    shown = world.json("cluster", "settings")
-    assert shown["evictions"]["set_by"] == "ann"
-    assert "of_a_missing_service" not in shown
-    restart(world)
+    for _ in range(2):  # the second time from what the first one has written
+        restart(world)
+        shown = world.json("cluster", "settings")
+        assert shown["evictions"]["set_by"] == "ann"
+        assert "of_a_missing_service" not in shown
     assert world._controllers[-1]._state.settings.was_set["of_a_missing_service"].text == "x", "the service may return"
 
 
