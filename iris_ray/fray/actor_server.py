@@ -59,9 +59,10 @@ class ActorServer:
     """
 
     def __init__(self, max_concurrency: int) -> None:
+        asks_token = TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
         options = [*server_options(), *LIMITS, ("grpc.max_connection_idle_ms", IDLE_MS)]
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[self._interceptor()], options=options)
+        self._server = grpc.server(threads, interceptors=[asks_token], options=options)
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -82,9 +83,6 @@ class ActorServer:
     def stop(self, grace_s: float = 0.0) -> None:
         """Take no more calls, and wait at most ``grace_s`` for those that run."""
         self._server.stop(grace_s).wait()
-
-    def _interceptor(self) -> grpc.ServerInterceptor:
-        return TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
         try:
