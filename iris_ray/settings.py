@@ -50,7 +50,7 @@ MODE = Variable(
     "driver, command line",
     "`simple`, `validate` or `simulate`: runs happen [on this machine](local-modes.md)",
     str,
-)  # `client/modes/mode.py` knows the modes and checks it
+)  # `local/mode.py` knows the modes and checks it
 DASHBOARD_TOKEN = Variable(
     "IRIS_RAY_DASHBOARD_TOKEN",
     "where `iris-ray cluster dashboard` runs",

@@ -20,7 +20,7 @@ from iris_ray.settings import SENT_VARIABLES
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What each task of the gang gets.
+    """The options of each task of a gang.
 
     Attributes:
         runtime_env: Ray's runtime environment, without ``env_vars``.

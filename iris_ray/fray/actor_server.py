@@ -31,7 +31,6 @@ from iris_ray.fray.actor_handle import (
 from iris_ray.fray.job_request import InTask, MakesClient, Parent, band_of, fray_placement, task_request
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
-from iris_ray.task.endpoints import register_endpoint
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -142,6 +141,8 @@ def serve_actor(
     server = ActorServer(max_concurrency)
     context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, server.end)
     server.serve(make_instance(context, actor_class, args, kwargs))
+    from iris_ray.endpoints.task import register_endpoint  # another service
+
     register_endpoint(endpoint, str(server.address))
     server.end.wait()
     server.stop(GRACE_S)

@@ -29,7 +29,8 @@ from iris_ray.history.event_rows import EventRows
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import read_history
 from iris_ray.history.rows import EventRow, JobStory, Record, curve_point, is_kept, job_story, sample, stage
-from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET, OFF, ON
+from iris_ray.history.settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET
+from iris_ray.model.cluster_settings import OFF, ON
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
-from iris_ray.actors.protocol.local_files import JobDirectory
+from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.host import CHUNK_BYTES, MOST_STRANGERS, FileService
 
 HOST, TOKEN = "127.0.0.9", "5ec2e7"

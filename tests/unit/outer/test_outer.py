@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iris_ray.endpoints import task as endpoints
 from iris_ray.errors import InvalidRequestError
 from iris_ray.framing import ConnectionLost
 from iris_ray.model.job_info import JobInfo
@@ -56,8 +57,8 @@ class Runtime:
         self.slices: list[Slice] = []
         self.rounds = 10**9
         self._here = threading.local()
-        patch.setattr(outer, "register_endpoint", self._register)
-        patch.setattr(outer, "endpoint_of_attempt", lambda *key: self.addresses.get(key))
+        patch.setattr(endpoints, "register_endpoint", self._register)
+        patch.setattr(endpoints, "endpoint_of_attempt", lambda *key: self.addresses.get(key))
         patch.setattr(outer, "_membership_of", lambda info: lambda: self.told)
         patch.setattr(outer, "get_job_info", lambda: self._here.info)
 
