@@ -13,8 +13,8 @@ PINNED_MARIN := requirements/marin.txt
 OTHER_PYTHONS := 3.12 3.13
 ON_EVERY_PYTHON ?= $(addprefix tests/unit/, \
 	$(addprefix actors/host/test_,exit_status.py ledger.py task_*.py user_code.py) \
-	hangs/test_host.py inspection/test_host.py processes actors/calls actors/protocol history slots/front client/modes $(addprefix client/test_,job_*.py launch.py run_options.py user_*.py) \
-	$(addprefix task/test_,endpoints.py preemption.py progress.py) $(addprefix model/test_,job_*.py plain_values.py) \
+	hangs/test_host.py inspection/test_host.py processes actors/calls actors/protocol history slots/front local $(addprefix client/test_,job_*.py launch.py run_options.py user_*.py) \
+	$(addprefix task/test_,preemption.py progress.py) endpoints $(addprefix model/test_,job_*.py plain_values.py) \
 	$(addprefix test_,errors.py public_names.py))
 PINNED_PYTHONS := $(if $(CI),requirements/pythons.txt)
 # So has each older version of Ray, the oldest first.

@@ -10,9 +10,9 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from .client.secret import Secret
 from .dev.notebook import load_ipython_extension
 from .docker.client import run_docker_on_pod
+from .endpoints.task import lookup_endpoint, register_endpoint
 from .errors import IrisError
 from .logs.core import TaskLog
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -26,13 +26,13 @@ from .model.outcomes import RunErrorKind, TpuCancelled, TpuFailed, TpuPreempted,
 from .model.requirement import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
 from .remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus, submit_tpu_job_on_ray
+from .secrets.client import Secret
 from .slots.actors.messages import SlotHosts
 from .slots.actors.model_call import SlotRequest, slot_request
 from .slots.client.session import Session
 from .slots.client.slot_client import SlotClient
 from .slots.core.devices import DeviceKind
 from .slots.core.policy import ServingPolicy
-from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
 from .task.preemption import PreemptionNotice, on_preemption, preemption_notice
 from .task.progress import heartbeat, report_status, unproductive

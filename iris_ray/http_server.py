@@ -1,4 +1,4 @@
-"""An HTTP server with limits: callers who send too much, too slowly or too often keep nobody else out.
+"""An HTTP server with limits: callers that send too much, too slowly or too often keep no other caller out.
 
 aiohttp brings some limits, which are set here. It has none for the number of connections and the time of a body.
 """
@@ -32,7 +32,7 @@ MOST_CONNECTIONS: Final = 1024
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
 SMALL_BODY: Final = 2**16
-"""The size of a body in bytes up to which it is taken even if there is no room for bodies."""
+"""Bodies of up to this number of bytes are accepted even if there is no room for bodies."""
 logger = logging.getLogger(__name__)
 logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 """Gets aiohttp's lines, without those about broken HTTP: callers could fill the log with them."""
@@ -70,7 +70,7 @@ class LimitedServer:
     Args:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
-        cancels: whether a caller who goes away cancels its request.
+        cancels: whether a caller that disconnects cancels its request.
         owner: returns whose request it is. The bodies of one owner leave room for those of others.
         refusal: makes the answer to a request that no middleware sees, such as broken headers, from a status and words.
     """
@@ -164,7 +164,7 @@ class LimitedServer:
     def _close(self, connection: RequestHandler) -> None:
         self._wait_no_more(connection)
         if connection.transport is not None:
-            connection.transport.abort()  # a caller who reads nothing would keep it open
+            connection.transport.abort()  # a caller that reads nothing would keep it open
 
     # -- bodies -----------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class _Connection(RequestHandler):
         self._refusal = refusal
 
     def handle_error(self, *args: Any, **how: Any) -> web.StreamResponse:
-        """Return the answer to headers that are no HTTP, or to an error of the server."""
+        """Return the answer to headers that are not HTTP, or to an error of the server."""
         answer = super().handle_error(*args, **how)
         assert isinstance(answer, web.Response)
         refused = self._refusal(answer.status, (answer.text or answer.reason).partition("\n")[0].strip(" :"))
@@ -272,7 +272,7 @@ class _Connection(RequestHandler):
 class _Refusal(asyncio.Protocol):
     """A connection for which there is no room.
 
-    The server reads it for a moment, since a caller who still sends would else see a broken connection and no answer.
+    The server reads it for a moment: a caller that still sends would see a broken connection in place of the answer.
 
     Args:
         lingering: the connections that are refused at the moment.

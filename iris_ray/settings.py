@@ -50,7 +50,7 @@ MODE = Variable(
     "driver, command line",
     "`simple`, `validate` or `simulate`: runs happen [on this machine](local-modes.md)",
     str,
-)  # `client/modes/mode.py` knows the modes and checks it
+)  # `local/mode.py` knows the modes and checks it
 DASHBOARD_TOKEN = Variable(
     "IRIS_RAY_DASHBOARD_TOKEN",
     "where `iris-ray cluster dashboard` runs",
@@ -84,6 +84,9 @@ CONTAINER_ENGINE = Variable(
 )
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
+
+SENT_VARIABLES = "IRIS_RAY_SENT_VARIABLES"
+"""Names of this process's variables that came from a file on a laptop, and of this variable; separated by commas."""
 
 TEST_METADATA_HOST = "IRIS_RAY_TEST_METADATA_HOST"
 """For tests and `SimulatedCluster` only: HOST:PORT of a metadata server that iris_ray asks in place of Google's. If

@@ -358,7 +358,7 @@ class GuardedStream(StreamOver):
 
 
 def guarded(stream: Any) -> Any:
-    """Return a stream to which any text can be written: the same, unless it is a terminal."""
+    """Return a stream to which any text can be written: a guard if it is a terminal, else itself."""
     is_terminal = stream is not None and not stream.closed and stream.isatty()
     return GuardedStream(stream) if is_terminal and unguarded(stream) is stream else stream
 

@@ -14,8 +14,8 @@ REPOSITORY = Path(__file__).parents[1]
 PAGES = REPOSITORY / "build" / "pages"
 FOLDERS = ("docs", "examples")
 SECTIONS = {
-    "Running jobs": ("client", "dev", "docker", "remote"),
-    "Inside a task": ("task",),
+    "Running jobs": ("client", "secrets", "dev", "docker", "remote"),
+    "Inside a task": ("task", "endpoints"),
     "How jobs and tasks stand": ("actors", "logs"),
     "Serving models": ("slots",),
     "What jobs ask for, and how they end": ("model",),

@@ -24,9 +24,10 @@ from collections.abc import Mapping, Sequence
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from iris_ray.actors.calls.ray_internals import autoscaler_launches, has_autoscaler_v2, placement_group_by_id
+from iris_ray.actors.calls.ray_internals import placement_group_by_id
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL
 from iris_ray.capacity.demand import Arrivals, net_demand
+from iris_ray.capacity.ray_internals import autoscaler_launches, has_autoscaler_v2
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
 

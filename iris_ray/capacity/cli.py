@@ -14,13 +14,13 @@ from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner
 from iris_ray.capacity.provisioning import Settings
+from iris_ray.capacity.settings import CLOUD_TPU, LOCATION
 from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
 from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.options import FiniteRange
 from iris_ray.client.connection import AUTO
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.checks import shown
-from iris_ray.model.cluster_settings import CLOUD_TPU, LOCATION
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 
 DAY_S = 86_400.0

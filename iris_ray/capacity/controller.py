@@ -13,8 +13,8 @@ from iris_ray.capacity.cloud_tpu import ProviderWords
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import missing_slices, slices_in
 from iris_ray.capacity.kuberay_demand import find_demand
+from iris_ray.capacity.settings import AUTOSCALER_DEMAND, CLOUD_TPU
 from iris_ray.errors import ProviderError
-from iris_ray.model.cluster_settings import AUTOSCALER_DEMAND, CLOUD_TPU
 from iris_ray.model.outcomes import ProviderWord
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import ClassVar, Self, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from iris_ray.capacity.settings import LOCATION
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.checks import shown
-from iris_ray.model.cluster_settings import LOCATION
 
 CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 """The scope of hosts: the roles of their service account alone limit what they may do."""

@@ -14,7 +14,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from iris_ray.actors.calls.ray_internals import counts_hosts, runs_autoscaler
 from iris_ray.capacity.autoscaler import AutoscalerDemand, Demand, Slices, since_words
 from iris_ray.capacity.demand import ARRIVAL_S
 from iris_ray.capacity.kuberay import (
@@ -27,6 +26,7 @@ from iris_ray.capacity.kuberay import (
     worker_groups,
 )
 from iris_ray.capacity.kubernetes import KubernetesApi
+from iris_ray.capacity.ray_internals import counts_hosts, runs_autoscaler
 from iris_ray.errors import ProviderDeniedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 

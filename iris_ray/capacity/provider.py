@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from iris_ray.capacity.settings import LOCATION
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import shown
-from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 
 OWNER_LABEL = "iris-ray-provisioner"

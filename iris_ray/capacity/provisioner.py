@@ -12,7 +12,6 @@ import click
 
 from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.slices import SliceState, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
@@ -23,6 +22,7 @@ from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfir
 from iris_ray.capacity.report import capacity_report
 from iris_ray.cli.conventions import say_error
 from iris_ray.client.connection import current_user
+from iris_ray.dashboard.slices import SliceState, slices_of
 from iris_ray.errors import (
     ControllerUnavailableError,
     NotPermittedError,

@@ -7,6 +7,7 @@ from iris_ray.actors.protocol.services import Command, Service
 SERVICE: Final = Service(
     "capacity",
     controller="iris_ray.capacity.controller:CapacityInController",
+    settings="iris_ray.capacity.settings:SETTINGS",
     commands={
         "cluster provision": Command(
             "iris_ray.capacity.cli:provision",

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import itertools
 import json
 import logging
@@ -14,7 +15,6 @@ from shutil import rmtree
 from typing import Any
 
 import jax
-import psutil
 
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.checkpoint.parts import PartName
@@ -208,13 +208,27 @@ def _for_this_process() -> Path:
     """Return a directory that is removed with this process."""
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() else Path(tempfile.gettempdir())
-    for left in parent.glob(f"iris_ray-steps-{os.getuid()}-*"):  # by processes that were killed
-        if not psutil.pid_exists(int(left.name.split("-")[3])):
-            rmtree(left, ignore_errors=True)
-    made = Path(tempfile.mkdtemp(prefix=f"iris_ray-steps-{os.getuid()}-{os.getpid()}-", dir=parent))
+    prefix = f"iris_ray-steps-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):  # the process that uses it has locked it; or it is another user's
+            os.close(_locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            rmtree(left)
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    _locked(made, fcntl.LOCK_SH)  # until this process ends, however it ends
     atexit.register(rmtree, made, ignore_errors=True)
     logger.warning("This process is not a task of a job: its steps end with it, unless you give directory=")
     return made
+
+
+def _locked(directory: Path, kind: int) -> int:
+    """Lock a directory. Return the file descriptor that holds the lock."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _client() -> Any:

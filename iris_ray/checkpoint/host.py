@@ -27,15 +27,8 @@ from typing import Any, BinaryIO
 
 from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.host.services import HostPart
-from iris_ray.actors.protocol.local_files import (
-    FILES,
-    LIST,
-    TOKEN_HEADER,
-    TOKEN_PREFIX,
-    JobDirectory,
-    of_target,
-    room_in,
-)
+from iris_ray.actors.protocol.task_files import JobDirectory
+from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, of_target, room_in
 
 logger = logging.getLogger(__name__)
 

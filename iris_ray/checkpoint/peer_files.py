@@ -16,15 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from iris_ray.actors.protocol.local_files import (
-    FILES,
-    LIST,
-    TOKEN_HEADER,
-    TOKEN_PREFIX,
-    JobDirectory,
-    room_in,
-    to_target,
-)
+from iris_ray.actors.protocol.task_files import JobDirectory
+from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, room_in, to_target
 from iris_ray.errors import InvalidRequestError, PeerFilesError
 from iris_ray.task.job_info import get_job_info
 

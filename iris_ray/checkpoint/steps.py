@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from iris_ray.actors.protocol.local_files import room_in
 from iris_ray.checkpoint.boxes import Box
 from iris_ray.checkpoint.gang import JaxGang
 from iris_ray.checkpoint.leaves import StateLeaf
+from iris_ray.checkpoint.local_files import room_in
 from iris_ray.checkpoint.parts import ALIGNMENT, Part, PartName, Shard, checksum, difference
 from iris_ray.checkpoint.search import FoundStep, HostFailedError, newest_whole, read_boxes
 from iris_ray.checkpoint.shares import HeldArray, Kept, partner, share_out

@@ -10,7 +10,6 @@ import click
 import iris_ray
 from iris_ray.actors.calls.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.slices import slices_of
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, versions_here
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
@@ -19,6 +18,7 @@ from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import json_option, yes_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
+from iris_ray.dashboard.slices import slices_of
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 

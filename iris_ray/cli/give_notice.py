@@ -129,7 +129,7 @@ def _tell_others(target: str, seconds: int, why: str, deadline: float) -> bool:
 
 
 def _hosts_of(target: str, workers: Sequence["WorkerStatus"]) -> list["WorkerStatus"]:
-    from iris_ray.actors.protocol.slices import find_target, slices_of
+    from iris_ray.dashboard.slices import find_target, slices_of
 
     found = find_target(target, workers)
     if hosts := [host for host in workers if found in (host.slice_name, host.node_id)]:
@@ -166,7 +166,7 @@ def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[
 
 
 def _name(host: "WorkerStatus") -> str:
-    from iris_ray.actors.protocol.slices import host_name
+    from iris_ray.dashboard.slices import host_name
 
     return f"{host.slice_name}, {host_name(host)}" if host.slice_name else host_name(host)
 

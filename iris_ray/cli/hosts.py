@@ -7,12 +7,12 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.options import TARGET_HELP, json_option, reason_option
 from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.dashboard.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.checks import shown, unknown
 from iris_ray.model.lifecycle import job_of
@@ -61,12 +61,26 @@ def _hosts() -> list[WorkerStatus]:
     try:
         controller = ControllerConnection()
     except ControllerUnavailableError:
-        from iris_ray.actors.controller.node_table import NodeTable  # imports Ray
-        from iris_ray.actors.controller.views import workers_by_ray
-
         click.echo("iris-ray: no Controller runs in this cluster; this is what Ray knows of its hosts", err=True)
-        return workers_by_ray(NodeTable.read())
+        return _hosts_by_ray()
     return controller.ask_all(ControllerInterface.list_workers)
+
+
+def _hosts_by_ray() -> list[WorkerStatus]:
+    """Return all live hosts as a Controller would show them."""
+    from iris_ray.actors.controller.clock import Clock  # these import Ray
+    from iris_ray.actors.controller.node_table import NodeDiff, NodeTable
+    from iris_ray.actors.controller.views import unusable_status, worker_status
+    from iris_ray.state import ControllerState
+    from iris_ray.state.controller_state import apply_safely
+    from iris_ray.state.instructions import Instructions
+
+    state, clock = ControllerState(), Clock()
+    nodes = NodeDiff(state, clock)
+    apply_safely(state, nodes.events_of(NodeTable.read()), Instructions())
+    found = [worker_status(worker, state, clock.now()) for worker in state.workers.values()]
+    found += [unusable_status(host) for host in nodes.unusable.values() if host.node_id not in state.workers]
+    return sorted(found, key=lambda worker: worker.place)
 
 
 def _slice_row(view: SliceView) -> tuple[object, ...]:

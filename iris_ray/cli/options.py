@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
-from iris_ray.client.secret import Secret
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.checks import ListOf, OneOf, Seconds, Whole
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import SUCCEEDED, After, Option, PriorityBand, Secrets, options_of
+from iris_ray.model.secret import SecretValue
 
 
 def json_option(command: Command) -> Command:
@@ -117,15 +118,18 @@ def environment_variables(_: click.Context, __: click.Parameter, values: Sequenc
     return found
 
 
-def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, Secret]:
+def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, SecretValue]:
     """Return the secrets given as ``NAME=FILE``, ``NAME=store:`` or as ``NAME`` for the value of that variable here."""
     return {item.partition("=")[0]: _secret(*item.partition("=")) for item in values}
 
 
-def _secret(name: str, equals: str, source: str) -> Secret:
+def _secret(name: str, equals: str, source: str) -> SecretValue:
+    kind = module_of("secrets", "client").Secret
     if source.startswith(FROM_STORE):
-        return Secret.from_store(source.removeprefix(FROM_STORE) or name)
-    return Secret.from_file(source) if equals else Secret.from_env(name)
+        found: SecretValue = kind.from_store(source.removeprefix(FROM_STORE) or name)
+    else:
+        found = kind.from_file(source) if equals else kind.from_env(name)
+    return found
 
 
 FROM_STORE = "store:"

@@ -50,30 +50,29 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
     yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function, whose
     results are printed.
     """
-    from iris_ray.client.modes.mode import chosen_mode
+    from iris_ray.client.run_options import local_mode, without_mode
 
     tpu_type, arguments = _type_and_arguments(second, arguments, flags.tpu_type)
     found = find_target(target, arguments, flags.working_dir or ".")
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
-    where = chosen_mode(flags.options["mode"], None)
-    if not where.local and (head := head_of_dashboard()) is not None:
+    where = local_mode(flags.options["mode"], None)
+    if where is None and (head := head_of_dashboard()) is not None:
         head.run_in_directory(target, flags.working_dir, env=flags.env)
-    code = SentDirectory(flags.working_dir) if where.local else sent_code(flags.working_dir)
+    code = sent_code(flags.working_dir) if where is None else SentDirectory(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)
     from iris_ray.client.caller_pool import pool_of_this_process
     from iris_ray.client.job_request import make_pod_request
-    from iris_ray.client.modes.local_run import run_here
-    from iris_ray.client.run_options import without_mode
+    from iris_ray.client.run_on_pod import run_request
 
     # This refuses what can't work, before anything is connected.
     num_slices = 1 if flags.num_slices is None else flags.num_slices
     options = without_mode(flags.options) | {"keep_warm": default_of("keep_warm", "iris-ray run")}
     request = make_pod_request(task, tpu_type, num_slices, flags.name, **cast(JobOptions, options))
     name = flags.name or called
-    if where.local:
+    if where is not None:
         with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
-            results = run_here(request, where)
+            results = run_request(request, where)
     else:
         with code.for_ray() as directory, cluster(show_logs=True, **directory):
             ref, _ = pool_of_this_process.submit(request)

@@ -7,12 +7,13 @@ import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import all_settings, setting_named
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
 from iris_ray.cli.options import json_option
 from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.cluster_settings import TABLE, WasSet, setting_named
+from iris_ray.model.cluster_settings import WasSet
 
 _HEADERS = ("SETTING", "VALUE", "DEFAULT", "GIVE", "SET BY", "MEANING")
 
@@ -35,7 +36,7 @@ def settings(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is None:
         with cluster():
             found = ControllerConnection().ask(ControllerInterface.list_settings)
-        show(found, TABLE, as_json)
+        show(found, all_settings(), as_json)
 
 
 @settings.command("set")
@@ -84,7 +85,7 @@ def read_assignments(assignments: Iterable[str]) -> dict[str, str | None]:
 
 def show(was_set: Mapping[str, WasSet], names: Iterable[str], as_json: bool) -> None:
     """Print how some settings stand."""
-    rows = [(TABLE[name], was_set.get(name)) for name in names]
+    rows = [(all_settings()[name], was_set.get(name)) for name in names]
     if as_json:
         print_json(
             {

@@ -19,9 +19,8 @@ from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
 from iris_ray.client.job_handle import JobHandle, job_id_of
 from iris_ray.client.job_request import make_request
-from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
-from iris_ray.client.run_options import takes
+from iris_ray.client.run_options import require_no_local_mode, takes
 from iris_ray.client.transport import DirectTransport, Transport, remote_transport
 from iris_ray.errors import InvalidQueryError, InvalidRequestError
 from iris_ray.model.checks import Whole, require
@@ -222,7 +221,7 @@ class IrisClient:
         return self._transport.ask(0.0, ControllerInterface.list_jobs)
 
     def job_status(self, job: JobHandle | str) -> JobStatus:
-        """Return how a job stands.
+        """Return the status of a job.
 
         Raises:
             UnknownNameError: there is no job of that id; the message has the nearest. All methods that take a job
@@ -235,7 +234,7 @@ class IrisClient:
         return self._transport.ask(RESTART_S, ControllerInterface.list_tasks, job_id_of(job))
 
     def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
-        """Return how one task stands.
+        """Return the status of one task.
 
         Raises:
             InvalidRequestError: ``task_index`` is not a number.
@@ -293,7 +292,7 @@ class IrisClient:
 
         Raises:
             InvalidRequestError: the command makes no sense, or ``task_index`` is not a number.
-            NotPermittedError: it is another user's job, and this user is no operator.
+            NotPermittedError: it is another user's job, and this user is not an operator.
             TaskNotRunningError: the task does not run; the message says what it waits for, or how it ended.
             TaskMovedError: its attempt has ended meanwhile, and the command with it.
             CommandNotFoundError: there is no such program there.
@@ -309,7 +308,7 @@ class IrisClient:
         return self.job_status(job).explanation
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
-        """End a job, whether it waits or runs. Return how it stood before.
+        """End a job, whether it waits or runs. Return its status before.
 
         Raises:
             NotPermittedError: another user submitted the job, and the cluster lets only operators cancel such jobs.

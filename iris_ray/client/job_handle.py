@@ -22,7 +22,7 @@ SETTLED_S = 20.0
 """Seconds that the Controller may take to hear of a job's end after its results have come."""
 _SETTLE_POLL_S = 0.1
 _LOOK_S = 0.5
-"""Seconds between looks whether this process is still in the cluster: Ray does not end a wait for results then."""
+"""Seconds between checks that this process is in the cluster: Ray does not end a wait for results when it leaves."""
 
 
 class JobHandle(concurrent.futures.Future[list[Any]]):
@@ -77,7 +77,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             stream_task_index: print the whole output of this task alone.
 
         Raises:
-            InvalidRequestError: the index is no number, or there are both a timeout and logs, which end with the job.
+            InvalidRequestError: the index is not a number, or there is a timeout for logs, which end with the job.
             ControllerUnavailableError: no Controller came back within 20 s after the end.
             NoClusterError: as for `results`.
             UnknownNameError: there is no such task.
@@ -137,7 +137,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return status
 
     def status(self) -> JobStatus:
-        """Return how the job stands."""
+        """Return the job's status."""
         return self._transport.ask(RESTART_S, ControllerInterface.job_status, self.job_id)
 
     def cancelled(self) -> bool:
@@ -162,5 +162,5 @@ def job_id_of(job: JobHandle | str) -> str:
 
 
 def _as_the_users(result: Any) -> Any:
-    """Return a task's result. An error in its place becomes an instance of the user's exception, too."""
+    """Return a task's result. An error in its place becomes an instance of the user's exception as well."""
     return result.as_instanceof_cause() if isinstance(result, RayTaskError) else result

@@ -94,7 +94,7 @@ def make_request(
 
 
 def _require_secret(secrets: Mapping[str, SecretValue], env: Mapping[str, str], preload: Sequence[str]) -> None:
-    """Refuse secrets that Ray's logs would show, or whose variables have other values, too."""
+    """Refuse secrets that Ray's logs would show, or whose variables also have other values."""
     for name in split_by_start(dict.fromkeys(secrets, ""), preload)[0]:
         raise InvalidRequestError(
             f"secrets has {name}, which acts when a process starts; such variables travel as Ray's runtime_env, and"

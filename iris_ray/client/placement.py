@@ -1,4 +1,4 @@
-"""Translates a TPU type and a `ResourceSpec` into what a job asks of hosts."""
+"""Translates a TPU type and a `ResourceSpec` into a job's demands on its hosts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

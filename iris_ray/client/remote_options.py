@@ -15,11 +15,12 @@ from iris_ray.actors.calls.ray_internals import remote_function_parts
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.model.topology import TPUConfig
 from iris_ray.model.workers import GPU
+from iris_ray.settings import SENT_VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What each task of the gang gets.
+    """The options of each task of a gang.
 
     Attributes:
         runtime_env: Ray's runtime environment, without ``env_vars``.
@@ -165,10 +166,6 @@ def require_env_travels(env: Mapping[str, str]) -> None:
             f"the job's {len(sizes)} environment variables take {total:,} bytes in all, and the limit is"
             f" {MAX_ENV_BYTES:,}; the largest is {largest[:100]} ({sizes[largest]:,} bytes); {_INSTEAD}"
         )
-
-
-SENT_VARIABLES = "IRIS_RAY_SENT_VARIABLES"
-"""Names of this process's variables that came from a file on a laptop, and of this variable; separated by commas."""
 
 
 def sent_variables() -> dict[str, str]:

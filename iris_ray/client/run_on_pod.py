@@ -2,25 +2,27 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_progress import results_of, say_if_it_runs_once
 from iris_ray.client.job_request import make_pod_request
-from iris_ray.client.modes.local_run import run_here, start_here
-from iris_ray.client.modes.mode import Mode, chosen_mode
-from iris_ray.client.run_options import takes, without_mode
+from iris_ray.client.run_options import local_mode, takes, without_mode
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.options import PodGangOptions, PodOptions, RetryOptions, RunOptions, default_of
 
+if TYPE_CHECKING:
+    from iris_ray.local.mode import Mode
+
 JOB_IDS_KEPT = 10_000
-"""How many jobs of this process, the newest ones, `run_on_pod_ray.job_id` knows."""
+"""The number of this process's newest jobs that `run_on_pod_ray.job_id` knows."""
 
 
 @takes()
@@ -63,7 +65,7 @@ def run_on_pod(
 
         results = run_on_pod(train, "v4-32", num_slices=2)
     """
-    mode = chosen_mode(options["mode"], options["simulate"])
+    mode = local_mode(options["mode"], options["simulate"])
     return run_request(_request(remote_fn, tpu_type, num_slices, **options), mode)
 
 
@@ -91,7 +93,7 @@ class _RunOnPodRay:
 
         In a local mode a Ray of this machine carries the reference, and is started if this process has none.
         """
-        mode = chosen_mode(options["mode"], options["simulate"])
+        mode = local_mode(options["mode"], options["simulate"])
         request = _request(
             remote_fn,
             tpu_type,
@@ -181,10 +183,11 @@ def _request(
     return make_pod_request(remote_fn, tpu_type, num_slices, **cast(RunOptions, without_mode(options)))
 
 
-def run_request(request: RunRequest, mode: Mode) -> list[Any]:
+def run_request(request: RunRequest, mode: "Mode | None") -> list[Any]:
     """Run a request, wait for its results and return them. Raises like `run_on_pod`."""
-    if mode.local:
-        return run_here(request, mode)
+    if mode is not None:
+        results: list[Any] = module_of("local", "run").run_here(request, mode)
+        return results
     ref = start_request(request, mode)
     try:
         return results_of(request.spec.job_id, ref)
@@ -195,13 +198,15 @@ def run_request(request: RunRequest, mode: Mode) -> list[Any]:
         raise
 
 
-def start_request(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]":
+def start_request(request: RunRequest, mode: "Mode | None") -> "ray.ObjectRef[list[Any]]":
     """Start a request and return a reference to its results at once.
 
     In a local mode a Ray of this machine carries the reference, and is started if this process has none.
     """
-    if mode.local:
-        return start_here(request, mode)
+    results: ray.ObjectRef[list[Any]]
+    if mode is not None:
+        results = module_of("local", "run").start_here(request, mode)
+        return results
     require_cluster()
     say_if_it_runs_once(request.spec)
     results, _ = pool_of_this_process.submit(request)

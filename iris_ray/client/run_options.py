@@ -3,18 +3,25 @@
 import difflib
 import functools
 import inspect
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args, get_type_hints
 
-from iris_ray.errors import InvalidJobError, InvalidRequestError
+from iris_ray.actors.protocol.services import module_of
+from iris_ray.errors import InvalidJobError, InvalidModeError, InvalidRequestError
 from iris_ray.model.checks import require
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB
 from iris_ray.model.options import OPTIONS, ModeOptions, Option, options_of
+from iris_ray.settings import MODE
+
+if TYPE_CHECKING:
+    from iris_ray.local.mode import Mode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _DOCSTRING_WIDTH = 120
+_CLUSTER = "cluster"
 
 
 def takes(called: str | None = None) -> Callable[[Function], Function]:
@@ -63,8 +70,39 @@ def takes(called: str | None = None) -> Callable[[Function], Function]:
 
 
 def without_mode(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a request, without those that say where it runs."""
+    """Return the options of a request, without the mode."""
     return {name: value for name, value in options.items() if name not in ModeOptions.__optional_keys__}
+
+
+def local_mode(mode: str | None, simulate: str | None, environ: Mapping[str, str] = os.environ) -> "Mode | None":
+    """Return the mode of a run on this machine, which the service ``local`` carries out; None for a run on the cluster.
+
+    Args:
+        mode, simulate: the options of these names.
+        environ: the environment, whose variable ``IRIS_RAY_MODE`` counts without them.
+
+    Raises:
+        InvalidModeError: there is no such mode or fault.
+        ServiceUnavailableError: the service was taken out of iris_ray.
+    """
+    if simulate is None and _is_cluster((MODE.read(environ) or _CLUSTER) if mode is None else mode):
+        return None
+    chosen: Mode = module_of("local", "mode").chosen_mode(mode, simulate, environ)
+    return chosen
+
+
+def require_no_local_mode() -> None:
+    """Raise InvalidModeError if the variable asks for a local mode: the caller needs a cluster and its queue."""
+    if (written := MODE.read()) and not _is_cluster(written):
+        raise InvalidModeError(
+            f"{MODE.name} is {written!r}, which is for run_on_pod; a client needs a cluster with its queue: unset the"
+            ' variable, or try IrisClient.local({"v4-16": 2})'
+        )
+
+
+def _is_cluster(written: object) -> bool:
+    """Return whether a mode, as it was written, is that of a cluster."""
+    return isinstance(written, str) and written.strip().lower() == _CLUSTER
 
 
 def require_valid(options: Mapping[str, Any]) -> None:

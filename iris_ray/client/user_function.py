@@ -12,7 +12,7 @@ from iris_ray.errors import InvalidFunctionError, IrisError, RemoteUserError
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the function's own name; for a partial the name of what it calls, for an instance its class's."""
+    """Return the function's own name; for a partial the name of its function, for an instance the name of its class."""
     inner = function.func if isinstance(function, functools.partial) else function
     return getattr(inner, "__name__", type(inner).__name__)
 

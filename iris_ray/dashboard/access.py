@@ -1,4 +1,4 @@
-"""Who may read the dashboard: programs on this machine without a token, other machines with one."""
+"""Access to the dashboard: without a token for programs on this machine, with one for other machines."""
 
 import hmac
 import math
@@ -59,10 +59,10 @@ SESSION_S = 7 * 24 * 3600.0
 
 
 class Access:
-    """Decides who may read: who gives the token, or the cookie of a session that began with the token.
+    """Admits requests that have the token, or the cookie of a session that began with the token.
 
     Args:
-        token: the token; None: everybody who reaches the server may read.
+        token: the token; None: every request is admitted.
     """
 
     def __init__(self, token: str | None, clock: Callable[[], float] = time.monotonic) -> None:

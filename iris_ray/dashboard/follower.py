@@ -19,9 +19,9 @@ from iris_ray.dashboard.rows import Diff
 from iris_ray.errors import IrisError
 
 DIFFS_KEPT = 120
-"""A page that has missed no more than so many changes gets them when it is back."""
+"""The number of changes that are kept for pages that come back. A page that has missed more reloads all tables."""
 MOST_BEHIND = 240
-"""A page that does not read is closed when so many changes wait for it. It reconnects by itself."""
+"""The number of unread changes after which the connection of a page is closed. The page reconnects by itself."""
 
 RELOAD = b"event: reload\ndata: {}\n\n"
 
@@ -95,7 +95,7 @@ class Channel:
         self._readers.pop(reader, None)
 
     async def wait_for_reader(self, timeout_s: float) -> None:
-        """Return after so many seconds, or when the first page is opened."""
+        """Return after ``timeout_s``, or when the first page is opened."""
         self._came.clear()
         if self.has_readers:
             await asyncio.sleep(timeout_s)

@@ -54,7 +54,7 @@ def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
 
 
 def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
-    """Yield the events of the hosts of a slice, one for all hosts with the same change."""
+    """Yield the events of a slice's hosts: one event for all hosts that have changed alike."""
     had = {host[0]: host[1] for host in before["hosts"]} if before else {}
     if now is None:
         assert before is not None

@@ -1,4 +1,4 @@
-"""Answers questions of pages about jobs, and those of services. Pages that ask at the same time share an answer."""
+"""Answers the pages' questions about jobs, and passes others on to services. Equal questions share an answer."""
 
 import asyncio
 import time

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.actors.protocol.overview import UserShare, WaitingJob, as_json
-from iris_ray.actors.protocol.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.protocol.status import (
     HostCondition,
     JobStatus,
@@ -13,6 +12,7 @@ from iris_ray.actors.protocol.status import (
     WorkerStatus,
     fields_in,
 )
+from iris_ray.dashboard.slices import SliceView, reason_of, slices_of
 from iris_ray.model.lifecycle import job_of
 from iris_ray.model.limits import EVERYBODY
 from iris_ray.model.workers import GPU, TPU

@@ -53,7 +53,7 @@ def application(connect: Callable[[], ControllerConnection], address: str, token
     Args:
         connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
         address: the cluster's address, for people.
-        token: the token that readers need; None: everybody who reaches the server may read.
+        token: the token that readers need; None: they need none.
     """
     view = ClusterView()
     channel = Channel(view)

@@ -81,7 +81,7 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
     """Hold this host until nobody has used it for long; the function of the job's tasks."""
     import ray
 
-    from iris_ray.task.endpoints import register_endpoint
+    from iris_ray.endpoints.task import register_endpoint
     from iris_ray.task.job_info import get_job_info
     from iris_ray.task.preemption import known_notice
 
@@ -260,7 +260,7 @@ def wait_for_hosts(name: str, cluster: str, job_id: str, line: "LiveLine", but: 
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
     from iris_ray.client.job_progress import job_in_words
-    from iris_ray.task.endpoints import endpoints_of
+    from iris_ray.endpoints.task import endpoints_of
 
     controller, until = ControllerConnection(), time.monotonic() + MOVES_S
     while True:

@@ -6,10 +6,9 @@ from typing import Unpack, cast
 
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_pod_request
-from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.remote_options import plain_variables, require_env_travels
 from iris_ray.client.run_on_pod import run_request
-from iris_ray.client.run_options import require_valid, takes, without_mode
+from iris_ray.client.run_options import local_mode, require_valid, takes, without_mode
 from iris_ray.docker.core import ContainerSpec
 from iris_ray.docker.host import run_in_container
 from iris_ray.errors import InvalidRequestError
@@ -72,7 +71,7 @@ def run_docker_on_pod(
         container_options=container_options,
         **cast(DockerRequestOptions, without_mode(options)),
     )
-    run_request(request, chosen_mode(options["mode"], options["simulate"]))
+    run_request(request, local_mode(options["mode"], options["simulate"]))
 
 
 @takes()

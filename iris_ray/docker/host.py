@@ -102,7 +102,7 @@ KNOWN = ("docker", "podman")
 ANSWER_S, LEAST_ANSWER_S = 30.0, 1.0
 """The limit for the time in which an engine answers, and the time that it gets even if its caller has less left."""
 REMOVAL_S = 120.0
-"""A container may take so long to be gone: the kernel may have much memory to free."""
+"""The time in which a killed container has to be gone: the kernel may have much memory to free."""
 POLL_S = 0.2
 
 
@@ -226,7 +226,7 @@ daemon can't mount the anonymous files that other tasks get."""
 class ContainerRecord:
     """The container of a task, recorded among the files of the task's process before the container starts.
 
-    A container is no child of the task's process, so it would outlive the task. The record lets the TPUHostActor, the
+    A container isn't a child of the task's process, so it would outlive the task. The record lets the TPUHostActor, the
     reaper and the next actor on the host end the container together with the task's processes.
 
     Attributes:
@@ -276,9 +276,9 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
 
 BY_SIGTERM = 128 + signal.SIGTERM
 AGAIN_S = 0.5
-"""A SIGTERM is sent again after so long to a container that does not run yet."""
+"""The pause before another SIGTERM to a container that does not run yet."""
 KEPT_S = 5.0
-"""The removal of a container that has ended may delay the task's result so long; after that the host removes it."""
+"""The time by which removing an ended container may delay the task's result. After that, the host removes it."""
 
 
 def run_in_container(spec: ContainerSpec) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import iris_ray
 from iris_ray.actors.calls.service_parts import LONG_STEP_S
-from iris_ray.actors.protocol.slices import SliceView, host_name, slices_of
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.printing import Finding, Level, counted, duration
+from iris_ray.dashboard.slices import SliceView, host_name, slices_of
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import ControllerState

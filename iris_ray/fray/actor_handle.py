@@ -25,7 +25,6 @@ from iris_ray.errors import (
 )
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.model.lifecycle import ACTIVE, TaskState
-from iris_ray.task.endpoints import endpoints_of
 
 if TYPE_CHECKING:
     from fray.actor import ActorHandle as FraysHandle
@@ -164,8 +163,10 @@ class InTaskOf:
         Raises:
             fray.actor.ActorUnavailableError: the actor does not run now; a RuntimeError in all versions of Fray.
         """
+        from iris_ray.endpoints import task  # another service
+
         try:
-            address = endpoints_of(self.job_id, self.endpoint).get(self.endpoint)
+            address = task.endpoints_of(self.job_id, self.endpoint).get(self.endpoint)
         except UnknownNameError:  # the Controller keeps only the newest ended jobs
             address = None
         if address is None:
@@ -432,8 +433,10 @@ class ActorGroup:
 
     def _addresses(self) -> dict[int, str]:
         """Return the addresses of the actors that take calls, by number."""
+        from iris_ray.endpoints import task
+
         prefix = f"{self._name}-"
-        found = {name.removeprefix(prefix): at for name, at in endpoints_of(self.job_id, prefix).items()}
+        found = {name.removeprefix(prefix): at for name, at in task.endpoints_of(self.job_id, prefix).items()}
         return {int(number): at for number, at in found.items() if number.isdecimal()}  # others are the user's own
 
     def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":

@@ -31,7 +31,6 @@ from iris_ray.fray.actor_handle import (
 from iris_ray.fray.job_request import InTask, MakesClient, Parent, band_of, fray_placement, task_request
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
-from iris_ray.task.endpoints import register_endpoint
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -60,9 +59,10 @@ class ActorServer:
     """
 
     def __init__(self, max_concurrency: int) -> None:
+        asks_token = TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
         options = [*server_options(), *LIMITS, ("grpc.max_connection_idle_ms", IDLE_MS)]
         threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[self._interceptor()], options=options)
+        self._server = grpc.server(threads, interceptors=[asks_token], options=options)
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -83,9 +83,6 @@ class ActorServer:
     def stop(self, grace_s: float = 0.0) -> None:
         """Take no more calls, and wait at most ``grace_s`` for those that run."""
         self._server.stop(grace_s).wait()
-
-    def _interceptor(self) -> grpc.ServerInterceptor:
-        return TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
         try:
@@ -144,6 +141,8 @@ def serve_actor(
     server = ActorServer(max_concurrency)
     context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, server.end)
     server.serve(make_instance(context, actor_class, args, kwargs))
+    from iris_ray.endpoints.task import register_endpoint  # another service
+
     register_endpoint(endpoint, str(server.address))
     server.end.wait()
     server.stop(GRACE_S)

@@ -15,7 +15,6 @@ from ray import cloudpickle
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import Placement, placement_of
-from iris_ray.client.secret import Secret
 from iris_ray.client.user_function import name_of, pickle_function
 from iris_ray.errors import InvalidFunctionError, InvalidJobError, InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.current import as_current_client
@@ -24,6 +23,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
+from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY
 
@@ -124,11 +124,11 @@ def task_request(
     for option, why in _IGNORED_ENVIRONMENT.items():
         if asked := getattr(environment, option, None):
             log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
-    env, secrets = variables(environment, resources), dict[str, Secret]()
+    env, secrets = variables(environment, resources), dict[str, SecretValue]()
     for key, value in (getattr(environment, "secrets", None) or {}).items():  # older releases have none
         if not key.isidentifier():
             raise UnsupportedOptionError(f"the secret {key} would be a file of that name; tasks get variables only")
-        secrets[key] = Secret(value)
+        secrets[key] = SecretValue(value)
     made = make_request(task, placement, name, env=env, secrets=secrets, **options)
     if environment is None or not environment.pip_packages:
         return made

@@ -19,12 +19,12 @@ class JobGoodput:
         submitted_at, ended_at: seconds since the epoch; None while it has not ended.
         attempts: how many it has had.
         seconds: by the values of `iris_ray.model.goodput.TimeKind`.
-        chip_seconds: the same, times the chips that it held meanwhile.
+        chip_seconds: these seconds, times the chips that it held meanwhile.
         goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
             ``heartbeat(step)``.
         measured: the share of the time with user code whose use is known; None if no user code ran.
         time_lost: what its failures have cost, by cause.
-        elastic_seconds: the same in Google's elastic kinds of badput.
+        elastic_seconds: that time in Google's elastic kinds of badput.
         last_failure: what the latest of them has cost until now; None if there was none, or it is not known.
         chip_hour: the price of a chip-hour of its type now and the currency; None if no provisioner has told one.
     """

@@ -98,7 +98,7 @@ class GoodputInController(ControllerPart):
     async def job_goodput(self, job_id: str) -> JobGoodput:
         job = self.controller.job(job_id)
         if not is_measured(job):
-            raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
+            raise InvalidRequestError(f"{job_id} is not a gang: goodput is measured of jobs whose tasks start together")
         return self._goodput(job)
 
     def _goodput(self, job: Job) -> JobGoodput:

@@ -199,7 +199,7 @@ def ray_meter() -> Meter:
 # -- measurements ------------------------------------------------------------------------------------------------------
 
 MOST_VALUES = 100
-"""A label whose values users choose has at most so many values. Further ones count as `OTHER`."""
+"""The limit for the values of a label that users choose. Further ones count as `OTHER`."""
 OTHER, NO_TYPE = "other", "none"
 
 Values = tuple[str, ...]
@@ -465,5 +465,5 @@ def _ends_of(job: Job) -> Counter[str]:
 
 
 def _counts(job: Job) -> bool:
-    """Return whether people see it as a job. A spare is none."""
+    """Return whether people see it as a job, which a spare is not."""
     return job.spec.spare_for is None

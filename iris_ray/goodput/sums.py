@@ -12,7 +12,7 @@ from iris_ray.goodput.calls import UserDay
 from iris_ray.model.goodput import ForgottenJob, Totals
 
 ENTRIES_KEPT = 300
-"""How many sums of a day, user and team are kept, the latest ones: together they stay below 100 KB."""
+"""The limit for the sums of a day, user and team: the latest ones are kept, together below 100 KB."""
 DAY_S = 86400.0
 
 

@@ -15,12 +15,12 @@ from typing import Any
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.services import ControllerPart
-from iris_ray.actors.protocol.services import installed_services
+from iris_ray.actors.protocol.services import all_settings, installed_services
 from iris_ray.actors.protocol.status import JobFacts, job_in
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.handover.calls import HandoverCalls
 from iris_ray.handover.file import Line, spec_line
-from iris_ray.model.cluster_settings import TABLE, WasSet
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.goodput import Totals
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
@@ -225,8 +225,8 @@ def _events_of(line: Line, clock: Clock, now: float, keep: Sequence[str]) -> Ite
     match line["kind"]:
         case "setting":
             name = str(line["name"])
-            if name in TABLE and name not in keep:
-                was_set = WasSet(TABLE[name].checked(line["text"]), str(line["user"]), float(line["at"]))
+            if name in all_settings() and name not in keep:
+                was_set = WasSet(all_settings()[name].checked(line["text"]), str(line["user"]), float(line["at"]))
                 yield SettingSetEvent(name, was_set)
         case "limits":
             yield LimitsSetEvent(str(line["user"]), PriorityBand[line["band"]], Limits(**line["limits"]))

@@ -1,4 +1,4 @@
-"""The service of hangs in a pool: it ends an attempt in which no task makes progress, and names the task at fault."""
+"""The service of hangs in a pool: it ends an attempt without progress, names the task at fault, and slow tasks."""
 
 import asyncio
 import time
@@ -23,6 +23,7 @@ from iris_ray.actors.protocol.messages import Progress
 from iris_ray.hangs.blame import StallFinding, find_culprit
 from iris_ray.hangs.calls import HangCalls, TaskLook
 from iris_ray.hangs.limit import StallLimit
+from iris_ray.hangs.stragglers import Speeds
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuFailed, TpuResult, TpuRunError
 
 STACKS_S = 1.0
@@ -86,6 +87,7 @@ class HangWatch:
         self._progress_at = time.monotonic()
         self._running: set[TaskKey] = set()
         self._is_ending = False
+        self._speeds = Speeds()
         self._now: tuple[set[str], int | None] = set(), None  # declared pauses of its tasks, and the furthest step
 
     def progress_made(self) -> None:
@@ -106,7 +108,7 @@ class HangWatch:
         """
         self._limit.note(found.rhythm for found in progress.values())
         self._now = _paused(progress), _furthest(progress)
-        self._attempt.stall_limit = self.limit_in_words
+        self._attempt.stall_limit, self._attempt.stragglers = self.limit_in_words, self._stragglers(progress)
         silence, limit = self._silence(running, progress), self._limit.seconds(*self._now)
         if limit is None or not progress or silence <= limit or self._attempt.context.stop.asked:
             return
@@ -116,6 +118,14 @@ class HangWatch:
                 await self._end(progress, silence, limit)
             finally:
                 self._is_ending = False
+
+    def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        self._speeds.note(steps, asyncio.get_running_loop().time())
+        return tuple(
+            f"{self._place.in_words(slow.task)}: {slow.steps_per_s:.2g} steps/s, the median is {slow.median_per_s:.2g}"
+            for slow in self._speeds.stragglers()
+        )
 
     def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
         """Return the seconds since any task made progress."""

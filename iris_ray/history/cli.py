@@ -12,7 +12,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.options import json_option, past_time
-from iris_ray.cli.printing import counted, duration, one_line, print_facts, print_json, print_table
+from iris_ray.cli.printing import counted, duration, print_facts, print_json, print_table
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     GROUPS,
@@ -35,10 +35,10 @@ from iris_ray.model.time_lost import FailureCause
 
 Row = Mapping[str, Any]
 Ask = Callable[[Question, int], HistoryRows]
-"""Returns the answer to a question, with at most so many rows."""
+"""Returns the answer to a question, with at most this number of rows."""
 
 _STEPS = 48
-"""``--utilisation`` prints about so many lines."""
+"""The approximate number of lines that ``--utilisation`` prints."""
 _BAR = 20
 
 
@@ -49,7 +49,7 @@ def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime
         _end(month)
         return month
     except (ValueError, OverflowError):  # the last month of all has no end
-        raise click.BadParameter(f"{value!r} is no month; give one such as 2026-11.") from None
+        raise click.BadParameter(f"{value!r} is not a month; give one such as 2026-11.") from None
 
 
 def _first(day: datetime) -> datetime:
@@ -106,7 +106,7 @@ _FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisati
 )
 @click.option("--type", metavar="TPU_TYPE", help="Only jobs on slices of this type.")
 @click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
-@click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="The most rows.")
 @click.option("--sql", metavar="STATEMENT", help="The rows of any SELECT; docs/history.md lists the tables.")
 @click.option("--events", is_flag=True, help="Hosts that were lost or blamed, notices, taints, settings, limits.")
 @click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time.")
@@ -360,4 +360,4 @@ def _percent(share: float | None) -> str:
 
 
 def _hours(hours: float | None) -> str:
-    return "-" if hours is None else one_line(f"{hours:,.2f}")
+    return "-" if hours is None else f"{hours:,.2f}"

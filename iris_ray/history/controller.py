@@ -29,7 +29,8 @@ from iris_ray.history.event_rows import EventRows
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
 from iris_ray.history.reading import read_history
 from iris_ray.history.rows import EventRow, JobStory, Record, curve_point, is_kept, job_story, sample, stage
-from iris_ray.model.cluster_settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET, OFF, ON
+from iris_ray.history.settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET
+from iris_ray.model.cluster_settings import OFF, ON
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +41,13 @@ POINTS = 500
 REFRESH_S = 3600.0
 """The rows of jobs that run are written anew at this interval, and what is old is deleted."""
 TURN_S = 0.02
-"""The event loop makes rows for so many seconds at a time."""
+"""The event loop makes rows for this time, in seconds, before it turns to other work."""
 MOST_WAITING = 20_000
 """The limit for jobs, attempts and events that wait to be written. Beyond it the oldest are lost."""
 AT_ONCE = 2000
 """The limit for the records of one transaction."""
 SAY_S = 60.0
-"""The same trouble is said again after so long."""
+"""The shortest time between two warnings."""
 COPY_S = 3600.0
 """The copy in Parquet files is brought up to date at this interval; a copy may take as long."""
 FRESH_S = 2.0
@@ -317,7 +318,7 @@ class HistoryInController(ControllerPart):
 
 
 def _said_by(words: list[str]) -> str | None:
-    """Run a program; return what it says of its failure, or None."""
+    """Run a program. Return the last line that it prints if it fails, else None."""
     try:
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COPY_S)
     except (OSError, subprocess.TimeoutExpired) as error:

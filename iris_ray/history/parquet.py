@@ -85,7 +85,7 @@ def _merging(path: Path) -> Iterator[sqlite3.Connection]:
         db.execute("ATTACH ? AS history", (f"file:{quote(str(path))}?mode=ro",))
         found = [db.execute(f"PRAGMA history.{name}").fetchone()[0] for name in ("application_id", "user_version")]
         if found != [APPLICATION_ID, SCHEMA_VERSION]:
-            raise HistoryUnavailableError(f"{path} is no history of this version of iris_ray")
+            raise HistoryUnavailableError(f"{path} is not a history of this version of iris_ray")
         db.executescript(SCHEMA)
         yield db
 

@@ -25,7 +25,7 @@ class Wanted(NamedTuple):
         user, state, type: of the job.
         cause: why one of its attempts ended.
         name: a part of its name or id.
-        text: the same, or its user.
+        text: a part of its name or id, or the whole name of its user.
         since, until: it was in the cluster in that time; seconds since the epoch.
     """
 
@@ -54,7 +54,7 @@ _ENDED = f"coalesce(attempts.ended_at, min(:now, seen_at + {SEEN_FOR_S}))"
 
 
 def jobs_question(wanted: Wanted, now: float, limit: int) -> Question:
-    """Ask for one more than so many jobs: first the running ones, then the latest that ended."""
+    """Ask for jobs, one more than the limit: first the running ones, then the latest that ended."""
     given = {name: value for name, value in wanted._asdict().items() if value is not None}
     conditions = " AND ".join(_CONDITIONS[name] for name in given) or "1"
     chip_hours = f"SELECT sum(chips * ({_ENDED} - {_BEGAN})) / 3600 FROM attempts WHERE job = jobs.id"
@@ -106,7 +106,7 @@ def report_questions(since: float, until: float, first_day: str, end_day: str, b
 
     Args:
         since, until: the time; seconds since the epoch.
-        first_day, end_day: the same as days in UTC, such as 2026-11-01; the second one is not included.
+        first_day, end_day: that time as days in UTC, such as 2026-11-01, without the second one.
         by: one of `GROUPS`.
         now: seconds since the epoch.
     """
@@ -186,7 +186,7 @@ def users_question(since: float, until: float, step_s: int, by: str, tpu_type: s
 
 
 def step_for(seconds: float, steps: int) -> int:
-    """Return how long each of about so many steps of a time is: whole minutes, or whole hours."""
+    """Return the length of each of about this number of steps of a time: whole minutes, or whole hours."""
     wanted = seconds / steps
     choices = (60, 300, 600, 1800, 3600, 2 * 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86400)
     return next((choice for choice in choices if choice >= wanted), -(-int(wanted) // 86400) * 86400)

@@ -118,7 +118,7 @@ def _explained(end: Mapping[str, Any], status: int, path: Path, sql: str) -> Exc
     if "memory" in end:
         return _too_much(_MEMORY)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return HistoryUnavailableError(f"{path} is no readable history ({why}); give the path of a history.sqlite")
+        return HistoryUnavailableError(f"{path} is not a readable history ({why}); give the path of a history.sqlite")
     if code in _PASSES:
         return HistoryUnavailableError(f"{path} can't be read now ({why}); try again")
     if code is None:

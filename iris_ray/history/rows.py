@@ -139,7 +139,7 @@ Record = JobStory | EventRow | Sample | CurvePoint
 
 
 def is_kept(job: Job) -> bool:
-    """Return whether the history has a job: it has had hosts or has ended, and is no spare."""
+    """Return whether the history has a job: it has had hosts or has ended, and it is not a spare."""
     return job.spec.spare_for is None and (job.attempt > 0 or job.over is not None)
 
 

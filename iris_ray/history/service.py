@@ -7,6 +7,7 @@ from iris_ray.actors.protocol.services import Command, Page, Service
 SERVICE: Final = Service(
     "history",
     controller="iris_ray.history.controller:HistoryInController",
+    settings="iris_ray.history.settings:SETTINGS",
     pages=(
         Page("/api/history/{what:utilisation|jobs}", "iris_ray.history.pages:history", 20.0),
         Page("/api/history/jobs/{job:[^/]+}", "iris_ray.history.pages:past_job"),

@@ -46,7 +46,7 @@ class Refused(Exception):
     """The statement would change something, or returns no rows.
 
     Attributes:
-        fact: what it would do, or None.
+        fact: the verb and its object, such as "update jobs"; None if it returns no rows.
     """
 
     def __init__(self, fact: str | None) -> None:

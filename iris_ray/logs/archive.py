@@ -1,7 +1,7 @@
 """Copies the log files of an attempt to a directory that outlives the host, as they grow.
 
 The directory is a share or a mounted bucket, and may be slow or away: a thread of its own copies, and nothing waits for
-it. The files have the names that they have on the host, so `AttemptLog` reads them there, too.
+it. Files keep their names, so that `AttemptLog` reads them in both places.
 """
 
 import logging
@@ -14,9 +14,9 @@ from iris_ray.logs.files import AttemptLog
 logger = logging.getLogger(__name__)
 
 COPY_S = 15.0
-"""New output is copied so often."""
+"""The interval at which new output is copied."""
 LAST_TRIES = 20
-"""If the directory is away at the end of an attempt, the rest is tried so often."""
+"""The number of tries to copy the rest at the end of an attempt, while the directory is away."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -66,7 +66,7 @@ def copy(log: AttemptLog, archive: Path) -> None:
         OSError: the archive is away, or full.
     """
     if not archive.is_dir():
-        raise FileNotFoundError(f"{archive} is no directory; mount it on all hosts and on the head")
+        raise FileNotFoundError(f"{archive} is not a directory; mount it on all hosts and on the head")
     there = AttemptLog(archive, log.job_id, log.task_index, log.attempt)
     there.directory.mkdir(mode=0o700, exist_ok=True)
     for offset, path in log.files():

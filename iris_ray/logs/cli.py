@@ -144,7 +144,7 @@ def _grep(
     try:
         re.compile(pattern.encode())
     except (re.error, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--grep {pattern!r} is no regular expression of Python's: {error}.") from None
+        raise click.UsageError(f"--grep {pattern!r} is not a regular expression of Python's: {error}.") from None
     count = sum(status.tasks.values()) * status.processes_per_host
     if task is not None and task not in range(count):
         raise unknown_number(f"task of {status.job_id}", task, range(count))

@@ -47,7 +47,7 @@ class SearchedLog:
 
     Attributes:
         log: the task and its attempt.
-        found: the lines; None if there is no log of it any more.
+        found: the lines; None if its log was deleted.
         note: why not all of its output was searched, or None.
     """
 

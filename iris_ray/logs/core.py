@@ -69,7 +69,7 @@ class LogPosition:
     Attributes:
         attempt: the number of the attempt; None: the latest.
         offset: the first byte to read.
-        tail_lines: read so many of the last lines instead; None: read from the offset on.
+        tail_lines: the number of last lines to read instead; None: read from the offset on.
     """
 
     attempt: int | None = None

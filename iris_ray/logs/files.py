@@ -113,7 +113,7 @@ FILE_BYTES = 64 << 20
 FILES_KEPT = 5
 """A file grows to `FILE_BYTES`. Of each attempt of a task the newest `FILES_KEPT` full files are kept."""
 RETRY_BYTES = 1 << 20
-"""After a file could not be written, so many bytes are skipped before the next try."""
+"""The bytes that are skipped after a failed write, before the next try."""
 
 
 class LogWriter:
@@ -211,7 +211,7 @@ class LogWriter:
 HOST_BYTES = 2 << 30
 HOST_FILES = 20_000
 KEPT_S = 14 * 24 * 3600.0
-"""All logs of a host may take so many bytes and files, and a log is kept for so many seconds."""
+"""The limits for all logs of a host, in bytes and files, and for the age of a log, in seconds."""
 
 
 def prune(
@@ -223,7 +223,7 @@ def prune(
         root: the host's directory of logs.
         now: seconds since the epoch.
         most_bytes, most_files: the limits for all logs together.
-        kept_s: a log is too old so many seconds after its last line.
+        kept_s: the seconds after its last line at which a log is too old.
     """
     files = sorted(_logs(root))
     total, count = sum(size for _, size, _ in files), len(files)

@@ -1,7 +1,6 @@
 """Passes a task's output on: all of it to files on the host, some to the driver's terminal, last lines to the pool."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from iris_ray.logs.throttle import LineThrottle
 from iris_ray.settings import LOG_ARCHIVE
 
 FLUSH_S = 0.5
-"""After so many seconds without output, an unfinished line or a count of repeats is shown."""
+"""The seconds without output after which an unfinished line or a count of repeats is shown."""
 
 
 class LogsOnHost(HostPart):
@@ -97,28 +96,6 @@ FIRST_REPORT_S, REPORT_S = 1.0, 5.0
 """Seconds from a task's start to its first report of last lines, and between two reports."""
 
 
-class LastBytes:
-    """The last `LAST_BYTES` bytes of a stream. Less than twice as many are in memory."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-
-    def add(self, data: bytes) -> None:
-        self._pieces.append(data[-LAST_BYTES:])
-        self._size += len(self._pieces[-1])
-        while self._size - len(self._pieces[0]) >= LAST_BYTES:
-            self._size -= len(self._pieces.popleft())
-
-    @property
-    def held(self) -> int:
-        """How many bytes are in memory."""
-        return self._size
-
-    def __bytes__(self) -> bytes:
-        return b"".join(self._pieces)[-LAST_BYTES:]
-
-
 class LastLinesReport:
     """Reports the last lines of one attempt of a task every few seconds, so that they outlive the task's host."""
 
@@ -126,13 +103,13 @@ class LastLinesReport:
         self._task = task
         self._node_id = node_id
         self._report = report
-        self._last = LastBytes()
+        self._last = b""
         self._end = self._reported_end = 0
         self._due_at = time.monotonic() + FIRST_REPORT_S
 
     def add(self, data: bytes, end: int) -> None:
         """Take output; ``end`` is how many bytes the task has printed in all."""
-        self._last.add(data)
+        self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
         self._end = end
 
     @property
@@ -149,5 +126,5 @@ class LastLinesReport:
         if self._end == self._reported_end:
             return
         task, self._reported_end = self._task, self._end
-        self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, bytes(self._last)))
+        self._report(LastLines(task.job_id, task.task_index, task.attempt, self._node_id, self._end, self._last))
         self._due_at = time.monotonic() + REPORT_S

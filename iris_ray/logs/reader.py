@@ -23,11 +23,11 @@ from iris_ray.logs.search import FoundLines, LogSearch, search
 from iris_ray.model.lifecycle import TaskAttemptId
 
 READ_TIMEOUT_S = 20.0
-"""A reader may take so long to start and to answer."""
+"""The time limit for a reader to start and to answer."""
 SEARCH_TIMEOUT_S = 120.0
-"""So long it may take to start and to search all logs of a job on its host, some 100 MB a second or more."""
+"""The time limit for a reader to start and to search all logs of a job on its host, 100 MB a second or more."""
 IDLE_S = 60.0
-"""A reader that was not asked for so long is ended."""
+"""The idle time after which a reader is ended."""
 
 
 Host = tuple[str, str]

@@ -14,7 +14,7 @@ from iris_ray.logs.files import AttemptLog
 LINE_BYTES = 10_000
 """Longer lines are cut in an answer."""
 MOST_FOUND_BYTES = 4 << 20
-"""An answer of one host has so many bytes of lines; what matches beyond them is left out."""
+"""The limit for the lines in the answer of one host. Further matches are left out."""
 
 Buffer = bytes | mmap.mmap
 
@@ -25,7 +25,7 @@ class LogSearch:
 
     Attributes:
         pattern: a regular expression of Python's, for one line.
-        context: so many lines before and after each are found, too.
+        context: the number of lines before and after each that are found with it.
         since: files that were last written before are left out; seconds since the epoch; None: none is.
         most_bytes: as `MOST_FOUND_BYTES`.
     """

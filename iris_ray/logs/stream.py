@@ -31,23 +31,6 @@ class LogSource(Protocol):
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]: ...
 
 
-@dataclass(slots=True)
-class LineSplitter:
-    """Puts lines together from bytes that come in pieces."""
-
-    _rest: bytes = b""
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the lines that are complete now, without their ends."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return iter(lines)
-
-    def rest(self) -> Iterator[bytes]:
-        """Return the last line if it has no end."""
-        rest, self._rest = self._rest, b""
-        return iter([rest] if rest else [])
-
-
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """One line of one task.
@@ -206,7 +189,7 @@ class _TaskReader:
     behind: bool = False
     _offset: int = 0
     _only: bool = False
-    _splitter: LineSplitter = field(default_factory=LineSplitter)
+    _rest: bytes = b""  # of a line that has no end yet
     _throttle: LineThrottle | None = None
     _said: str | None = None
 
@@ -236,26 +219,27 @@ class _TaskReader:
         if self.shared_by is not None and self.follow and log.end - self._offset > BACKLOG_BYTES:
             left_out = log.end - TAKEN_UP_BYTES - self._offset
             self._offset += left_out
-            self._splitter = LineSplitter()
+            self._rest = b""
             yield self._ours(log, f"{left_out} bytes left out here; see iris-ray logs {self.job_id} {self.index}")
         elif not log.more and (log.finished or not self.follow):
             yield from self._end_of_attempt(log, now)
 
     def _end_of_attempt(self, log: TaskLog, now: float) -> Iterator[LogLine]:
-        for rest in self._splitter.rest():
-            yield from self._lines(log, rest + b"\n", now)
+        if self._rest:
+            yield from self._lines(log, b"\n", now)
         if self._throttle is not None:
             yield from (LogLine(self.index, log.attempt, text.encode()) for text in self._throttle.flush(now))
         if log.attempt < log.latest_attempt and self.follow and not self._only:
             self.attempt, self._offset, self._said = log.attempt + 1, 0, None
-            self._splitter, self.behind = LineSplitter(), True
+            self.behind = True
             yield LogLine(self.index, self.attempt, f"attempt {self.attempt} of task {self.index}".encode(), True)
         else:
             self.done = log.job_finished or not self.follow or self._only
 
     def _lines(self, log: TaskLog, data: bytes, now: float) -> Iterator[LogLine]:
         if self.shared_by is None:
-            yield from (LogLine(self.index, log.attempt, line) for line in self._splitter.feed(data))
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            yield from (LogLine(self.index, log.attempt, line) for line in lines)
             return
         if self._throttle is None:
             self._throttle = LineThrottle.for_task_of(self.shared_by, f"iris-ray logs {self.job_id} {self.index}")
@@ -263,7 +247,7 @@ class _TaskReader:
         yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
 
     def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
-        """Yield the note, unless the previous note was the same."""
+        """Yield the note, unless it repeats the previous one."""
         if note and note != self._said:
             yield self._ours(log, note)
         self._said = note

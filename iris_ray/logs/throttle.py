@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from iris_ray.terminal import printable
 
 FORWARDED_LINES_PER_S = 500.0
-"""All tasks of a job together may send so many lines a second to the driver's terminal."""
+"""The rate at which all tasks of a job together may send lines to the driver's terminal, per second."""
 BURST_S = 5.0
-"""A task may send as many lines at once as its rate allows in so many seconds."""
+"""A task may send as many lines at once as its rate allows in this time."""
 LEAST_RATE, MOST_RATE, LEAST_BURST = 1.0, 100.0, 20.0
 LONGEST_LINE = 4000
 NATIVE_STACK = re.compile(
@@ -24,10 +24,10 @@ NATIVE_LOG = re.compile(rb"([EWF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.-]+:\d+\] "
 itself."""
 MOST_HELD = 20
 REPORT_S = 2.0
-"""Lines that come within so long after a fatal error belong to its report. After that the task goes on: the process
+"""Lines that come within this time after a fatal error belong to its report. After that the task goes on: the process
 that ended was a child of it."""
 REPEAT_COST = 0.02
-"""A repeated line costs so much of a line's rate, since it is only counted."""
+"""The share of a line's rate that a repeated line costs, since it is only counted."""
 COUNTED_S = 5.0
 """Seconds between two lines that say how many lines were repeated or left out."""
 
@@ -63,7 +63,7 @@ class LineThrottle:
 
     @staticmethod
     def for_task_of(num_tasks: int, where: str) -> "LineThrottle":
-        """Return the throttle of one task of a job with so many tasks."""
+        """Return the throttle of one task of a job with this number of tasks."""
         rate = min(MOST_RATE, max(LEAST_RATE, FORWARDED_LINES_PER_S / num_tasks))
         return LineThrottle(rate, max(LEAST_BURST, rate * BURST_S), where)
 

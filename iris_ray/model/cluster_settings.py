@@ -1,22 +1,19 @@
 """The cluster settings that operators make for all users: a table of their definitions, and one cluster's values.
 
-A setting is written as text, ``NAME=VALUE``, which the Controller checks and records. The checks, the command
-``iris-ray cluster settings`` and docs/operating.md are derived from `TABLE`.
+A setting is written as text, ``NAME=VALUE``, which the Controller checks and records. The table here has the kernel's
+settings; services add theirs. The checks, the command ``iris-ray cluster settings`` and docs/operating.md are derived
+from all (`all_settings` in `actors/protocol/services.py`).
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import Seconds, unknown
+from iris_ray.model.checks import Seconds
 
 EVERYBODY, OFF, ON = "everybody", "off", "on"
-LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
-"""A zone of the Cloud TPU API."""
-_DEMAND = {"auto": None, "always": True, "never": False}
 
 Value = TypeVar("Value")
 
@@ -75,48 +72,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _count(text: str) -> int | None:
+def count_or_off(text: str) -> int | None:
+    """Parse a positive whole number; None for `OFF`. Raises ValueError for any other text."""
     if text == OFF:
         return None
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) <= 1_000_000:
         raise ValueError(f"give a whole number, 1 or more, or {OFF}")
     return int(text)
-
-
-def _place(text: str) -> str:
-    if text not in (ON, OFF) and not text.startswith("/"):
-        raise ValueError(f"give {ON}, {OFF}, or a directory on the head that begins with /")
-    return text
-
-
-def _copies(text: str) -> str:
-    if text != OFF and not text.startswith("/") and re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+(/\S*)?", text) is None:
-        raise ValueError(
-            f"give {OFF}, a directory on the head that begins with /, or a URL such as gs://bucket/history"
-        )
-    return text.rstrip("/") or "/"
-
-
-def _positive(text: str) -> int:
-    found = _count(text)
-    if found is None:
-        raise ValueError("give a whole number, 1 or more")
-    return found
-
-
-def _locations(text: str) -> tuple[str, ...]:
-    if text == OFF:
-        return ()
-    places = tuple(place.strip() for place in text.split(","))
-    if not all(map(LOCATION.fullmatch, places)):
-        raise ValueError(f"give projects/PROJECT/locations/ZONE, or several with commas, or {OFF}")
-    return places
-
-
-def _demand(text: str) -> bool | None:
-    if text not in _DEMAND:
-        raise ValueError(f"give one of {', '.join(_DEMAND)}")
-    return _DEMAND[text]
 
 
 OPERATORS = ClusterSetting(
@@ -137,57 +99,22 @@ EVICTIONS_PER_JOB = ClusterSetting(
     "6",
     f"a number, or {OFF}",
     "How often in an hour a job, or each gang of a job with several, may be evicted.",
-    _count,
+    count_or_off,
 )
 EVICTIONS_PER_USER = ClusterSetting(
     "evictions_per_user",
     "200",
     f"a number, or {OFF}",
     "How often in an hour gangs of one user may be evicted; one job may take more at once if none was.",
-    _count,
+    count_or_off,
 )
 EVICTIONS_PER_TEAM = ClusterSetting(
     "evictions_per_team",
     OFF,
     f"a number, or {OFF}",
     "The same for gangs of one team and its parts. What such a team borrows is taken back later, then.",
-    _count,
+    count_or_off,
 )
-CLOUD_TPU = ClusterSetting(
-    "cloud_tpu",
-    OFF,
-    "projects/PROJECT/locations/ZONE, …",
-    "In which zones of Google's Cloud TPU API the Controller asks what became of lost slices.",
-    _locations,
-)
-AUTOSCALER_DEMAND = ClusterSetting(
-    "autoscaler_demand",
-    "auto",
-    ", ".join(_DEMAND),
-    "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler runs.",
-    _demand,
-)
-HISTORY = ClusterSetting(
-    "history",
-    ON,
-    f"{ON}, {OFF}, or a directory on the head",
-    "Whether the Controller keeps a history, and where; on: beside its records, or in the head's directory.",
-    _place,
-)
-HISTORY_DAYS = ClusterSetting(
-    "history_days", "400", "days", "How long the history keeps jobs, events and samples.", _positive
-)
-HISTORY_MB = ClusterSetting(
-    "history_mb", "1024", "megabytes", "How large the history may get; then the oldest goes first.", _positive
-)
-HISTORY_PARQUET = ClusterSetting(
-    "history_parquet",
-    OFF,
-    f"a directory, SCHEME://BUCKET/PATH, or {OFF}",
-    "Where the Controller copies the history once an hour, as Parquet files by table and month.",
-    _copies,
-)
-
 _ALL: tuple[ClusterSetting[Any], ...] = (
     OPERATORS,
     EVICTIONS,
@@ -195,21 +122,9 @@ _ALL: tuple[ClusterSetting[Any], ...] = (
     EVICTIONS_PER_JOB,
     EVICTIONS_PER_USER,
     EVICTIONS_PER_TEAM,
-    CLOUD_TPU,
-    AUTOSCALER_DEMAND,
-    HISTORY,
-    HISTORY_DAYS,
-    HISTORY_MB,
-    HISTORY_PARQUET,
 )
 TABLE: Mapping[str, ClusterSetting[Any]] = {setting.name: setting for setting in _ALL}
-
-
-def setting_named(name: str) -> ClusterSetting[Any]:
-    """Return a setting by its name, or raise UnknownNameError with the most similar names."""
-    if name not in TABLE:
-        raise unknown("setting", name, TABLE)
-    return TABLE[name]
+"""The kernel's own settings by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class RhythmMeter:
         self._tell()
 
     def pause_ends(self, what: str, seconds: float, now: float) -> None:
-        """Note that a thread ends a declared pause, which took so many seconds."""
+        """Note that a thread ends a declared pause of this length; seconds."""
         self._note_pause(now)
         self._open.remove(what)
         self._pauses[what] = max(self._pauses.get(what, 0.0), seconds)

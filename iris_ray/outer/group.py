@@ -20,7 +20,6 @@ from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.outer.member import Member, Result, Who, kinds_of
 from iris_ray.outer.wire import ArrayConnection, Header, Leaves
-from iris_ray.task.endpoints import endpoint_of_attempt, register_endpoint
 from iris_ray.task.job_info import get_job_info
 
 DEADLINE_S = 60.0
@@ -183,7 +182,9 @@ class Group:
         serving = threading.Thread(target=self._member.serve, args=(listener, self._membership().token), daemon=True)
         serving.name = "iris_ray.outer"
         serving.start()
-        register_endpoint(_endpoint(info.slice_id), f"{host}:{listener.getsockname()[1]}")
+        from iris_ray.endpoints import task  # another service
+
+        task.register_endpoint(_endpoint(info.slice_id), f"{host}:{listener.getsockname()[1]}")
 
     def _try_to_join(self) -> None:
         """Join the slices that make rounds. If there are none, the slice that has run for the longest time begins."""
@@ -290,8 +291,10 @@ class Group:
             return None
 
     def _address_of(self, who: Who) -> str | None:
+        from iris_ray.endpoints import task
+
         assert self._info is not None
-        return endpoint_of_attempt(_endpoint(who[0]), who[0] * self._info.gang_size, who[1])
+        return task.endpoint_of_attempt(_endpoint(who[0]), who[0] * self._info.gang_size, who[1])
 
     def _connection(self, who: Who) -> ArrayConnection:
         """Return the connection to the first process of a slice.

@@ -126,7 +126,7 @@ class HeadCall:
                 type.
             Exception: the function's own error.
         """
-        look = functools.partial(self.jobs.look, self.run_id)
+        look = functools.partial(self.jobs._look, self.run_id)
         pause_s = SHORTEST_PAUSE_S
         while True:
             status, output = try_again(look, *SILENT, within_s=patience_s, pause_s=LONGEST_PAUSE_S)

@@ -67,10 +67,10 @@ class RayJobConfig:
             raise InvalidRequestError(
                 'command is empty; give a program and its arguments, such as ["python", "train.py"]'
             )
-        if self.working_dir is not None and not (self.is_packed or Path(self.working_dir).is_dir()):
+        if self.working_dir is not None and not (self._is_packed or Path(self.working_dir).is_dir()):
             raise InvalidRequestError(f"working_dir is {str(self.working_dir)!r}, which is not a directory")
         require("env", self.env, VARIABLES)
-        require_env_travels({**self.variables_of_file(), **self.env})
+        require_env_travels(self.variables())
 
     @property
     def name(self) -> str:
@@ -80,15 +80,19 @@ class RayJobConfig:
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem) or "job"
 
     @property
-    def is_packed(self) -> bool:
+    def entrypoint(self) -> str:
+        """The command, quoted for the shell on the cluster."""
+        return shlex.join(self.command)
+
+    @property
+    def _is_packed(self) -> bool:
         """Whether the directory is a zip file."""
         path = Path(self.working_dir or "")
         return path.suffix == ".zip" and path.is_file()
 
-    def variables_of_file(self) -> dict[str, str]:
-        """Return the variables of the file; those of ``env`` win over them."""
-        found = {} if self.env_file is None else read_env_file(self.env_file)
-        return {name: value for name, value in found.items() if name not in self.env}
+    def variables(self) -> dict[str, str]:
+        """Return all variables; those of ``env`` win over those of the file."""
+        return (read_env_file(self.env_file) if self.env_file is not None else {}) | dict(self.env)
 
 
 _CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
@@ -193,10 +197,11 @@ class RayJobs:
         if packages:
             runtime_env["py_modules"] = [str(package) for package in packages]
         if config.working_dir is not None:
-            what, excludes = ("the job", []) if config.is_packed else _say_what_is_sent(config, says)
+            what, excludes = ("the job", []) if config._is_packed else _say_what_is_sent(config, says)
             runtime_env |= {"working_dir": str(config.working_dir), "excludes": excludes}
-        with self._sent({**config.variables_of_file(), **(config.env if hides_env else {})}) as prefix:
-            entrypoint = shlex.join([*prefix, *config.command])
+        hidden = {name: value for name, value in config.variables().items() if hides_env or name not in config.env}
+        with self._sent(hidden) as prefix:
+            entrypoint = " ".join(filter(None, (shlex.join(prefix), config.entrypoint)))
             while True:
                 try:
                     with self._answers(), live_line(f"sending to {self._address}") as line:
@@ -237,9 +242,9 @@ class RayJobs:
         Raises:
             UnknownNameError: there is no such job.
         """
-        return self.look(run_id)[0]
+        return self._look(run_id)[0]
 
-    def look(self, run_id: str) -> tuple[RayJobStatus, str]:
+    def _look(self, run_id: str) -> tuple[RayJobStatus, str]:
         """Return the status of a job and its output, which is complete if the job has ended. Raises like `status`."""
         with self._answers(run_id):
             details = self._client.get_job_info(_checked(run_id))

@@ -8,7 +8,7 @@ import os
 import sys
 
 from iris_ray.actors.calls.ray_internals import take_package
-from iris_ray.client.remote_options import SENT_VARIABLES
+from iris_ray.settings import SENT_VARIABLES
 
 
 def main(uri: str, *command: str) -> None:

@@ -1,4 +1,4 @@
-"""Invariants of the Controller's state after every event. For tests."""
+"""Invariants of the Controller's state after every event. Tests check them, and the Controller after a failed event."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

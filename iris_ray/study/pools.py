@@ -296,7 +296,8 @@ class SimulatedPools:
         if attempt.work is not None and attempt.began_at <= now:
             done = (now - attempt.began_at) * attempt.speed
             if not saved:
-                done = _rounded_down(done, attempt.work.save_every_s)
+                every_s = attempt.work.save_every_s
+                done = done // every_s * every_s if every_s < math.inf else 0.0
             self._saved[_key(attempt.id)] = self._saved.get(_key(attempt.id), 0.0) + done
             kept_s = done / attempt.speed
         self._history.ended(attempt.id, now, outcome, kept_s)
@@ -343,7 +344,3 @@ class SimulatedPools:
 
 def _key(attempt: AttemptId) -> tuple[str, int]:
     return attempt.job_id, attempt.gang
-
-
-def _rounded_down(done: float, step: float) -> float:
-    return done // step * step if step < math.inf else 0.0

@@ -145,7 +145,8 @@ class Study:
         for number, kind in enumerate(self.slices):
             self._add_slices(simulation, kind, f"slices {number}")
         for number, hosts in enumerate(self.hosts):
-            self._add_hosts(simulation, hosts, f"hosts {number}")
+            names = simulation.hosts.add_hosts(hosts.count, hosts.cpus)
+            self._let_die(simulation, names, hosts.dies_every_s, hosts.repair_s, f"hosts {number}")
         streams = [stream.arrivals(self._chance(stream.name), self.seconds) for stream in self.streams]
         arrivals = merged([*streams, *(trace.arrivals for trace in self.traces)])
         simulation.submit_all((at, policy.applied_to(job)) for at, job in arrivals)
@@ -158,20 +159,13 @@ class Study:
         hosts, agenda = simulation.hosts, simulation.agenda
         names = hosts.add_slices(kind.tpu_type, kind.count, kind.cpus)
         if kind.preempted_every_s < math.inf:
-            chance = self._chance(f"preemptions of {what}")
-            strike_at_random(
-                agenda,
-                names,
-                kind.preempted_every_s,
-                lambda name: hosts.preempt(name, kind.notice_s, kind.away_s),
-                chance,
-            )
+
+            def preempt(name: str) -> None:
+                hosts.preempt(name, kind.notice_s, kind.away_s)
+
+            strike_at_random(agenda, names, kind.preempted_every_s, preempt, self._chance(f"preemptions of {what}"))
         members = [node_id for name in names for node_id in hosts.slices[name]]
         self._let_die(simulation, members, kind.host_dies_every_s, kind.repair_s, what)
-
-    def _add_hosts(self, simulation: Simulation, kind: HostKind, what: str) -> None:
-        names = simulation.hosts.add_hosts(kind.count, kind.cpus)
-        self._let_die(simulation, names, kind.dies_every_s, kind.repair_s, what)
 
     def _let_die(self, simulation: Simulation, names: list[str], every_s: float, repair_s: float, what: str) -> None:
         if every_s < math.inf:

@@ -32,7 +32,7 @@ def initialize(**kwargs: Any) -> None:
 
     On Cloud TPU, ``jax.distributed.initialize()`` finds its peers by itself, with one fixed port. This function takes
     the address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang
-    on the host, and it works without TPUs, too. If the job's ``failure_domain`` is the slice, each slice is a JAX
+    on the host, and it works without TPUs. If the job's ``failure_domain`` is the slice, each slice is a JAX
     program of its own. Outside a task, and in a task without peers, it joins nobody, so that
     a script also runs on its own.
 

@@ -1,7 +1,7 @@
 """How a task learns that its gang has to move, and reports that it has saved its state.
 
 Both go through files of the task's process on its host: TPUHostActor writes the notice, and the task its report. So
-child processes of a task can use them, too.
+child processes of a task can use them as well.
 """
 
 import contextlib

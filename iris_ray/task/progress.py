@@ -1,7 +1,7 @@
 """How a task reports its progress.
 
 Reports go through files of its process (`actors/protocol/task_files.py`), which TPUHostActor reads every few seconds.
-So child processes of a task can report, too.
+So child processes of a task can report as well.
 """
 
 import contextlib
@@ -148,21 +148,21 @@ def note_save() -> None:
 
 
 def count_unproductive(what: str, seconds: float) -> None:
-    """Count seconds as `unproductive` does, without a declared pause: for what is short, told later by a thread."""
+    """Count seconds as `unproductive` does, without a declared pause: for short work that a thread reports later."""
     if seconds and (files := TaskFiles.of_this_task()) is not None:
         with _marking:
             _mark(files, what, seconds)
 
 
 PAUSES = (*MARKS, "evaluation")
-"""What `unproductive` takes."""
+"""The kinds of time that `unproductive` marks."""
 
 
 _first_steps: dict[str, list[int]] = {}
-"""The first steps that this process has named, by the prefix of the task's files."""
+"""The first steps of this process, by the prefix of the task's files."""
 _marked: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
 _meters: dict[str, RhythmMeter] = {}
-"""What measures the heartbeats of this process, by the prefix of the task's files."""
+"""The meters of this process's heartbeats, by the prefix of the task's files."""
 _marking = threading.Lock()
 
 
@@ -207,7 +207,7 @@ def _tell_rhythm(files: TaskFiles, meter: RhythmMeter) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. If the disk is full, do nothing: that is no reason to end a training run."""
+    """Replace a file atomically. If the disk is full, do nothing: that must not end a training run."""
     unfinished = Path(f"{path}.{threading.get_native_id()}")  # the id is unique among all processes
     with contextlib.suppress(OSError):
         unfinished.write_text(text, encoding="utf-8")

@@ -5,10 +5,29 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from iris_ray.actors.protocol.services import calls_of
-from iris_ray.actors.protocol.status import LimitStatus, TeamChips
+from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Quota, Team, Teams
+
+
+@dataclass(frozen=True, slots=True)
+class TeamChips:
+    """How a team's quota of one type stands, in chips.
+
+    Attributes:
+        quota: its own, or the sum of its parts'.
+        used: what its jobs and those of its parts hold.
+        borrowed: how much of that is beyond the quota.
+        lent: how much of the quota it does not use, and others do.
+        by_band: ``used`` by band; bands with nothing are left out.
+    """
+
+    quota: float
+    used: float
+    borrowed: float
+    lent: float
+    by_band: Mapping[PriorityBand, float]
 
 
 @dataclass(frozen=True, slots=True)

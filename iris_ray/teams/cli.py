@@ -6,7 +6,6 @@ from pathlib import Path
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.protocol.status import TeamChips
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.main import Commands, section_of
@@ -15,7 +14,7 @@ from iris_ray.cli.printing import counted, one_line, print_facts, print_json, pr
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
 from iris_ray.model.checks import unknown
 from iris_ray.model.teams import EVERYBODY, NO_TEAM, Quota, Team, Teams, chips_of
-from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
+from iris_ray.teams.calls import TeamCalls, TeamChips, TeamsStatus, TeamStatus
 from iris_ray.teams.core import read_teams, to_toml
 
 NO_TEAMS = "there are no teams; set some up: iris-ray team apply FILE"

@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from itertools import islice
 
 from iris_ray.actors.calls.service_parts import RunningPart
-from iris_ray.actors.controller.quota_views import fleet_chips, largest_share, own, team_chips
 from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, PlainValue, Published
-from iris_ray.actors.controller.views import limit_statuses
-from iris_ray.actors.protocol.status import LimitStatus, TeamChips
+from iris_ray.actors.controller.views import largest_share, limit_statuses
+from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
 from iris_ray.model.checks import is_user, shown
+from iris_ray.model.jobs import Job
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Team, Teams, chips_of
 from iris_ray.state import ControllerState
 from iris_ray.state.events import LimitsSetEvent, TeamsSetEvent
-from iris_ray.teams.calls import TeamCalls, TeamsStatus, TeamStatus
+from iris_ray.teams.calls import TeamCalls, TeamChips, TeamsStatus, TeamStatus
+from iris_ray.teams.quotas import about_team, fleet_chips, own, team_chips
 
 _ROOT = Team("all")
 """Stands for `NO_TEAM` where a team's settings are shown: it has none."""
@@ -132,6 +133,9 @@ class TeamsInController(ControllerPart):
         if shown != self._shown:
             self.publish(Published(tables={"teams": shown}))
             self._shown = shown
+
+    def about_job(self, job: Job) -> str | None:
+        return about_team(self._state, job)
 
     async def _use(self) -> TeamsUse:
         jobs = await self._jobs.counts()

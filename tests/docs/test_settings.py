@@ -2,7 +2,7 @@
 
 import re
 
-from iris_ray.model.cluster_settings import TABLE
+from iris_ray.actors.protocol.services import all_settings
 from iris_ray.settings import (
     TEST_CLOUD_TPU_ENDPOINT,
     TEST_COMPUTE_ENDPOINT,
@@ -25,4 +25,4 @@ def test_page_has_a_line_for_every_variable_and_no_other() -> None:
 def test_page_has_a_line_for_every_setting_of_a_cluster() -> None:
     page = (REPOSITORY / "docs" / "operating.md").read_text()
     lines = re.findall(r"^\| `(\w+)` \| `(\w+)` \| ([^|]+) \| (.+) \|$", page, re.MULTILINE)
-    assert lines == [(one.name, one.default, one.form, one.help) for one in TABLE.values()]
+    assert lines == [(one.name, one.default, one.form, one.help) for one in all_settings().values()]

@@ -22,10 +22,10 @@ from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster, played
 
 HOOKS = {
-    "controller": ("__init__", "started", "happened", "run", "close", "admit", "slices_lost"),
+    "controller": ("__init__", "started", "happened", "run", "close", "admit", "slices_lost", "about_job"),
     "pool": ("__init__", "started", "happened", "run", "close", "prepared", "unfit"),
 }
-NOT_COROUTINES = {"__init__", "close"}
+NOT_COROUTINES = {"__init__", "close", "about_job"}
 HANG_S = 60.0
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iris_ray.actors.calls.ray_internals import counts_hosts
 from iris_ray.capacity.kuberay_demand import KubeRayDemand
+from iris_ray.capacity.ray_internals import counts_hosts
 from iris_ray.model.topology import get_tpu_config
 from tests.support.kuberay_world import KubeRayWorld, OurApi, RaysAutoscaler
 

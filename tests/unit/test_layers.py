@@ -19,6 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 MAY_USE_PRIVATE_RAY = {
     PACKAGE / "actors" / "calls" / "ray_internals.py",
+    PACKAGE / "capacity" / "ray_internals.py",
     *(PACKAGE / "testing" / "ray_node").glob("*.py"),
 }
 SERVICES = {name.removeprefix("iris_ray.") for name in services.SERVICES}

@@ -23,7 +23,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 ANSWER_TIMEOUT_S = 5.0
-"""A healthy actor may take so long to answer a call that needs no work."""
+"""The time in which a healthy actor answers a call that needs no work."""
 
 
 async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | Unreachable:

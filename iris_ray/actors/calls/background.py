@@ -40,7 +40,7 @@ class BackgroundTasks:
         """Start a coroutine and return at once.
 
         Args:
-            work: the coroutine. A caller that also awaits its task gets the error, too.
+            work: the coroutine. A caller that awaits its task gets the error as well.
             what: a phrase that names the work, such as "watching job 7"; log messages begin with it.
         """
         task = asyncio.create_task(work, name=what)

@@ -23,7 +23,7 @@ from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRec
 START_TIMEOUT_S = 120.0
 PATIENT_ANSWER_TIMEOUT_S = 10.0
 AWAY_S = 20 * 60.0
-"""A pool waits so long for the Controller. One that hangs can be ended by an operator, and costs no job: jobs that wait
+"""The time that a pool waits for the Controller. An operator can end one that hangs, and no job is lost: jobs that wait
 report twice a minute, and would end if the pool gave up."""
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.

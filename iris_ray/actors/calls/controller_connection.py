@@ -25,7 +25,7 @@ from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError,
 
 ANSWER_TIMEOUT_S = 30.0
 RESTART_S = 20.0
-"""A caller waits so long for a Controller that Ray is restarting."""
+"""The time that a caller waits for a Controller that Ray is restarting."""
 _NAME_POLL_S = 0.1
 
 NO_CONTROLLER = (

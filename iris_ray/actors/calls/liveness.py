@@ -150,9 +150,9 @@ def _outcome(ask: "asyncio.Future[Any]") -> Any:
 
 TICK_S = 1.0
 SLICE_UNASKED_S = 10.0
-"""A SliceActor that was not called for so long stops pinging its hosts: its pool may be gone."""
+"""A SliceActor that was not called for this time stops pinging its hosts: its pool may be gone."""
 HOST_UNASKED_S = 60.0
-"""A TPUHostActor that was not called for so long ends its tasks and itself. Ray's processes wait as long for a GCS."""
+"""A TPUHostActor that was not called for this time ends its tasks and itself: as long as Ray waits for a GCS."""
 
 
 class Contact:
@@ -162,7 +162,7 @@ class Contact:
     two attempts of a task would write the same checkpoints as long as the network is broken.
 
     Args:
-        limit_s: contact is lost after so many seconds.
+        limit_s: contact is lost after this time without a call; seconds.
         matters: returns whether anything here must end with the contact; other seconds don't count.
     """
 
@@ -198,7 +198,7 @@ class HostWatch:
     Args:
         hosts: by index.
         place: the slice, or the place on shared hosts.
-        silence_s: a host that has not answered for so long is marked lost; seconds.
+        silence_s: a host that has not answered for this time is marked lost; seconds.
 
     Attributes:
         detector: knows the silent hosts.

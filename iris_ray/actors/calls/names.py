@@ -42,7 +42,7 @@ def is_endpoint_of(jobs: Container[str], key: str) -> bool:
 
 
 def take_incarnation(owner: str) -> int:
-    """Return a number that is larger than those of all earlier processes of a pool. Block until the GCS answers.
+    """Take a number that is larger than that of any earlier process of a pool. Block until the GCS answers.
 
     So the Controller can tell which of two processes is newer. Clocks can't: Ray restarts a pool on any host.
     """

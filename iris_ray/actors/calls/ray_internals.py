@@ -1,14 +1,15 @@
-"""The one module that uses private Ray APIs, checked on Ray 2.49.2, 2.55.1 and 2.60.0: when Ray changes, look here."""
+"""The kernel's uses of private Ray APIs, checked on Ray 2.49.2, 2.55.1 and 2.60.0: when Ray changes, look here.
+
+Those of Ray's autoscaler are in `iris_ray.capacity.ray_internals`.
+"""
 
 import logging
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import ray
 from ray._private import ray_constants, services
 from ray._private.runtime_env import packaging
@@ -28,8 +29,8 @@ RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
 MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
 """Limit for a directory that travels to the cluster."""
 STREAM: Mapping[str, Any] = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
-"""Options of a call that yields pieces: its generator waits while so many pieces are unread. The call must run in a
-thread of its own. In an event loop, one waiting generator would hold up all others."""
+"""Options of a call that yields pieces: its generator waits while this number of pieces is unread. The call must run in
+a thread of its own. In an event loop, one waiting generator would hold up all others."""
 
 
 def draining_nodes() -> dict[str, int]:
@@ -129,7 +130,7 @@ def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], 
 
 
 KEEP_PACKAGE_S = 600
-"""A package that was stored lives so long before a Ray job names it."""
+"""The life of a stored package that no Ray job names; seconds."""
 
 
 def fetch_package(uri: str) -> bytes | None:
@@ -218,74 +219,6 @@ def has_inherited_connection() -> bool:
 def placement_group_by_id(hex_id: str) -> PlacementGroup:
     """Return a handle of a placement group that another process made."""
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
-
-
-def runs_autoscaler(environ: Mapping[str, str]) -> bool:
-    """Return whether an autoscaler serves this cluster. Call this on the head: it looks through its processes.
-
-    Every head has a monitor process, but only an autoscaler has a configuration. KubeRay runs the autoscaler in a
-    container beside the head's, and starts the head without a monitor.
-
-    Args:
-        environ: the head's environment.
-    """
-    if "--no-monitor" in environ.get("KUBERAY_GEN_RAY_START_CMD", ""):
-        return True
-    ours = f"--gcs-address={ray.get_runtime_context().gcs_address}"
-    commands = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
-    return any(
-        ours in command and any(part.startswith("--autoscaling-config=") for part in command) for command in commands
-    )
-
-
-def has_autoscaler_v2() -> bool:
-    """Return whether this cluster's autoscaler is version 2, which respects label selectors. This blocks."""
-    from ray.autoscaler.v2.utils import is_autoscaler_v2
-
-    return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
-
-
-def counts_hosts() -> bool:
-    """Return whether Ray's autoscaler on KubeRay launches hosts, and rounds them down to whole slices.
-
-    That of Ray 2.49 makes a slice for each host that it launches.
-    """
-    from ray.autoscaler._private.kuberay import node_provider
-
-    return hasattr(node_provider, "_worker_group_num_of_hosts")
-
-
-def pending_gang_demand() -> list[dict[str, float]]:
-    """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. This blocks."""
-    from ray.autoscaler.v2.sdk import get_cluster_resource_state
-
-    state = get_cluster_resource_state(internal_kv.global_gcs_client)
-    return [
-        dict(request.resources_bundle) for gang in state.pending_gang_resource_requests for request in gang.requests
-    ]
-
-
-def autoscaler_launches() -> tuple[str, ...]:
-    """Return what version 2 of the autoscaler says about nodes that it launches, in words. This blocks.
-
-    It names node types as the cluster's configuration does. Of version 1 nothing is known.
-    """
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=int(STORE_TIMEOUT_S))
-    launching = Counter[str]()
-    for launch in status.pending_launches:
-        launching[launch.ray_node_type_name] += launch.count
-    launching.update(node.ray_node_type_name for node in status.pending_nodes)
-    failed = {launch.ray_node_type_name: launch for launch in sorted(status.failed_launches, key=_failed_at)}
-    return (
-        *(f"it is launching {count} of {name}" for name, count in sorted(launching.items())),
-        *(f"its last launch of {name} failed: {launch.details}" for name, launch in sorted(failed.items())),
-    )
-
-
-def _failed_at(launch: Any) -> int:
-    return launch.failed_ts_s or 0
 
 
 class ClusterStore:

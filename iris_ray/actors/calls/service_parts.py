@@ -78,13 +78,13 @@ class ServicePart(Generic[Event]):
         """Prepare the part, once the actor is ready. After a failure, a new part reads what the old one missed."""
 
     async def happened(self, events: list[Event]) -> None:
-        """These events have happened, in this order. A slow part gets many at once."""
+        """Take events that have happened, in their order. A slow part gets many at once."""
 
     async def run(self) -> None:
-        """The part's own loop. It may return."""
+        """Run the part's own loop. It may return."""
 
     def close(self) -> None:
-        """The part is dropped; release what it holds."""
+        """Release all resources: the part is dropped."""
 
 
 class RunningPart(Generic[Event]):
@@ -199,7 +199,7 @@ class RunningPart(Generic[Event]):
             raise ServiceUnavailableError(f"the service {self.service.name} has cancelled the call") from error
 
     async def call(self, hook: Callable[[Any], Awaitable[T]], deadline_s: float | None) -> T:
-        """Return what a hook of the part returns.
+        """Call a hook of the part, and return its result.
 
         Args:
             hook: is called with the part.
@@ -234,6 +234,21 @@ class RunningPart(Generic[Event]):
             raise problem
         self._break_down(part, problem)
         raise ServiceUnavailableError(f"the service {name} has failed: {_in_a_line(problem)}") from problem
+
+    def call_now(self, hook: Callable[[Any], object], kind: type[T]) -> T | None:
+        """Return the answer of a hook that is not a coroutine; None if the part fails, or answers something else."""
+        if (part := self.part) is None:
+            return None
+        began = time.perf_counter()
+        try:
+            if (found := hook(part)) is None or isinstance(found, kind):
+                return found
+            raise TypeError(f"a hook returned {type(found).__name__}, not {kind.__name__}")
+        except BaseException as error:  # SystemExit would end the actor's event loop
+            self._break_down(part, error)
+            return None
+        finally:
+            self._note_step(time.perf_counter() - began)
 
     async def _ready_part(self) -> Any:
         """Return the part. A part that starts for the first time is waited for; a failing one is not.

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 JUMP_S = 2.0
 """If the wall clock is off by more than this, somebody has set it."""
 MOST_AWAY_S = 300.0
-"""While no Controller runs, at most so much time passes. Ray restarts one within seconds, a machine within minutes."""
+"""The most time that passes while no Controller runs. Ray restarts one within seconds, a machine within minutes."""
 JUMPS_KEPT = 20
 
 Deadline = TypeVar("Deadline", WorkerDrainedEvent, WorkerRegisteredEvent)

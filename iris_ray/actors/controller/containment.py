@@ -22,9 +22,9 @@ from iris_ray.state.instructions import Instructions
 logger = logging.getLogger(__name__)
 
 MOST_JOBS = 1000
-"""So many jobs are remembered; the oldest are forgotten first."""
+"""The number of jobs that are remembered; the oldest are forgotten first."""
 MOST_RECORDS = 100
-"""So many records are kept apart; further ones are only named in the log."""
+"""The number of records that are kept apart; further ones are only named in the log."""
 _ASIDE, _UNRESTORABLE, _CORRUPT = "aside/", "unrestorable/", "corrupt/"
 
 Made = TypeVar("Made")
@@ -133,7 +133,7 @@ class Containment:
         self.records[name] = lost(name, why)
 
     def keep_records(self) -> None:
-        """Store the unreadable records apart, and learn of those that earlier Controllers have stored there."""
+        """Store the unreadable records apart, and add the records that earlier Controllers have stored there."""
         there = self._store.items(_CORRUPT)
         for name, found in islice(self._found.items(), max(0, MOST_RECORDS - len(there))):
             self._store.put(f"{_CORRUPT}{name}", pickle.dumps((found[0], dict(found[1]))))

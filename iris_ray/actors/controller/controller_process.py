@@ -15,7 +15,6 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.maintenance_service import MaintenanceService
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeDiff, NodeTable
 from iris_ray.actors.controller.permissions import Permissions
 from iris_ray.actors.controller.pool_registry import PoolRegistry
@@ -50,17 +49,17 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state import ControllerState
-from iris_ray.state.events import AttemptMarkedEvent, Event, MaintenanceCalledOffEvent, PoolRestartedEvent
+from iris_ray.state.events import AttemptMarkedEvent, Event, PoolRestartedEvent
 
 logger = logging.getLogger(__name__)
 
 ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
-"""Errors at the start that another process of this version would meet, too."""
+"""Errors at the start that another process of this version would meet as well."""
 MOST_PLACED = 200
-"""One plan places at most so many gangs, so that calls are answered between two plans."""
+"""The number of gangs that one plan places at most, so that calls are answered between two plans."""
 
 END_AFTER_S = 5.0
-"""A Controller that has failed answers for so long with the reason. Controllers that all fail follow no faster."""
+"""A failed Controller answers for this time with the reason. Controllers that all fail follow no faster."""
 
 
 def end_process_soon() -> None:
@@ -117,7 +116,6 @@ class ControllerProcess:
         self._board = ServiceBoard()
         self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._board, self._clock)
         self._permissions = Permissions(self._state, self._nodes)
-        self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         seen_by_services = ControllerOfServices(
             self._state,
             self._clock,
@@ -208,12 +206,11 @@ class ControllerProcess:
             try:
                 table = await asyncio.to_thread(self._read_nodes)
                 self._events.apply(self._nodes.events_of(table))
-                self._maintenance.look_at(self._state.workers, self._state.holders)
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
 
     def _apply_of_pools(self, events: Iterable[Event]) -> None:
-        """Apply what the end of a pool means for its jobs. What it had told of their steps is recorded before."""
+        """Apply the events that follow from the end of a pool. First record the steps that it had reported."""
         events = list(events)
         owners = [event.owner for event in events if isinstance(event, PoolRestartedEvent)]
         jobs = [job for owner in owners for job in self._state.jobs_of(owner)]

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 NOTIFY_AGAIN_S = 0.5
 STOP_AGAIN_S = 1.0
 CALLS_IN_A_TURN = 100
-"""So many calls are started without a pause; each takes a fraction of a millisecond."""
+"""The number of calls that are started without a pause; each takes a fraction of a millisecond."""
 
 
 class Dispatcher:

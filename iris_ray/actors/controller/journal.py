@@ -65,10 +65,10 @@ from iris_ray.state.records import JobRecord
 logger = logging.getLogger(__name__)
 
 EPOCHS_KEPT = 1000
-"""The logs of so many earlier Controllers stay closed, because a frozen Controller may thaw late."""
+"""The number of earlier Controllers whose logs stay closed, because a frozen Controller may thaw late."""
 
 WRITINGS_KEPT = 10_000
-"""The durations of so many writings are kept until they are measured."""
+"""The number of writings whose durations are kept until they are measured."""
 
 
 class Journal:
@@ -180,7 +180,7 @@ class Journal:
                 self._writing_since = None
 
     def take_writings(self) -> tuple[list[float], float]:
-        """Return how long the writings since the last call took, and for how long the present one has waited."""
+        """Return the durations of the writings since the last call, and the time that the present one has waited."""
         writings, since = list(self._writings), self._writing_since
         self._writings.clear()
         return writings, 0.0 if since is None else time.monotonic() - since
@@ -262,11 +262,11 @@ class SharedRecords:
 # -- record collector --------------------------------------------------------------------------------------------------
 
 TURN_S = 0.02
-"""Records are made for so long without a pause."""
+"""The time for which records are made without a pause; seconds."""
 CHUNKS_AT_ONCE = 16
-"""So many chunks of a large job are recorded without a pause, which takes about as long."""
+"""The number of chunks of a large job that are recorded without a pause, which takes about as long."""
 FORGOTTEN_AT_ONCE = 100
-"""The endpoints of so many forgotten jobs are deleted together, because finding them is a call to the store."""
+"""The number of forgotten jobs whose endpoints are deleted together, because finding them is a call to the store."""
 CLOCK_S = 10.0
 """The clock is recorded at least at this interval."""
 
@@ -323,7 +323,7 @@ class RecordCollector:
     def delete_endpoints(self, state: ControllerState) -> None:
         """Delete the endpoints and the code of forgotten jobs with the next records.
 
-        This may fail: nobody looks them up again.
+        This may fail, since they are never looked up again.
         """
         self._forgotten = 0
         with contextlib.suppress(Exception):

@@ -136,7 +136,7 @@ def _require_whole(config: TPUConfig, shape: str) -> None:
 
 
 def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[str, str]:
-    """Return the labels by which a host of a single-host type is host 0 of its own slice; nothing for other hosts.
+    """Return labels that make a host of a single-host type host 0 of its own slice; for other hosts an empty dict.
 
     GKE's webhook numbers single hosts as if they were one slice's (1.3.1, `mutatePod`): once ``v6e-8-0`` is lost, its
     successor may become host 1 of ``v6e-8-2``. Such a host's slice has a part of its node's id in its name.
@@ -155,7 +155,7 @@ def _own_slice(node_id: str, labels: Mapping[str, str], chips: float) -> dict[st
 
 @cache
 def live_config(pod_type: str, chips: float) -> TPUConfig:
-    """Return the config of a TPU type whose hosts have so many chips. Cached: it is the same for thousands of hosts."""
+    """Return the config of a TPU type with this number of chips on a host. Cached: thousands of hosts share it."""
     return get_tpu_config(pod_type).with_live_hosts(chips)
 
 
@@ -177,7 +177,7 @@ def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
 
 @lru_cache(maxsize=100_000)
 def _text(value: str) -> AttributeValue:
-    """Return a label's value. Cached: it is the same for thousands of hosts."""
+    """Return a label's value. Cached, since thousands of hosts share it."""
     return AttributeValue(value)
 
 
@@ -190,7 +190,7 @@ def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
 # -- use outside iris_ray ----------------------------------------------------------------------------------------------
 
 READINGS = 6
-"""The use of a host is the least of so many readings."""
+"""The number of readings of which the least use of a host counts."""
 
 
 class UseElsewhere:
@@ -349,7 +349,7 @@ class NodeDiff:
             del self._notices[next(iter(self._notices))]
 
     def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
-        """Return how these hosts were lost, and their notices."""
+        """Return the evidence about these hosts: how they were lost, and their notices."""
         return {node_id: self._evidence(node_id) for node_id in node_ids}
 
     def slices_of(self, node_ids: Iterable[str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tells the slices of single hosts apart whose labels name the same slice, also for the next Controller."""
+"""Names the slices of single hosts whose labels name one slice. The next Controller uses the same names."""
 
 import json
 from collections.abc import Set
@@ -10,15 +10,15 @@ from iris_ray.state.events import WorkerRegisteredEvent
 
 
 def own_name(name: str, node_id: str) -> str:
-    """Return a name of one host's slice that no other host's has."""
+    """Return a unique name for the slice of one host."""
     return f"{name}-{node_id[:8]}"
 
 
 class OwnSlices:
     """The names of the slices of single hosts. The first host of a name keeps it; later ones get their own.
 
-    Which one was first nobody can see later: Ray lists its nodes in any order. So the names of hosts that share a label
-    are recorded, else two hosts would swap their slices, with the jobs on them, when a new Controller begins.
+    Nobody can tell later which host was first: Ray lists its nodes in any order. So the names of hosts that share a
+    label are recorded, else two hosts would swap their slices, with the jobs on them, when a new Controller begins.
 
     Attributes:
         version: grows with each change of what `to_json` returns.

@@ -36,10 +36,10 @@ class Permissions:
     # -- people ----------------------------------------------------------------------------------------------------
 
     def require_operator(self, user: str, what: str) -> None:
-        """Refuse a user who is no operator; ``what`` names the action, such as "set limits".
+        """Refuse users who are not operators; ``what`` names the action, such as "set limits".
 
         Raises:
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
         if not self._is_operator(user):
             raise NotPermittedError(f"only operators may {what}, and {user} is none; {self._operators_are}")

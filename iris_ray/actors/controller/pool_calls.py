@@ -29,7 +29,7 @@ from iris_ray.state.events import (
 )
 
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
-"""Reports that get the Controller's time, since the clocks of other hosts mean nothing here."""
+"""Reports that get the Controller's time: the clocks of other hosts may differ."""
 
 
 class PoolCalls(ControllerProcess):

@@ -134,7 +134,7 @@ class PoolRegistry(Mapping[str, Pool]):
         self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
 
     async def come_back(self) -> dict[str, PoolView]:
-        """Take over the pools of an earlier Controller. Return the views of those that answer."""
+        """Take over the pools of an earlier Controller. Return the view of each pool that answers."""
         for owner, (handle, incarnation) in self._journal.pools().items():
             if not Pool.is_one(handle):
                 logger.error("the record of pool %s has no pool's handle; its jobs are ended", owner)
@@ -182,7 +182,7 @@ class PoolRegistry(Mapping[str, Pool]):
         self._journal.note_pool(owner, (pool.handle, incarnation))
 
     async def _watch(self, owner: str, pool: Pool, seen: bool) -> None:
-        """Wait until a pool ends with its calling process, and clear up after it."""
+        """Wait until a pool ends with its calling process, and end its jobs."""
         while True:
             end = asyncio.ensure_future(pool.call(PoolInterface.watched))
             try:

@@ -13,7 +13,7 @@ from iris_ray.model.jobs import Gang
 from iris_ray.state.events import AttemptSavesEvent
 
 STALE_S = 120.0
-"""If a gang has not reported for so long, another gang of the same job may take its place."""
+"""A gang that has not reported for this time may be replaced by another gang of its job; seconds."""
 MOST_STRAGGLERS = 5
 JOBS_BEFORE_SWEEP = 1000
 
@@ -37,11 +37,11 @@ def with_latest(times: JobTimes, heard: Heard | None) -> JobTimes:
 
 
 SAVES_RECORDED_EVERY_S = 60.0
-"""The saves of a gang are recorded at most so often."""
+"""The shortest interval between two records of a gang's saves; seconds."""
 
 
 def news_of_saves(gang: Gang, progress: GangProgress, now: float) -> AttemptSavesEvent | None:
-    """Return what a gang has said of its saves, if it runs and the state should learn of it."""
+    """Return an event with the saves that a gang has reported, if it runs and the event changes the state."""
     saves = progress.saves
     saved_at = 0.0 if saves.ago_s is None else now - max(0.0, saves.ago_s)
     learns = saves.heeds_notices and gang.heeds_notices is None
@@ -52,7 +52,7 @@ def news_of_saves(gang: Gang, progress: GangProgress, now: float) -> AttemptSave
 
 
 class ProgressBoard:
-    """The latest progress of each job: that of its first gang that runs."""
+    """The latest progress of the first running gang of each job."""
 
     def __init__(self) -> None:
         self._of: dict[str, Heard] = {}

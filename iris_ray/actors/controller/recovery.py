@@ -47,7 +47,7 @@ async def come_back(
     await pools.end_unknown()
     journal.contained.end_noted(state, instructions)
     dispatcher.carry_out(instructions)
-    apply_all(state, nodes.events_of(table))  # by now the state knows which chips iris_ray has reserved
+    apply_all(state, nodes.events_of(table))  # by now the state has the chips that iris_ray has reserved
     await journal.take_over(state)
     journal.contained.forget_notes()
     await repeat_orders(records, state, pools, dispatcher, instructions.reclaim)

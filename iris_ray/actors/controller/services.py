@@ -1,4 +1,4 @@
-"""What services get in the Controller; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""The Controller as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Happening = Event | AttemptOrder
-"""What parts in the Controller hear of: each event that was applied, and the order for each attempt that gets hosts."""
+"""News for parts in the Controller: each applied event, and the order of each attempt that gets hosts."""
 
 
 def controller_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -53,14 +53,14 @@ Gauge = tuple[str, tuple[str, ...], float]
 """The name of a metric, the values of its labels, and its value."""
 
 ADMIT_S = 10.0
-"""A service may take this time to accept a job that uses it. After that the job is refused."""
+"""The time in which a service accepts a job that uses it. After that the job is refused."""
 LOST_S = 3.0
-"""A service may take this time to answer `ControllerPart.slices_lost`."""
+"""The time in which a service answers `ControllerPart.slices_lost`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a service has told the kernel, in plain values. The kernel shows it and never asks for it.
+    """The plain values that a service has published. The kernel shows them and never asks for them.
 
     Attributes:
         reasons: by TPU type, sentences that ``why`` adds for jobs that wait for slices of the type.
@@ -99,7 +99,7 @@ class ServiceBoard:
         self._by_service.pop(service, None)
 
     def reasons(self, tpu_type: str) -> tuple[str, ...]:
-        """Return what services add to the reason for which a job waits for slices of a type."""
+        """Return the sentences that services add to the reason of a job that waits for slices of a type."""
         return tuple(words for one in self._by_service.values() for words in one.reasons.get(tpu_type, ()))
 
     @property
@@ -120,7 +120,7 @@ class ServiceBoard:
         return {name: rows for one in self._by_service.values() for name, rows in one.tables.items()}
 
     def about(self) -> dict[str, dict[str, PlainValue]]:
-        """Return what each service says about itself, by its name."""
+        """Return the lines of each service about itself, by its name."""
         return {name: dict(one.about) for name, one in self._by_service.items() if one.about}
 
 
@@ -153,7 +153,7 @@ class ServiceRecords:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The Controller as services see it, all of them alike.
+    """The Controller as each service sees it.
 
     Attributes:
         state: to read only; it changes by events.
@@ -165,7 +165,7 @@ class Controller:
         board: holds what services have published.
         records: holds the services' records.
         contained: jobs that the Controller could not handle, and records that it can't read.
-        directory: returns the directory on the head for services' files; None: there is no place for any.
+        directory: returns the directory on the head for services' files; None if there is none.
         apply: applies events; the future is done when the decisions that follow are recorded.
         recorded: applies events, and waits until the decisions that follow are recorded.
         require_pool: refuses a pool's process that a newer one has replaced, and one that does not own the job.
@@ -216,13 +216,17 @@ class ControllerPart(ServicePart[Happening]):
         """Refuse a job that uses this service, by an `IrisError`. It is called for jobs with a field of `admits`."""
 
     async def slices_lost(self, names: frozenset[str]) -> Mapping[str, ProviderWord]:
-        """Return what the cloud provider says about slices whose hosts were just lost, by the slice's name."""
+        """Return the cloud provider's statements about slices whose hosts were just lost, by the slice's name."""
         return {}
 
-    def publish(self, published: Published) -> None:
-        """Tell the kernel something to show. Raise InvalidMessageError for a value that is not of its type.
+    def about_job(self, job: Job) -> str | None:
+        """Return a sentence about a job that someone asks for, or None. It must not block, and is not a coroutine."""
+        return None
 
-        What a part publishes after it was dropped is ignored: nobody would withdraw it.
+    def publish(self, published: Published) -> None:
+        """Publish values for the kernel to show. Raise InvalidMessageError for a value of another type.
+
+        Calls of a part that was dropped are ignored, since nobody would withdraw the values.
         """
         if self._is_closed:
             return
@@ -233,7 +237,7 @@ class ControllerPart(ServicePart[Happening]):
         return self.controller.records.read(self._running.service.name)
 
     def restored(self, name: str, read: Callable[[bytes], T]) -> T | None:
-        """Return what a function makes of this service's record; None without a record.
+        """Return this service's record, converted by a function; None without a record.
 
         A record that can't be read is kept apart, and named by ``about``; None is returned.
 
@@ -275,8 +279,13 @@ class ControllerParts(RunningParts[Happening]):
             if any(getattr(spec, name) for name in running.service.admits):
                 await running.call(lambda part: part.admit(spec), ADMIT_S)
 
+    def about_job(self, job: Job) -> str | None:
+        """Return the sentences of the services about a job; None if there are none. Failing services say nothing."""
+        said = (running.call_now(lambda part: part.about_job(job), str) for running in self)
+        return "; ".join(filter(None, said)) or None
+
     async def slices_lost(self, names: frozenset[str]) -> dict[str, ProviderWord]:
-        """Return what services know of slices whose hosts were just lost. Failing and slow services are left out."""
+        """Return services' statements about slices whose hosts were just lost. Failing and slow ones are left out."""
         asked = [one for one in self if _knows_slices(one.part)]
         calls = (one.call(lambda part: _words_of(part, names), LOST_S) for one in asked)
         found: dict[str, ProviderWord] = {}

@@ -13,7 +13,6 @@ import ray
 import iris_ray
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.quota_views import about_team
 from iris_ray.actors.controller.views import (
     job_events,
     task_status,
@@ -21,6 +20,7 @@ from iris_ray.actors.controller.views import (
     worker_status,
 )
 from iris_ray.actors.protocol.overview import Changes, Position
+from iris_ray.actors.protocol.services import setting_named
 from iris_ray.actors.protocol.status import (
     PAGE,
     JobEvent,
@@ -34,7 +34,7 @@ from iris_ray.actors.protocol.status import (
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
-from iris_ray.model.cluster_settings import WasSet, setting_named
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Job
 from iris_ray.model.plain_values import Words
@@ -60,7 +60,7 @@ class UserCalls(ControllerProcess):
     async def job_status(self, job_id: str) -> JobStatus:
         await self.ping()
         job = self._job(job_id)
-        return replace(self._status(job), about_team=about_team(self._state, job))
+        return replace(self._status(job), about_team=self._services.about_job(job))
 
     @checked
     async def job_events(self, job_id: str) -> list[JobEvent]:

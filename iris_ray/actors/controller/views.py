@@ -1,14 +1,13 @@
 """The Controller's descriptions of jobs, tasks and hosts for people: status, events, changes."""
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.controller.node_table import NodeDiff, NodeTable, UnusableHost
+from iris_ray.actors.controller.node_table import NodeDiff, UnusableHost
 from iris_ray.actors.controller.progress_board import ProgressBoard
-from iris_ray.actors.controller.quota_views import largest_share
 from iris_ray.actors.controller.services import ServiceBoard
 from iris_ray.actors.protocol.overview import QUEUE_SHOWN, Changes, Position, UserShare, WaitingJob
 from iris_ray.actors.protocol.status import (
@@ -33,8 +32,6 @@ from iris_ray.scheduler.explanation import held_back
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
-from iris_ray.state.controller_state import apply_safely
-from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import QUARANTINE
 
 
@@ -83,7 +80,7 @@ def _past(past: PastAttempt, job: Job, gang: Gang, index: int, clock: Clock) -> 
 
 
 def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
-    """Return the group of the task with this number, of so many tasks."""
+    """Return the group of the task with this number among ``tasks`` tasks."""
     return groups[number * len(groups) // tasks] if number < tasks and groups else None
 
 
@@ -144,7 +141,7 @@ def conditions_of(worker: Worker, state: ControllerState, now: float) -> Iterato
 
 
 def limit_statuses(state: ControllerState) -> list[LimitStatus]:
-    """Return the limits of `EVERYBODY` in each band, then those of each user who has limits or jobs."""
+    """Return the limits of `EVERYBODY` in each band, and then of each user with limits or jobs."""
     everybody = [(EVERYBODY, band) for band in PriorityBand]
     users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
     return [_limit_status(user, band, state) for user, band in (*everybody, *users)]
@@ -292,6 +289,12 @@ def user_shares(state: ControllerState, now: float) -> Iterator[UserShare]:
         yield UserShare(user, *shares, round(accelerators(past), 3))
 
 
+def largest_share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
+    """Return the largest share of any resource, by Ray's names."""
+    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
+    return round(max(parts, default=0.0), 4)
+
+
 def _first(changed: Sequence[T]) -> tuple[list[T], int]:
     """Return a page of distinct changed items, and the number of changes that it covers."""
     found: dict[T, None] = {}
@@ -300,16 +303,3 @@ def _first(changed: Sequence[T]) -> tuple[list[T], int]:
             return list(found), number
         found[one] = None
     return list(found), len(changed)
-
-
-# -- hosts without a Controller ----------------------------------------------------------------------------------------
-
-
-def workers_by_ray(table: NodeTable) -> list[WorkerStatus]:
-    """Return all live hosts by slice and number, as a Controller would show them, while no Controller runs."""
-    state, clock = ControllerState(), Clock()
-    nodes = NodeDiff(state, clock)
-    apply_safely(state, nodes.events_of(table), Instructions())
-    found = [worker_status(worker, state, clock.now()) for worker in state.workers.values()]
-    found += [unusable_status(host) for host in nodes.unusable.values() if host.node_id not in state.workers]
-    return sorted(found, key=lambda worker: worker.place)

@@ -21,8 +21,9 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.containment import Containment
+from iris_ray.actors.protocol.services import all_settings
 from iris_ray.errors import CorruptRecordError, DeposedError
-from iris_ray.model.cluster_settings import TABLE, WasSet
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import plain
@@ -35,17 +36,16 @@ from iris_ray.state.events import (
     TaintedEvent,
     TeamsSetEvent,
 )
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import JobRecord
+from iris_ray.state.records import JobRecord, require_whole
 
 logger = logging.getLogger(__name__)
 
 WRITE_AGAIN_S = 0.5
 SIDE_BY_SIDE = 64
-"""So many values are written at a time."""
+"""The number of values that are written at a time."""
 MOST_ENTRIES = 500
 MOST_BYTES = 2 << 20
-"""A checkpoint is due after so many entries or bytes. A successor reads all entries since the checkpoint."""
+"""The entries and bytes after which a checkpoint is due. A successor reads all entries since the checkpoint."""
 CLOSED = b""
 
 Values = Mapping[str, bytes | None]
@@ -53,7 +53,7 @@ Values = Mapping[str, bytes | None]
 
 
 class WriteAheadLog:
-    """The log of one Controller, and those of earlier ones.
+    """The log of one Controller, and the logs of earlier ones.
 
     Args:
         store: keeps them.
@@ -149,7 +149,7 @@ class WriteAheadLog:
         return values
 
     async def clear_earlier(self, kept: int) -> None:
-        """Delete the entries of earlier Controllers, except those that close the logs of the latest ``kept`` ones."""
+        """Delete the entries of earlier Controllers, except the closing entries of the latest ``kept`` logs."""
         numbers: defaultdict[int, list[int]] = defaultdict(list)
         for key in self._store.keys("log/"):
             parts = key.split("/")[1:]
@@ -197,7 +197,7 @@ SINGLE_KINDS = "taints", "limits", "teams", "settings", "usage", "own-slices", "
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """All records of one Controller. `Containment` takes those that can't be read.
+    """All records of one Controller. `Containment` takes the unreadable ones.
 
     Attributes:
         epoch: the number of that Controller.
@@ -217,7 +217,7 @@ class LeftBehind:
         return [*taints, *teams, *usage, *limits, *settings]
 
     def records(self, contained: Containment) -> list[JobRecord]:
-        """Return the records of its jobs, the oldest first, without those that could not be restored before.
+        """Return the records of its jobs, the oldest first, except the ones that could not be restored before.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
@@ -356,8 +356,11 @@ def _limits(recorded: bytes) -> list[LimitsSetEvent]:
 
 
 def _settings(recorded: bytes) -> list[SettingSetEvent]:
-    """Return the settings that this version of iris_ray knows, as events."""
-    rows = [(name, was_set) for name, *was_set in json.loads(recorded) if name in TABLE]
-    events = [SettingSetEvent(name, WasSet(TABLE[name].checked(text), *who_when)) for name, (text, *who_when) in rows]
+    """Return the settings as events. A setting whose service is not installed is kept as it is, for its return."""
+    known = all_settings()
+    events = [
+        SettingSetEvent(name, WasSet(known[name].checked(text) if name in known else text, *who_when))
+        for name, text, *who_when in json.loads(recorded)
+    ]
     made: list[SettingSetEvent] = plain(list[SettingSetEvent], events, "settings")
     return made

@@ -214,7 +214,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class NotFree:
-    """Why a host's chips can't be used.
+    """The reason why a host's chips can't be used.
 
     Attributes:
         why: the reason, as part of a sentence about the host.

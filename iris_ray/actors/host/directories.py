@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from iris_ray.actors.calls.ray_internals import temp_dir
 from iris_ray.actors.host.announced_end import in_rays_directory
-from iris_ray.actors.protocol.local_files import MEMORY, JobDirectory
-from iris_ray.actors.protocol.task_files import remove_file
+from iris_ray.actors.protocol.task_files import MEMORY, JobDirectory, remove_file
 from iris_ray.settings import HOST_DIR
 
 # -- host directory ----------------------------------------------------------------------------------------------------

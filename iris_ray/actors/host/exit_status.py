@@ -1,4 +1,4 @@
-"""How a process ended, as far as its host can tell, and a process that we watch until it ends."""
+"""The end of a process, as far as its host can tell, and the watch on a process until its end."""
 
 import asyncio
 import contextlib
@@ -106,7 +106,7 @@ LOOKS_KEPT = 60
 
 
 def oom_kills(files: tuple[Path, ...] = (VMSTAT, MEMORY_EVENTS)) -> int:
-    """Return how many processes the kernel has killed for lack of memory, on this machine and in this container."""
+    """Return the number of processes that the kernel has killed for lack of memory, here and in this container."""
     return sum(map(_count, files))
 
 

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 from ray.actor import ActorHandle
@@ -69,7 +68,6 @@ class TPUHostActor:
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
         self._places: dict[int, str] = {}  # the place of each process
-        self._metadata: asyncio.Task[None] | None = None
         self._announcement: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
@@ -98,6 +96,8 @@ class TPUHostActor:
             lambda: self._ledger,
             self._watches,
             self._pool,
+            self._goes,
+            self._stays,
         )
         parts = host_parts(installed_services(), host)
         for work, what in parts.works():
@@ -146,8 +146,6 @@ class TPUHostActor:
         return await asyncio.shield(self._files_address)
 
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
-        if self._metadata is None and self._exclusive:
-            self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
         if self._announcement is None:
             self._announcement = self._background.start(self._watch_announcement(), "looking for an announced end")
         if self._fence is None:
@@ -205,7 +203,7 @@ class TPUHostActor:
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
     async def teardown(self, place: str) -> None:
-        for watching in (self._metadata, self._announcement, self._fence) if self._exclusive else ():
+        for watching in (self._announcement, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
         self._unwatch_peers(place)
@@ -271,17 +269,9 @@ class TPUHostActor:
                 watch.hear(told)
         self._gangs.spread(told)
 
-    async def _watch_metadata(self) -> None:
-        """Pass on the notices of the host's metadata server, and tell the pool when the server calls one off."""
-        module = "iris_ray.actors.host.metadata"
-        await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
-        from iris_ray.actors.host.metadata import MetadataWatch
-
-        node_id = self._place.node_id
-        await MetadataWatch(
-            tell=self._goes,
-            call_off=lambda: self._pool.call(PoolInterface.maintenance_called_off, node_id),
-        ).run()
+    def _stays(self) -> None:
+        """Tell the pool that the announced maintenance of this host is called off."""
+        self._pool.call(PoolInterface.maintenance_called_off, self._place.node_id)
 
     async def _watch_announcement(self) -> None:
         """Pass on the announcement of this machine's end, which the hook of a pod, for example, has written."""

@@ -52,7 +52,7 @@ class OutputSink(Protocol):
 
     @property
     def patience_s(self) -> float | None:
-        """How long to wait for output before `pause` or `report_if_due` has something to do; None: for ever."""
+        """The time to wait for output before `pause` or `report_if_due` has something to do; None: for ever."""
 
     def end(self) -> None:
         """Show and report the rest."""
@@ -211,7 +211,7 @@ class OutputPump:
         return None if patience_s is None else 1000.0 * patience_s
 
     def _waiting(self) -> int:
-        """Return how many bytes are in the FIFO. Processes that have outlived the task may write more for ever."""
+        """Return the number of bytes in the FIFO. Processes that have outlived the task may write more for ever."""
         (count,) = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))
         return int(count)
 

@@ -1,4 +1,4 @@
-"""What services get in a TPUHostActor; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""A TPUHostActor as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +14,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
+from iris_ray.model.notices import HostNotice
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +25,7 @@ FILES_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A TPUHostActor as services see it, all of them alike.
+    """A TPUHostActor as each service sees it.
 
     Attributes:
         place: the host.
@@ -35,6 +36,8 @@ class Host:
         ledger: returns the host's record of task processes.
         watches: the watch of each task process, by pid.
         pool: the SlicePoolManager.
+        goes: tells the pool and the tasks here that the host is about to be lost.
+        stays: tells the pool that an announced maintenance is called off.
     """
 
     place: HostPlace
@@ -45,6 +48,8 @@ class Host:
     ledger: Callable[[], ProcessLedger]
     watches: Mapping[int, TaskWatch]
     pool: Actor[PoolInterface]
+    goes: Callable[[HostNotice], None]
+    stays: Callable[[], None]
 
 
 class HostPart(ServicePart[Any]):
@@ -72,7 +77,7 @@ class HostParts(RunningParts[Any]):
     """The services' parts on a host."""
 
     async def files_address(self) -> str:
-        """Return where files of jobs are served; "" if no service serves any, or none says so within `FILES_S`."""
+        """Return the address of the file service; "" if no service has one, or none answers within `FILES_S`."""
         calls = (running.call(lambda part: part.files_address(), FILES_S) for running in self)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((address for address in answers if isinstance(address, str) and address), "")

@@ -1,4 +1,4 @@
-"""The environment of a task process: its variables, those of its raylet, free ports, and its CPUs."""
+"""The environment of a task process: its variables, its raylet's variables, free ports, and CPUs."""
 
 import contextlib
 import errno
@@ -200,7 +200,7 @@ NUMA_NODES = Path("/sys/devices/system/node")
 
 
 def bind_to_cpus(info: JobInfo) -> None:
-    """Bind the calling thread, and those that it starts, to the CPUs of its share of the host's NUMA nodes.
+    """Bind the calling thread, and threads that it starts, to the CPUs of its share of the host's NUMA nodes.
 
     Do nothing if the task is the only one of its gang on the host, or the kernel does not let it.
     """

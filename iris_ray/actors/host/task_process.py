@@ -111,7 +111,7 @@ class TaskProcess:
         return str(self._local_directories.take(launch.info.job_id, launch.files_token))
 
     def _chips_in_use(self, info: JobInfo) -> NotFree | None:
-        """Return which other process holds this host's chips, in words; None, within about 10 µs, if none does."""
+        """Return the other process that holds this host's chips, in words; None, within 10 µs, without one."""
         self._probe = LockProbe(lock_file())  # an attribute keeps it open: closing it would drop libtpu's later lock
         pid = self._probe.holder()
         if pid is None:

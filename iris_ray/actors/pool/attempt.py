@@ -45,7 +45,7 @@ AT_ONCE_S = 0.5
 
 
 class Phase(IntEnum):
-    """How far an attempt is."""
+    """The phase of an attempt."""
 
     PREPARING = auto()
     RUNNING = auto()
@@ -248,6 +248,6 @@ def returned(end: TaskEnd | None) -> bool:
 
 
 def _heed_error(done: "asyncio.Future[Any]") -> None:
-    """Keep asyncio from logging that nobody has retrieved the error."""
+    """Retrieve the error, so that asyncio does not log it."""
     if not done.cancelled():
         done.exception()

@@ -129,7 +129,7 @@ async def _asked(
 
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
-    """Return what the Controller knows about hosts. Wait for a Controller that is being restarted."""
+    """Return the Controller's evidence about hosts. Wait for a Controller that is being restarted."""
     word = await ask_again(
         lambda: controller.ask_once(ControllerInterface.evidence, node_ids), within_s=CONTROLLER_AWAY_S
     )
@@ -137,7 +137,7 @@ async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str,
 
 
 async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:
-    """Return what the cloud provider says about hosts that were lost without notice."""
+    """Return the cloud provider's statements about hosts that were lost without notice."""
     if not node_ids:
         return {}
     words = await controller.ask_once(ControllerInterface.provider_words, node_ids)
@@ -155,7 +155,7 @@ FAULTS = {
 """Ends that may be the host's fault."""
 
 Ends = dict[TaskKey, TaskEnd | None]
-"""How each task ended; None if no host has reported it."""
+"""The end of each task; None if no host has reported it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class AttemptShutdown:
 
     @property
     def leaving(self) -> tuple[str, ...]:
-        """What is given back at once: slices that can't be used again, and places on shared hosts."""
+        """The places that are given back at once: slices that can't be used again, and places on shared hosts."""
         return tuple(sorted(self._lost)) if self._place.on_slices else self._place.names
 
     def lose(self, names: Iterable[str]) -> None:
@@ -322,7 +322,7 @@ class AttemptShutdown:
         self._lost.update(names)
 
     async def stop_all(self, reason: str | None) -> dict[TaskKey, TaskEnd]:
-        """End all tasks and wait until their processes are gone. Return how each ended, as far as its host can say.
+        """End all tasks and wait until their processes are gone. Return the end of each, as far as its host knows it.
 
         Args:
             reason: why; None after success, to let exit handlers of user code run. A later call with a reason ends the
@@ -350,7 +350,7 @@ class AttemptShutdown:
         return ends
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
-        """End what is left on those hosts of lost slices. Their SliceActor or TPUHostActor may be gone."""
+        """End the processes left on these hosts of lost slices, whose SliceActor or TPUHostActor may be gone."""
         slices, on = self._attempt.slices, {self._place.host(key) for key in hosts}
         left = {name: [host.host_index for host in on if host.slice_name == name] for name in sorted(self._lost)}
         asks = (slices.end_tasks(name, indexes) for name, indexes in left.items() if indexes and name in slices)

@@ -1,4 +1,4 @@
-"""What the parts of an attempt share: where it runs, its slices, and why it is asked to stop."""
+"""The context that the parts of an attempt share: its place, its slices, and the request to stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -102,7 +102,7 @@ class AttemptPlace:
 
 
 class StopRequest:
-    """Why an attempt is to end before its tasks do. The first request counts.
+    """A request that an attempt end before its tasks do. The first request counts.
 
     Attributes:
         reason: the reason, for people; done once the attempt is asked to end.
@@ -189,7 +189,7 @@ class AttemptContext:
         return [None if isinstance(reply, (Unreachable, BaseException)) else reply for reply in replies]
 
     def by_task(self, replies: Sequence[Mapping[int, T] | None]) -> dict[TaskKey, T]:
-        """Return by task what SliceActors have answered by process of the slice."""
+        """Return the answers of SliceActors, which are by process of the slice, by task."""
         return {
             self.place.key(slice_id, process): answer
             for slice_id, reply in enumerate(replies)

@@ -1,6 +1,6 @@
 """One gang on the user's side: runs the attempts that the Controller orders, and reports how they ended.
 
-The Controller decides where the gang runs and whether it runs again. The gang only decides which error the user sees.
+The Controller decides where the gang runs and whether it runs again. The gang chooses the error that the user sees.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 RESULTS_FIRST_S = 0.01
 """The pause between a gang's success and the end of its processes, which would delay the results on few cores."""
 EXIT_WORD_S = 2.0
-"""The time after which a job that has succeeded logs that its processes have not ended yet."""
+"""The time after which a successful job logs that its processes have not ended yet."""
 
 
 class GangRun:

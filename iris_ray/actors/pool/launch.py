@@ -1,4 +1,4 @@
-"""Launching an attempt: get every host ready to start its task at once, and plan what each host runs."""
+"""Launching an attempt: get every host ready to start its task at once, and plan the launch of each process."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ each host, for short runs in a row. A gang of `MANY_HOSTS` gets one per host, or
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a gang starts with once all of its hosts are ready.
+    """The launches of a gang, once all of its hosts are ready.
 
     Attributes:
         tasks: the launches by process of the slice, by slice name.
@@ -46,7 +46,7 @@ class BrokenSlices:
 
     Attributes:
         names: the slices.
-        silent: those with a host that may be gone.
+        silent: slices with a host that may be gone.
         unfit: why a host can't take a task, by node id.
         blamed: hosts that answer and are at fault, by node id: why, and the kind of fault.
     """
@@ -141,7 +141,7 @@ async def prepare_launch(context: AttemptContext, services: PoolParts, suspected
 
 
 def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:
-    """Return how the slices of a gang get their next standbys.
+    """Return the `Refill` of a gang's slices.
 
     Args:
         ready: cores and free memory of the hosts, as the first slice reports them.
@@ -209,7 +209,7 @@ MOST_ADDRESS_CHARS = 100_000
 def launch_plan(
     request: RunRequest, place: AttemptPlace, ports: Ports, file_services: Sequence[str] = ()
 ) -> dict[str, list[TaskLaunch]]:
-    """Return what to launch, by slice name and then process of the slice.
+    """Return the launches by slice name and then process of the slice.
 
     Args:
         request: the job.
@@ -228,7 +228,7 @@ def launch_plan(
 
 
 def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str, ...]]:
-    """Return where libtpu listens in each process, by slice name; nothing if each host has one process."""
+    """Return the address of libtpu in each process, by slice name; an empty dict if each host has one process."""
     per_host = place.order.processes_per_host
     if per_host == 1:
         return {}

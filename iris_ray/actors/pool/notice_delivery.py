@@ -1,4 +1,4 @@
-"""The pool's part of a notice's way: what an attempt has heard from its hosts and the Controller goes to its tasks.
+"""The pool's part of a notice's way: the notices of an attempt's hosts and of the Controller go to its tasks.
 
 It then asks the tasks until all have saved their state or time is up.
 """
@@ -73,8 +73,8 @@ class NoticeDelivery:
     def maintenance_called_off(self, node_id: str) -> Notice | None:
         """Forget a host's maintenance. Return the notice that is due for delivery in its place, if any.
 
-        The tasks keep it if no other notice is known. What the Controller has said before may have been called off
-        meanwhile; it says what still holds.
+        The tasks keep it if no other notice is known. The Controller's last notice may have been called off
+        meanwhile; the Controller repeats it if it still holds.
         """
         called_off = self._known.pop((node_id, NoticeKind.MAINTENANCE), None)
         if called_off is None or self.latest is None or not called_off.repeats(self.latest):

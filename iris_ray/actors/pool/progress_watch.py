@@ -4,8 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 
 from iris_ray.actors.calls.background import repeat
 from iris_ray.actors.pool.services import PoolParts, ProgressSeen, RunningAttempt
@@ -14,7 +13,6 @@ from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress, Saves
 from iris_ray.model.goodput import Marks, with_step
-from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.outcomes import TaskKey
 
 logger = logging.getLogger(__name__)
@@ -46,7 +44,6 @@ class ProgressWatch:
         self._speaker: TaskKey | None = None
         self._has_looked = False
         self._marks = Marks()
-        self._speeds = Speeds()
 
     @property
     def _pause_s(self) -> float:
@@ -68,8 +65,7 @@ class ProgressWatch:
         running, progress = await self._ask()
         self._services.note([ProgressSeen(self._seen_by_services, running, progress)])
         self._note_marks(progress)
-        slow, limit = self._stragglers(progress), self._seen_by_services.stall_limit
-        await self._tell(summed_up(self._attempt.id, progress, self._marks, slow, limit))
+        await self._tell(summed_up(self._seen_by_services, progress, self._marks))
         await asyncio.sleep(self._pause_s)
 
     async def look_again(self, has_failed: bool) -> None:
@@ -96,15 +92,6 @@ class ProgressWatch:
             for step, began in found.marks.steps:
                 steps = with_step(steps, step, began)
             self._marks = Marks(steps, found.marks.before, found.marks.during)
-
-    def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
-        """Return in words which tasks are slow."""
-        steps = {key: found.step for key, found in progress.items() if found.step is not None}
-        self._speeds.note(steps, asyncio.get_running_loop().time())
-        return tuple(
-            f"{self._place.in_words(slow.task)}: {slow.steps_per_s:.2g} steps/s, the median is {slow.median_per_s:.2g}"
-            for slow in self._speeds.stragglers()
-        )
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and the progress of those whose hosts answer."""
@@ -133,19 +120,15 @@ def pause_s(job_tasks: int) -> float:
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
-def summed_up(
-    attempt: AttemptId,
-    progress: Mapping[TaskKey, Progress],
-    marks: Marks,
-    stragglers: tuple[str, ...],
-    stall_limit: str | None = None,
-) -> GangProgress:
+def summed_up(attempt: RunningAttempt, progress: Mapping[TaskKey, Progress], marks: Marks) -> GangProgress:
     """Return the progress of a gang as people see it: its newest heartbeat, furthest step and first status."""
     ages = [found.age for found in progress.values() if found.age is not None]
     words = (progress[key].status for key in sorted(progress))
     status = next(filter(None, words), None)
     age, saves = min(ages, default=None), _latest_save(progress)
-    return GangProgress(attempt, age, _furthest(progress), status, marks, stragglers, stall_limit, saves)
+    step = max((found.step for found in progress.values() if found.step is not None), default=None)
+    by_services = attempt.stragglers, attempt.stall_limit
+    return GangProgress(attempt.context.id, age, step, status, marks, *by_services, saves)
 
 
 def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
@@ -153,61 +136,3 @@ def _latest_save(progress: Mapping[TaskKey, Progress]) -> Saves:
     told = [found.saves for found in progress.values()]
     latest = min(told, key=lambda saves: math.inf if saves.ago_s is None else saves.ago_s, default=Saves())
     return replace(latest, heeds_notices=any(saves.heeds_notices for saves in told))
-
-
-def _furthest(progress: Mapping[TaskKey, Progress]) -> int | None:
-    return max((found.step for found in progress.values() if found.step is not None), default=None)
-
-
-# -- stragglers --------------------------------------------------------------------------------------------------------
-
-WINDOW_S = 60.0
-"""The window of a speed: an average covers one to two windows; seconds."""
-FEWEST = 3
-"""The median of fewer tasks says nothing."""
-SLOW = 0.8
-"""A task whose speed is below this share of the median is a straggler."""
-MOST_NAMED = 5
-
-_Seen = tuple[int, float]
-"""A step, and when we saw it; seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A task that is slower than `SLOW` times the median."""
-
-    task: TaskKey
-    steps_per_s: float
-    median_per_s: float
-
-
-class Speeds:
-    """The speed of each task of an attempt, in steps per second."""
-
-    def __init__(self) -> None:
-        self._since: dict[TaskKey, tuple[_Seen, _Seen]] = {}  # where two windows began, the earlier one first
-        self._latest: dict[TaskKey, _Seen] = {}
-
-    def note(self, steps: Mapping[TaskKey, int], now: float) -> None:
-        """Take the latest step of each task that has named one; `now` is in seconds on any clock."""
-        for key, step in steps.items():
-            _, later = self._since.setdefault(key, ((step, now), (step, now)))
-            self._latest[key] = step, now
-            if now >= later[1] + WINDOW_S:
-                self._since[key] = later, (step, now)
-
-    def stragglers(self) -> list[Straggler]:
-        """Return the stragglers, slowest first; at most `MOST_NAMED`."""
-        speeds = {key: self._speed(key) for key in self._latest}
-        known = {key: speed for key, speed in speeds.items() if speed is not None}
-        if len(known) < FEWEST:
-            return []
-        usual = median(known.values())
-        slow = sorted((speed, key) for key, speed in known.items() if speed < SLOW * usual)
-        return [Straggler(key, speed, usual) for speed, key in slow[:MOST_NAMED]]
-
-    def _speed(self, key: TaskKey) -> float | None:
-        """Return the steps per second of a task; None until it was watched for `WINDOW_S`."""
-        ((first, since), _), (latest, until) = self._since[key], self._latest[key]
-        return (latest - first) / (until - since) if until - since >= WINDOW_S else None

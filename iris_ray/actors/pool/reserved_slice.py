@@ -122,7 +122,7 @@ class SharedHosts:
             self._end_if_idle(shared)
 
     async def _forget_if_lost(self, host: HostPlace, shared: SharedHost) -> None:
-        """Forget an actor that is gone or hangs, so that later tasks get another one. Its own tasks watch it, too.
+        """Forget an actor that is gone or hangs, so that later tasks get another one. Its own tasks watch it as well.
 
         The limit is the default, whatever limit the jobs have: an actor forgotten too soon only costs a new one.
         """
@@ -259,7 +259,7 @@ class ReservedSlice:
         avoid_ports: Collection[int],
         shared: SharedHosts,
     ) -> "ReservedSlice":
-        """Ask Ray for the reservation, the actors that watch its hosts, and their standbys. Return at once.
+        """Ask Ray for a slice: its reservation, the actors that watch its hosts, and their standbys. Return at once.
 
         Bundle i is on worker i. The reservation's name says who owns it, so that the Controller finds it if its owner
         vanishes. The standbys come last: if a host's memory is nearly used up, Ray kills the newest process first, and

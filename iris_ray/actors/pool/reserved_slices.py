@@ -45,7 +45,7 @@ class SpareFailed(Exception):
 
 
 class Refill(NamedTuple):
-    """How slices get their next standbys once an attempt runs on them.
+    """When slices get their next standbys, once an attempt runs on them, and how many.
 
     Attributes:
         delay_s: seconds after the attempt began. If it ends earlier and no standby is left, they start at its end.
@@ -159,7 +159,8 @@ class ReservedSlices:
         """Wait until every host could start a task at once. Return `SliceReady` for each slice.
 
         As soon as one slice fails, return the answers so far; that slice's answer is `Unreachable` or an exception.
-        If it failed because it can't set up the request's environment, wait for the others: they show who is at fault.
+        If it failed because it can't set up the request's environment, wait for the others: they show
+        whether the hosts or the request is at fault.
 
         Args:
             names: the slices.

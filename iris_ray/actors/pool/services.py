@@ -1,4 +1,4 @@
-"""What services get in a pool; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
+"""A pool as services see it; see docs/design/services.md. `actors/calls/service_parts.py` runs the parts."""
 
 import asyncio
 import logging
@@ -20,9 +20,9 @@ from iris_ray.model.outcomes import TaskKey
 logger = logging.getLogger(__name__)
 
 PREPARE_S = 30.0
-"""A service may take this time to prepare an attempt of a job that uses it."""
+"""The time in which a service prepares an attempt of a job that uses it."""
 UNFIT_S = 6.0
-"""Services may take this time to test suspected hosts, after the hosts are ready."""
+"""The time that services have to test suspected hosts, after the hosts are ready."""
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
@@ -37,12 +37,14 @@ class RunningAttempt:
         notices: know the latest notice of the gang.
         most_pause_s: the longest pause between two looks at its tasks; a service may shorten it; seconds.
         stall_limit: what people are told about a limit for silent gangs; a service may set it.
+        stragglers: tasks that are clearly slower than the others, in words, the slowest first; a service may set them.
     """
 
     context: AttemptContext
     notices: NoticeDelivery
     most_pause_s: float = float("inf")
     stall_limit: str | None = None
+    stragglers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,10 @@ PoolEvent = AttemptBegan | AttemptTold | ProgressSeen | AttemptOver | JobOver
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A SlicePoolManager as services see it, all of them alike.
+    """A SlicePoolManager as each service sees it.
 
     Attributes:
-        controller: asks the Controller, its services too.
+        controller: asks the Controller and its services.
         only_request: returns the request of the only job of a pool without a caller; None for other pools.
         background: runs coroutines that may outlive a call.
     """

@@ -326,7 +326,7 @@ class SliceActor:
             exit_grace: how long exit handlers may run; seconds.
 
         Returns:
-            How each process ended; None if its host can't say that it has. Empty if that attempt does not run here.
+            The end of each process; None if its host can't confirm it. Empty if that attempt does not run here.
         """
         if self._running == attempt:
             self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
@@ -348,7 +348,7 @@ class SliceActor:
     async def _stop_all(
         self, tasks: Mapping[int, tuple[int, int]], reason: str | None, exit_grace: float
     ) -> dict[int, TaskEnd | None]:
-        """End these processes, by host and pid. Return how each ended; None if its host can't say that it has."""
+        """End these processes, by host and pid. Return the end of each; None if its host can't confirm it."""
         hosts = {i: self._hosts[host] for i, (host, _) in tasks.items()}
         asked = {
             i: hosts[i].ask_once(HostInterface.stop, pid, reason, exit_grace)
@@ -399,7 +399,7 @@ class SliceActor:
         return not late and None not in saved, True in saved
 
     async def _notify(self, task: HostTask, notice: Notice) -> bool | None:
-        """Return True once the task has saved its state, False once it has returned, None if it does neither."""
+        """Wait for a task. Return True once it has saved its state, False once it has returned; None for neither."""
         host = self._hosts[task.host]
         saved = asyncio.ensure_future(host.ask_once(HostInterface.notify, task.pid, notice, time.time()))
         try:

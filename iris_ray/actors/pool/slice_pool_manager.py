@@ -357,7 +357,7 @@ class OthersWaiting:
         self._yielded: set[str] = set()
 
     def look(self) -> float | None:
-        """Return how many chips a host needs to be of use to a group that has waited since the last look, at least.
+        """Return the least number of chips on a host that helps a group that has waited since the last look.
 
         None if there is none. This blocks for a few milliseconds.
         """

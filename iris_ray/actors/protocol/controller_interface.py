@@ -64,7 +64,7 @@ class ForPeople(Protocol):
 
     @in_pages(by="number")
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:
-        """Return a page of all known jobs, the oldest first: those after the job with this number."""
+        """Return a page of all known jobs, the oldest first, from the job after the one with this number."""
 
     async def job_status(self, job_id: str) -> JobStatus:
         """Return the status of one job.
@@ -78,7 +78,7 @@ class ForPeople(Protocol):
 
     @in_pages(by="task_index")
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
-        """Return a page of the tasks of a job: those after this index. Raise like `job_status`."""
+        """Return a page of a job's tasks, from the one after this index. Raise like `job_status`."""
 
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
         """Return the status of one task.
@@ -89,7 +89,7 @@ class ForPeople(Protocol):
 
     @in_pages(by="place")
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
-        """Return a page of the live hosts, by slice and number: those after this place.
+        """Return a page of the live hosts, by slice and number, from the one after this place.
 
         Hosts that no job gets, because of their labels or chips, are included with the reason.
         """
@@ -102,14 +102,14 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: there is no such job.
-            NotPermittedError: it is another user's job, and the user is no operator.
+            NotPermittedError: it is another user's job, and the user is not an operator.
         """
 
     async def set_yielding(self, yielding: Mapping[str, bool], user: str) -> None:
         """Set by job id whether a job yields its hosts to any waiting job. Unknown jobs are ignored.
 
         Raises:
-            NotPermittedError: one is another user's job, and the user is no operator.
+            NotPermittedError: one is another user's job, and the user is not an operator.
         """
 
     async def require_own(self, job_id: str, user: str, what: str) -> None:
@@ -122,18 +122,18 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: there is no such job.
-            NotPermittedError: it is another user's job, and the user is no operator.
+            NotPermittedError: it is another user's job, and the user is not an operator.
         """
 
     async def require_operator(self, user: str, what: str) -> None:
-        """Refuse a user who is no operator, before a command acts outside of the Controller.
+        """Refuse users who are not operators, before a command acts outside of the Controller.
 
         Args:
             user: who wants to act.
             what: names the action, such as "give notice to hosts".
 
         Raises:
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
@@ -141,7 +141,7 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: there is no such host or slice.
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
@@ -149,7 +149,7 @@ class ForPeople(Protocol):
 
         Raises:
             UnknownNameError: this host or slice does not have the taint.
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def list_settings(self) -> dict[str, WasSet]:
@@ -166,7 +166,7 @@ class ForPeople(Protocol):
         Raises:
             UnknownNameError: there is no such setting.
             InvalidRequestError: a setting can't have this value.
-            NotPermittedError: the user is no operator.
+            NotPermittedError: the user is not an operator.
         """
 
     async def statistics(self) -> dict[str, int]:
@@ -192,7 +192,7 @@ class ForPools(Protocol):
 
         Raises:
             SupersededError: a newer process of the pool has replaced this one.
-            InvalidJobError: there is another job with this id, or the caller is no pool.
+            InvalidJobError: there is another job with this id, or the caller is not a pool.
             JobCancelledError: iris_ray could not handle the job and has set it aside.
             LimitReachedError: its user has too many waiting jobs, or too many tasks.
             UnknownNameError, NotPermittedError, InvalidTeamsError: as for `Teams.team_for`.
@@ -214,13 +214,13 @@ class ForPools(Protocol):
         """Return in a sentence why a job, or a part of it, is not running."""
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
-        """Return how these hosts were lost, and their notices, as far as the Controller knows."""
+        """Return the Controller's evidence about these hosts: how they were lost, and their notices."""
 
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         """Return whether the larger slices that an attempt's gang was told to move to are still free for it."""
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
-        """Return what services know from the cloud provider about the slices of these silent hosts."""
+        """Return the cloud provider's statements about the slices of these silent hosts, from services."""
 
     async def note_progress(self, progress: "GangProgress", sender: "PoolProcess") -> None:
         """Remember the progress of an attempt.

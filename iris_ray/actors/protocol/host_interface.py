@@ -50,7 +50,7 @@ class HostInterface(Protocol):
             token: the token that processes of its task will carry.
 
         Returns:
-            The ``host:port`` where this host serves files of jobs (see `protocol/local_files.py`), "" if it serves
+            The ``host:port`` where this host serves files of jobs (see `PeerFiles`), "" if it serves
             none; or why the host can't take a task. Then the standby is not watched.
 
         Raises:

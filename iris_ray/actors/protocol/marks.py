@@ -12,7 +12,7 @@ DEADLINE, PAGES = "deadline_s", "pages_by"
 
 
 def within(deadline_s: float | None) -> Callable[[Asked[P, T]], Asked[P, T]]:
-    """Mark a method whose answer may take so many seconds; None: as long as it needs.
+    """Mark a method whose answer may take this time in seconds; None: as long as it needs.
 
     Other methods have `ANSWER_TIMEOUT_S`. A caller can give its own deadline.
     """

@@ -22,7 +22,7 @@ from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0
-"""A host that has not answered for so long counts as lost, unless its job's option ``host_silence`` says otherwise."""
+"""A host that has not answered for this time counts as lost, unless the job has another ``host_silence``."""
 
 NO_OWNER_YET = "no pool yet"
 """The owner in a request's `JobSpec`. The pool that runs the job puts its own id there (see `JobRun`)."""
@@ -30,7 +30,7 @@ NO_OWNER_YET = "no pool yet"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """How a task process is started. Processes of one spec are interchangeable until they run a task.
+    """The way in which a task process is started. Processes of one spec are interchangeable until they run a task.
 
     Args:
         runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.
@@ -58,8 +58,8 @@ class RunRequest:
         host_silence: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
         standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
-        files_token: by which the hosts know who may see the job's files. It is as old as the job: a restarted pool gets
-            the same request again.
+        files_token: the token by which hosts let tasks see the job's files. It is as old as the job: a restarted pool
+            gets the same request again.
         secrets: further variables, which are not even in an export.
     """
 
@@ -254,7 +254,7 @@ class GangProgress:
         status: the status of the first task that has one, or None.
         marks: the marks of the first task that has named a step.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
-        stall_limit: after how long without a heartbeat it counts as hung, and why, in words; None: never.
+        stall_limit: the time without a heartbeat after which it counts as hung, and why, in words; None: never.
         saves: the latest save of any task, and whether any asks for notices.
     """
 

@@ -10,11 +10,11 @@ from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.scheduler.pending_reason import PendingReason
 
 QUEUE_SHOWN = 200
-"""The first so many waiting jobs of the queue come with their reasons."""
+"""The number of jobs at the head of the queue that come with their reasons."""
 
 
 class Position(NamedTuple):
-    """How far a watcher has read the changes of a Controller.
+    """The position of a watcher in the changes of a Controller.
 
     Attributes:
         epoch: of the Controller; 0: none yet.

@@ -33,7 +33,7 @@ class ForCallers(Protocol):
         """Wait until all tasks have ended of jobs whose results are out."""
 
     async def until_idle(self, calls: int) -> None:
-        """Wait until so many runs have ended and no slice is held, or until nothing has happened for a while.
+        """Wait until this number of runs has ended and no slice is held, or until nothing has happened for a while.
 
         The latter is for a run that was cancelled before it arrived, and never comes.
         """
@@ -59,7 +59,7 @@ class ForTheController(Protocol):
         """Never return, so that a caller that waits learns of this process's end."""
 
     async def reconnect(self, epoch: int) -> PoolView:
-        """Obey the Controller with this epoch from now on, and no earlier one. Return what the pool holds."""
+        """Obey the Controller with this epoch from now on, and no earlier one. Return the pool's view of itself."""
 
     async def assign(self, order: AttemptOrder) -> bool | None:
         """Start an attempt, unless the pool has its order already.

@@ -1,4 +1,4 @@
-"""What a service says of itself, and how calls of its methods are addressed. docs/design/services.md is the guide.
+"""The description of a service for the kernel, and the addresses of its calls. docs/design/services.md is the guide.
 
 A service is a capability that the kernel does not need: one folder of ``iris_ray``, whose module ``service`` holds its
 `SERVICE`. The kernel finds it by the list in `iris_ray.services` and imports its parts when they are needed.
@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from iris_ray.errors import ServiceUnavailableError
 from iris_ray.services import SERVICES
+
+if TYPE_CHECKING:
+    from iris_ray.model.cluster_settings import ClusterSetting
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ class Command:
     Attributes:
         place: ``module:function``; the function is a click command.
         does: a line for the list of commands.
-        section: the section of ``iris-ray --help`` that lists it, too; None: only its group lists it.
+        section: the section of ``iris-ray --help`` that lists it as well; None: only its group lists it.
     """
 
     place: str
@@ -54,7 +57,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the kernel knows of a service. Places have the form ``module:name``, and are imported when needed.
+    """A service as the kernel knows it. Places have the form ``module:name``, and are imported when needed.
 
     Attributes:
         name: the name in messages and calls, such as ``history``.
@@ -69,6 +72,7 @@ class Service:
         admits: fields of `JobSpec`. If one is set, its part in the Controller may refuse the job.
         commands: by their words, such as ``job logs`` or ``history``.
         pages: what it answers to the dashboard's pages.
+        settings: a tuple of the cluster settings that only this service reads.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Service:
     admits: tuple[str, ...] = ()
     commands: Mapping[str, Command] = field(default_factory=dict)
     pages: tuple[Page, ...] = ()
+    settings: str | None = None
 
 
 @cache
@@ -99,6 +104,37 @@ def installed_services() -> tuple[Service, ...]:
             continue
         found.append(service)
     return tuple(found)
+
+
+@cache
+def all_settings() -> "Mapping[str, ClusterSetting[Any]]":
+    """Return all settings of a cluster by name: the kernel's, and then those of the installed services.
+
+    A service whose settings can't be imported is logged, and has none.
+    """
+    from iris_ray.model.cluster_settings import TABLE, ClusterSetting  # the command line's help needs none
+
+    found = dict(TABLE)
+    for service in installed_services():
+        try:
+            own = imported(service.settings) if service.settings else ()
+            if not all(isinstance(setting, ClusterSetting) for setting in own):
+                raise TypeError(f"{service.settings} has more than ClusterSettings")
+        except BaseException:
+            logger.exception("the settings of the service %s can't be imported", service.name)
+            continue
+        for setting in own:
+            found.setdefault(setting.name, setting)
+    return found
+
+
+def setting_named(name: str) -> "ClusterSetting[Any]":
+    """Return a setting by its name, or raise UnknownNameError with the most similar names."""
+    from iris_ray.model.checks import unknown
+
+    if name not in all_settings():
+        raise unknown("setting", name, all_settings())
+    return all_settings()[name]
 
 
 def imported(place: str) -> Any:

@@ -17,7 +17,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.runtime_limits import ends_at
 
 PAGE = 500
-"""The Controller lists so many jobs, tasks or hosts in one answer. A full page may be followed by another one."""
+"""The number of jobs, tasks or hosts in one answer of the Controller. A full page may be followed by another one."""
 
 
 READ = "read"
@@ -112,7 +112,7 @@ class JobStatus:
         step: the furthest step of ``heartbeat(step)``.
         status: the latest ``report_status``.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first.
-        stall_limit: after how long without a heartbeat it starts again, and why; None: never, or it is not known yet.
+        stall_limit: the time without a heartbeat after which it starts again, and why; None: never, or not known yet.
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
@@ -333,8 +333,8 @@ class WorkerStatus:
         holder: the pool that holds its slice, busy or warm, or None.
         condition: all this in one word.
         draining: why it is draining, as a part of ``unavailable``, or None.
-        suspected: why it may be lost, likewise.
-        foreign: which process outside iris_ray uses its chips, likewise.
+        suspected: why it may be lost, as a part of ``unavailable``, or None.
+        foreign: the process outside iris_ray that uses its chips, as a part of ``unavailable``, or None.
     """
 
     node_id: str
@@ -382,22 +382,3 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class TeamChips:
-    """How a team's quota of one type stands, in chips.
-
-    Attributes:
-        quota: its own, or the sum of its parts'.
-        used: what its jobs and those of its parts hold.
-        borrowed: how much of that is beyond the quota.
-        lent: how much of the quota it does not use, and others do.
-        by_band: ``used`` by band; bands with nothing are left out.
-    """
-
-    quota: float
-    used: float
-    borrowed: float
-    lent: float
-    by_band: Mapping[PriorityBand, float]

@@ -1,4 +1,4 @@
-"""The files and signals through which the processes of a task and its TPUHostActor talk."""
+"""The files and signals through which the processes of a task and its TPUHostActor talk, and a job's directory."""
 
 import contextlib
 import faulthandler
@@ -18,7 +18,7 @@ from iris_ray.processes.identity import ProcessIdentity
 
 OWNED = "owned-"
 STATUS_CHARACTERS = 200
-"""A task's status may have so many characters."""
+"""The limit for the characters of a task's status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class TaskFiles:
 
     @property
     def membership(self) -> Path:
-        """Which slices of the job run, as JSON, where each slice is a gang by itself."""
+        """The running slices of the job, as JSON, where each slice is a gang by itself."""
         return Path(f"{self.prefix}.membership")
 
     @property
@@ -156,12 +156,12 @@ class TaskFiles:
         """Return the task's notice; None if it has none, or the disk can't read it for now."""
         try:
             found = json.loads(self.notice.read_text())
-        except (OSError, ValueError):  # a faulty disk is no reason to end a training run
+        except (OSError, ValueError):  # a faulty disk must not end a training run
             return None
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
     def read_membership(self) -> Membership | None:
-        """Return which slices of the job run; None if nobody has said so, or the disk can't read it for now."""
+        """Return the slices of the job that run; None if they are not known, or the disk can't read them for now."""
         try:
             return Membership.of_json(self.membership.read_text())
         except (OSError, ValueError, TypeError):
@@ -186,6 +186,53 @@ def remove_file(path: Path) -> None:
     """Remove a file if it exists and its disk lets us."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+# -- job directory -----------------------------------------------------------------------------------------------------
+
+MEMORY = Path("/dev/shm")
+"""The file system in memory that job directories use, if it has room."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """The files of a job on one host. They are locked, kept and removed as a whole.
+
+    Attributes:
+        path: the directory; no other user can read it.
+    """
+
+    path: Path
+
+    @staticmethod
+    def of_local_dir(local_dir: str) -> "JobDirectory":
+        """Return the directory that has a task's ``local_dir``."""
+        return JobDirectory(Path(local_dir).parent)
+
+    @property
+    def files(self) -> Path:
+        """The tasks' ``local_dir``, with nothing of iris_ray in it."""
+        return self.path / "files"
+
+    @property
+    def incoming(self) -> Path:
+        """Files that the file service is receiving or removing."""
+        return self.path / "incoming"
+
+    @property
+    def token(self) -> Path:
+        """The file with the job's token, which callers of the file service must have."""
+        return self.path / "token"
+
+    def write_token(self, token: str) -> None:
+        """Let the file service serve this directory to callers with the token."""
+        write_whole(self.token, token.encode())
+
+    def read_token(self) -> str:
+        """Return the job's token; "" if the file service does not serve this directory."""
+        with contextlib.suppress(OSError):
+            return self.token.read_text()
+        return ""
 
 
 # -- local run ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ PROTOCOL_VERSION = 18
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
 of this version can't do without a method that those of the one before lack. A new option of a job needs no new number:
-processes compare the fields of a `JobSpec`, too."""
+processes also compare the fields of a `JobSpec`."""
 
 NO_PROTOCOL = 0
 """The protocol of versions from before there was a protocol version."""

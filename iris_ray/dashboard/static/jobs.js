@@ -1,4 +1,4 @@
-// All jobs that the Controller knows, those that ended lately included.
+// All jobs that the Controller knows, including jobs that ended lately.
 import { h, keyed, named, setText, table, tr } from "./dom.js";
 import { badge, counted, howFar, since, wants } from "./format.js";
 import { inShort } from "./queue.js";

@@ -1,4 +1,4 @@
-// The queue: who waits, in the order in which jobs are served, and for what.
+// The queue: waiting jobs in the order in which they are served, and what each waits for.
 import { h, keyed, named, setText, table, tr } from "./dom.js";
 import { counted, since, wants } from "./format.js";
 import { cluster, tables } from "./store.js";

@@ -1,4 +1,4 @@
-// One slice: its hosts, who uses them, and why they take nothing new.
+// One slice: its hosts, the jobs that use them, and why hosts take nothing new.
 import { fill, h, jobLink, link, setText, table, tr } from "./dom.js";
 import { CONDITIONS, counted } from "./format.js";
 import { tables } from "./store.js";

@@ -1,4 +1,4 @@
-// Who uses the chips: what each user holds now, has held lately, and may have; and how the quotas of teams stand.
+// The users of the chips: what each holds now, has held lately, and may have. The quotas of teams, and their use.
 import { h, fill, keyed, setText, table, tr } from "./dom.js";
 import { amount, counted, percent } from "./format.js";
 import { DISRUPTIONS, hours, sum } from "./goodput.js";

@@ -1,6 +1,7 @@
 """The messages between clients, a SlotManager and slots, and the rows that show the state of slots to people."""
 
 import hashlib
+import pickle
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -284,8 +285,8 @@ class AnswerPiece:
 
 
 def packed(value: Any) -> AnswerPiece:
-    """Pickle a value."""
-    return AnswerPiece(cloudpickle.dumps(value))
+    """Pickle a value. A text, such as each piece of a language model's answer, needs no cloudpickle."""
+    return AnswerPiece(pickle.dumps(value) if type(value) is str else cloudpickle.dumps(value))
 
 
 def packed_error(error: BaseException) -> AnswerPiece:

@@ -1,4 +1,4 @@
-"""The callers who wait for answers in a SlotManager, and their clients."""
+"""The callers that wait for answers in a SlotManager, and their clients."""
 
 import asyncio
 from collections.abc import Collection

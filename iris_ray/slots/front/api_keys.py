@@ -21,7 +21,7 @@ class ApiKey:
     """A key with which programs may use models.
 
     Args:
-        name: whose key it is, for messages and metrics.
+        name: the name of its owner, for messages and metrics.
         secret: the key itself. Callers send it as ``Authorization: Bearer SECRET``.
         models: the models that it may use; None: all.
         at_a_time: requests that it may have at a time; None: any number.
@@ -94,7 +94,7 @@ class KeyUse:
 
 
 def too_many(words: str, seconds: int) -> web.HTTPTooManyRequests:
-    """Return the error of a caller who asks too often."""
+    """Return the error for a caller that asks too often."""
     return web.HTTPTooManyRequests(text=f"{words}; come back in {seconds} s", headers={"Retry-After": str(seconds)})
 
 
@@ -117,7 +117,7 @@ class ApiKeys:
         return bool(self._uses)
 
     def set(self, keys: Sequence[ApiKey]) -> None:
-        """Replace the keys. What keys of the same secret have used stays used."""
+        """Replace the keys. A key whose secret was known keeps the counts of its requests."""
         if not (isinstance(keys, (list, tuple)) and all(isinstance(each, ApiKey) for each in keys)):
             raise InvalidSlotError("keys must be a list of ApiKey")  # no values in the message: they may be secret
         if len({key.name for key in keys}) < len(keys) or len({key.secret for key in keys}) < len(keys):

@@ -41,7 +41,7 @@ MOST_BODY = 4 * 2**20
 CLOSE_S = 2.0
 """How long running requests may take to end when the server closes."""
 MOST_PARTS = 64
-"""The limit for the pieces of a stream that are sent as one, and for those that wait for a slow reader."""
+"""The limit for the parts of a stream that are sent together, and so for those that wait for a slow reader."""
 SLOW_READER_S = 60.0
 """How long a caller may take to read a piece before its request is cancelled."""
 LISTED_S: Final = 1.0
@@ -60,15 +60,15 @@ class HttpFront:
     """Serves the models of a client as OpenAI's API: completions, chat, embeddings and the list of models.
 
     A model gets the request's JSON object and answers with text, whole or in pieces; a model of embeddings with
-    vectors. A caller who goes away cancels its request. Web pages are refused.
+    vectors. A caller that disconnects cancels its request. Requests of web pages are refused.
 
     Args:
         client: the client of the models.
         host: the address at which it listens. Other machines reach it only at an address of this machine's own.
         port: 0 for any free port.
         timeout_s: seconds for which a request may wait before it begins.
-        keys: who may use it, and how much. Without keys it listens on loopback only, and every program on this machine
-            can use all models.
+        keys: the callers' keys, and their limits. Without keys it listens on loopback only, and every program on this
+            machine can use all models.
         aliases: further names of models, and the models.
 
     Raises:
@@ -179,7 +179,7 @@ class HttpFront:
             why = f"HttpFront can't listen at {self._at[0]}, port {self._at[1]}: {os.strerror(number)}"
             why = f"{why}; give an address of this machine and a free port"
             self._started.set_exception(error if isinstance(error, socket.gaierror) else OSError(number, why))
-        except Exception as error:  # a host that is no name at all
+        except Exception as error:  # the host is not a name
             self._started.set_exception(error)
         else:
             self._started.set_result(port)
@@ -266,7 +266,7 @@ class HttpFront:
             asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
         )
         try:
-            async with aclosing(asking) as pieces, self._running.request():  # a caller who goes away cancels it
+            async with aclosing(asking) as pieces, self._running.request():  # a caller that disconnects cancels it
                 first = await anext(pieces, NOTHING)
                 if isinstance(first, ProgramAnswer):
                     response.set_status(first.status)
@@ -312,7 +312,7 @@ def check_access(host: str, keys: Sequence[ApiKey], aliases: Mapping[str, str] |
 
 
 class ListedModels:
-    """The models of a client, which is asked at most once in `LISTED_S`. All who ask meanwhile share the answer.
+    """The models of a client, which is asked at most once in `LISTED_S`. Requests in that time share the answer.
 
     Attributes:
         rows: the status of each model.
@@ -398,7 +398,7 @@ class RunningRequests:
                 self._none.set()
 
     async def end(self, grace_s: float) -> None:
-        """Wait until all requests have ended; end those that have not after ``grace_s`` seconds."""
+        """Wait until all requests have ended. After ``grace_s`` seconds, end them."""
         end_at = asyncio.get_running_loop().time() + grace_s
         for scope in self._scopes:
             scope.reschedule(end_at)
@@ -411,7 +411,7 @@ class RunningRequests:
 
 
 async def together(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yield parts of an answer; those that come without a wait as one, up to `MOST_PARTS`."""
+    """Yield the parts of an answer. Parts that come without a wait are joined, up to `MOST_PARTS`."""
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_PARTS)
 
     async def fetch() -> None:

@@ -1,7 +1,7 @@
 """Parses large JSON for another process: a program that reads JSON and answers with an outline of it.
 
 Parsing stops all threads of a process: four megabytes for ten milliseconds, 100,000 values for as long. This program
-imports nothing but Python's own, so that it starts at once. Each message is eight bytes, its length, and so many more.
+imports the standard library only, so that it starts at once. A message is its length in eight bytes, and its bytes.
 
     python -I json_outline.py MOST_VALUES FIELD...
 """
@@ -22,15 +22,12 @@ NICE = 5
 
 
 def values(data: bytes) -> int:
-    """Return an upper bound for the values of JSON: each but the first follows a comma or an opening bracket.
-
-    Those in texts count, too.
-    """
+    """Return an upper bound for the values of JSON: all but the first follow a comma or an opening bracket."""
     return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def outline(value: Any, fields: list[str], depth: int = 0) -> Any:
-    """Return a value of the same type: of an object the fields, of a list the first value, of a text the beginning."""
+    """Return a part of a value: the fields of an object, the first value of a list, the beginning of a text."""
     match value:
         case str():
             return value[:TEXT_SHOWN]

@@ -88,10 +88,10 @@ class ModelQuestion:
         """Return a whole answer.
 
         Args:
-            given: what the model returned, or the list of what it yielded.
+            given: the value that the model returned, or the list of the values that it yielded.
 
         Raises:
-            TypeError: it is no answer to such a request.
+            TypeError: it can't answer such a request.
             InvalidSlotError: it would be one answer to several prompts.
         """
         if self.route is Route.EMBEDDING:

@@ -51,7 +51,7 @@ class ParsedBody:
 class Parser:
     """Parses the JSON of requests: small ones at once, large ones one by one in another process.
 
-    Owners of large requests take turns, so that many requests of one owner delay those of others by one request only.
+    Owners of large requests take turns: however many one owner has, a request of another owner waits for one of them.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Parser:
         """Return the value of a request's body.
 
         Raises:
-            InvalidSlotError: it is no JSON, or has too many values.
+            InvalidSlotError: it is not JSON, or has too many values.
             ModelUnavailableError: the process that parses is gone.
         """
         data = await self._data(request)
@@ -94,7 +94,7 @@ class Parser:
 
 
 class Turns:
-    """Lets one request at a time go on. The owners of those that wait take turns."""
+    """Admits one request at a time. The owners of waiting requests take turns."""
 
     def __init__(self) -> None:
         self._is_taken = False

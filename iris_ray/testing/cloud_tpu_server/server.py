@@ -26,7 +26,7 @@ class Operations:
     location: str
     _operations: dict[str, tuple[Any, float]] = field(default_factory=dict)
     """By name: the result, and when the operation is done, on the monotonic clock."""
-    _by_request_id: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    _by_request_id: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def begin(self, result: Any, duration_s: float) -> operations_pb2.Operation:
         """Begin an operation that ends after ``duration_s`` seconds, with this result."""
@@ -45,26 +45,26 @@ class Operations:
         packed.Pack(raw(result))
         return operations_pb2.Operation(name=name, done=True, response=packed)
 
-    def remember(self, verb: str, request_id: str, name: str, operation: str) -> None:
-        """Remember the operation that a request about the resource ``name`` began."""
-        self._by_request_id[verb, request_id] = name, operation
-
-    def of_request(self, verb: str, request_id: str, name: str) -> operations_pb2.Operation | None:
-        """Return the operation that an earlier request with the same id began, or None.
+    def once(
+        self, request_id: str, name: str, begin: Callable[[], operations_pb2.Operation]
+    ) -> operations_pb2.Operation:
+        """Return the operation about the resource ``name`` that this or an earlier request with the same id began.
 
         Raises:
             ApiRefusal: the id is no UUID, or an earlier request used it for another resource.
         """
         if not request_id:
-            return None
+            return begin()
         try:
             uuid.UUID(request_id)
         except ValueError:
             raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id!r} is no UUID") from None
-        about, operation = self._by_request_id.get((verb, request_id), (name, ""))
+        if request_id not in self._by_request_id:
+            self._by_request_id[request_id] = name, begin().name
+        about, operation = self._by_request_id[request_id]
         if about != name:
             raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id} was used for {about}")
-        return self.get(operation) if operation else None
+        return self.get(operation)
 
 
 def raw(message: Any) -> Any:
@@ -150,10 +150,12 @@ class TpuApi:
         return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
 
     def _create_queued(self, request: tpu_v2.CreateQueuedResourceRequest) -> operations_pb2.Operation:
-        zone, name = self._zone, request.queued_resource_id
-        zone.require_parent(request.parent)
-        if (known := self._operations.of_request("create", request.request_id, name)) is not None:
-            return known
+        self._zone.require_parent(request.parent)
+        name = request.queued_resource_id
+        return self._operations.once(request.request_id, f"new {name}", lambda: self._queue(name, request))
+
+    def _queue(self, name: str, request: tpu_v2.CreateQueuedResourceRequest) -> operations_pb2.Operation:
+        zone = self._zone
         if not name or name in zone.queue:
             raise ApiRefusal(_Code.ALREADY_EXISTS, f"queued resource {name!r} exists")
         if not request.queued_resource.tpu.node_spec:
@@ -164,24 +166,20 @@ class TpuApi:
         zone.require_quota(chips_of(request.queued_resource))
         zone.require_reservation(request.queued_resource.reservation_name)
         zone.accept(name, request.queued_resource)
-        operation = self._begin(zone.queue[name])
-        self._operations.remember("create", request.request_id, name, operation.name)
-        return operation
+        return self._begin(zone.queue[name])
 
     def _delete_queued(self, request: tpu_v2.DeleteQueuedResourceRequest) -> operations_pb2.Operation:
-        name = request.name.rpartition("/")[2]
-        if (known := self._operations.of_request("delete", request.request_id, name)) is not None:
-            return known
+        return self._operations.once(request.request_id, request.name, lambda: self._unqueue(request))
+
+    def _unqueue(self, request: tpu_v2.DeleteQueuedResourceRequest) -> operations_pb2.Operation:
         found = self._zone.find(self._zone.queue, "queuedResources", request.name)
         has_nodes = any(node.queued_resource == found.name for node in self._zone.nodes.values())
         if not request.force and has_nodes and found.state.state not in _DELETABLE:
             raise ApiRefusal(
-                _Code.FAILED_PRECONDITION, f"{name} is {found.state.state.name}; delete its nodes, or force"
+                _Code.FAILED_PRECONDITION, f"{found.name} is {found.state.state.name}; delete its nodes, or force"
             )
         found.state = tpu_v2.QueuedResourceState(state=State.DELETING, state_initiator=Initiator.USER)
-        operation = self._begin(empty_pb2.Empty())
-        self._operations.remember("delete", request.request_id, name, operation.name)
-        return operation
+        return self._begin(empty_pb2.Empty())
 
     def _get_operation(self, request: operations_pb2.GetOperationRequest) -> operations_pb2.Operation:
         return self._operations.get(request.name)

@@ -226,7 +226,9 @@ class NodePools:
                 rest = next((other for other in self._machines if other.pool is machine.pool), None)
                 if rest is not None and machine.pool.slice_hosts > 1:
                     self.shut_down(rest.name)
-            elif machine.stage is _Stage.LEAVING and (now >= machine.due or not self._running_on(machine)):
+            elif machine.stage is _Stage.LEAVING and (
+                now >= machine.due or all(map(has_ended, self._pods_on(machine)))
+            ):
                 self._remove(machine)
         self._ask_for_nodes(self._bind())
         self._release_idle()
@@ -371,9 +373,6 @@ class NodePools:
 
     def _pods_on(self, machine: _Machine) -> list[Manifest]:
         return [pod for pod in self._store.all(PODS) if pod["spec"].get("nodeName") == machine.name]
-
-    def _running_on(self, machine: _Machine) -> bool:
-        return any(not has_ended(pod) for pod in self._pods_on(machine))
 
     def _placed(self) -> list[tuple[Manifest, Manifest]]:
         nodes = {machine.name: machine.manifest for machine in self._machines}

@@ -31,7 +31,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from iris_ray.testing.compute_server import ComputeServer
 from tests.support.controller_in_process import ControllerInProcess
-from tests.unit.actors.protocol.test_slices import host
+from tests.unit.dashboard.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
 TYPE = "v6e-16"

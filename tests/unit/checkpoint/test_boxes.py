@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iris_ray.checkpoint.boxes import Box, box_of, covers, overlap, pieces, span, volume, whole, within, without
+from iris_ray.checkpoint.boxes import Box, box_of, covers, pieces, span, volume, whole, within
 
 SHAPES = st.lists(st.integers(1, 4), min_size=0, max_size=3).map(tuple)
 
@@ -44,17 +44,6 @@ def test_pieces_have_each_reachable_element_once(drawn: tuple[tuple[int, ...], l
 def test_boxes_cover_array_if_they_have_every_element(drawn: tuple[tuple[int, ...], list[Box]]) -> None:
     shape, given_boxes = drawn
     assert covers(given_boxes, shape) == np.logical_or.reduce([mask_of(box, shape) for box in given_boxes]).all()
-
-
-@given(shape_and_boxes(most=2))
-def test_overlap_and_rest_make_up_the_box(drawn: tuple[tuple[int, ...], list[Box]]) -> None:
-    shape, (box, *others) = drawn
-    other = others[0] if others else whole(shape)
-    if (shared := overlap(box, other)) is None:
-        assert not (mask_of(box, shape) & mask_of(other, shape)).any()
-    else:
-        assert (mask_of(shared, shape) == (mask_of(box, shape) & mask_of(other, shape))).all()
-        assert volume(shared) + sum(map(volume, without(box, shared))) == volume(box)
 
 
 @given(shape_and_boxes(most=2))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
-from iris_ray.actors.protocol.local_files import JobDirectory
+from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.host import CHUNK_BYTES, MOST_STRANGERS, FileService
 
 HOST, TOKEN = "127.0.0.9", "5ec2e7"
@@ -83,18 +83,6 @@ def until(holds: Callable[[], bool]) -> None:
 # -- what it does ------------------------------------------------------------------------------------------------------
 
 
-def test_service_serves_what_it_has_taken(served: Served) -> None:
-    content = os.urandom(3 * CHUNK_BYTES + 7)
-    assert served.ask("PUT", "/files/a/b%20c", content)[0] == 201
-    assert (served.files / "a" / "b c").read_bytes() == content
-    assert served.ask("GET", "/files/a/b%20c") == (200, content)
-    assert served.ask("GET", "/files/a/b%20c", Range=f"bytes=5-{CHUNK_BYTES}") == (206, content[5 : CHUNK_BYTES + 1])
-    assert json.loads(served.ask("GET", "/list/")[1]) == {"a/b c": len(content)}
-    assert served.ask("DELETE", "/files/a") == (200, b"")
-    assert list(served.files.iterdir()) == []
-    assert served.incoming == []
-
-
 @pytest.mark.parametrize(
     ("wanted", "answer"),
     [
@@ -107,17 +95,6 @@ def test_service_serves_what_it_has_taken(served: Served) -> None:
 def test_ranges_end_with_the_file(served: Served, wanted: str, answer: tuple[int, bytes]) -> None:
     (served.files / "digits").write_bytes(b"0123456789")
     assert served.ask("GET", "/files/digits", Range=wanted) == answer
-
-
-def test_thousand_files_are_listed_with_their_sizes(served: Served) -> None:
-    expected = {f"step-{i % 7}/shard-{i}": i for i in range(1000)}
-    for path, size in expected.items():
-        (served.files / path).parent.mkdir(exist_ok=True)
-        (served.files / path).write_bytes(b"x" * size)
-    assert json.loads(served.ask("GET", "/list/")[1]) == expected
-    below = {path: size for path, size in expected.items() if path.startswith("step-3/")}
-    assert json.loads(served.ask("GET", "/list/step-3")[1]) == below
-    assert json.loads(served.ask("GET", "/list/step-9")[1]) == {}
 
 
 def test_concurrent_writers_of_one_path_leave_one_whole_file(served: Served) -> None:

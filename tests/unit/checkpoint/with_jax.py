@@ -1,6 +1,7 @@
 """`MemoryCheckpointer` in one process with several devices of JAX."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,11 +140,15 @@ def test_memory_of_a_killed_program_is_removed_by_the_next() -> None:
         "import os; from iris_ray.checkpoint import MemoryCheckpointer as M; M().save(1, {}, now=True); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+    (odd := Path(f"/dev/shm/iris_ray-steps-{os.getuid()}-no number")).mkdir()
     before = set(Path("/dev/shm").glob("iris_ray-steps-*"))
-    MemoryCheckpointer().save(1, {})
+    (own := MemoryCheckpointer()).save(1, {}, now=True)
     after = set(Path("/dev/shm").glob("iris_ray-steps-*"))
-    assert len(before - after) >= 1
+    assert len(before - after) >= 2
+    assert odd not in after
     assert len(after - before) == 1
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, capture_output=True)
+    assert own.restore({}) == (1, {}), "a living program's stays"
 
 
 OTHER_STATES = [

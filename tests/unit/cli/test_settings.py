@@ -2,22 +2,24 @@
 
 import pytest
 
+from iris_ray.actors.protocol.services import all_settings
 from iris_ray.cli.conventions import USAGE
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.cluster_settings import TABLE
 from tests.support.controller_in_process import ControllerInProcess
 
 
 def test_settings_are_shown_with_defaults_and_who_has_set_them(world: ControllerInProcess) -> None:
     found = world.json("cluster", "settings")
     assert {name: (one["value"], one["set_by"], one["set_at"]) for name, one in found.items()} == {
-        name: (setting.default, None, None) for name, setting in TABLE.items()
+        name: (setting.default, None, None) for name, setting in all_settings().items()
     }
     world.iris("cluster", "settings", "set", "eviction_grace_s=60", " evictions = off ", user="olga")
     grace = world.json("cluster", "settings")["eviction_grace_s"]
     assert (grace["value"], grace["default"], grace["form"], grace["set_by"]) == ("60", "30", "seconds", "olga")
     shown = world.iris("cluster", "settings").stdout
-    assert all(said in shown for said in ("eviction_grace_s", "60", "olga, 20", "off", TABLE["evictions"].help))
+    assert all(
+        said in shown for said in ("eviction_grace_s", "60", "olga, 20", "off", all_settings()["evictions"].help)
+    )
 
 
 def test_setting_outlives_the_controller_until_it_is_reset(world: ControllerInProcess) -> None:

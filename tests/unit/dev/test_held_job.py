@@ -15,8 +15,9 @@ from iris_ray.dev import held_job
 from iris_ray.dev.code_directory import CodeDirectory
 from iris_ray.dev.held_job import Held, HeldHost, hold
 from iris_ray.dev.held_run import HeldRun
+from iris_ray.endpoints import task as endpoints
 from iris_ray.errors import TaskMovedError
-from iris_ray.task import endpoints, job_info
+from iris_ray.task import job_info
 from tests.support.waiting import wait_until
 
 LONG_S = 1000.0

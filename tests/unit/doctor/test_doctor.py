@@ -20,7 +20,6 @@ import pytest
 import iris_ray
 from iris_ray.actors.calls.service_parts import ServiceHealth
 from iris_ray.actors.host.chips import Devices, find_holders, host_devices
-from iris_ray.actors.host.metadata import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
 from iris_ray.cli.conventions import NO_CLUSTER
 from iris_ray.cli.printing import Level
@@ -33,6 +32,7 @@ from iris_ray.doctor.cluster import (
 )
 from iris_ray.doctor.hosts import Host, check_answers, named
 from iris_ray.doctor.machine import check_chips, check_credentials, check_metadata, check_ports, check_user
+from iris_ray.metadata.watch import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.model.containment import SetAside
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 

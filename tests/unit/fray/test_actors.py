@@ -19,6 +19,7 @@ import pytest
 import ray
 
 from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.endpoints import task as endpoints
 from iris_ray.errors import (
     ActorUnavailableError,
     RemoteUserError,
@@ -200,7 +201,7 @@ def test_actor_of_forgotten_job_is_unavailable(monkeypatch: pytest.MonkeyPatch) 
         raise UnknownNameError("there is no such job")
 
     monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)
-    monkeypatch.setattr(actor_handle, "endpoints_of", forgotten)
+    monkeypatch.setattr(endpoints, "endpoints_of", forgotten)
     with pytest.raises(ActorUnavailableError, match="does not run now"):
         ActorHandle(InTaskOf("eval-1a2b", "eval-0")).add(1)
 
@@ -416,7 +417,7 @@ def test_group_that_is_gang_fails_as_whole() -> None:
 
 def test_other_endpoints_of_actor_group_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"eval-1": "a", "eval-0": "b", "eval-metrics": "c"}
-    monkeypatch.setattr(actor_handle, "endpoints_of", lambda job_id, prefix: found)
+    monkeypatch.setattr(endpoints, "endpoints_of", lambda job_id, prefix: found)
     group = actor_handle.ActorGroup("eval-1a2b", "eval", 2)
     assert [repr(actor) for actor in group.discover_new()] == [
         "<ActorHandle eval-0 of eval-1a2b>",

@@ -154,7 +154,7 @@ def test_filter_that_would_be_ignored_is_refused(
 def test_month_that_can_not_be_is_refused(month: str) -> None:
     result = invoke("report", "--month", month, "--file", "history.sqlite")
     assert result.exit_code == USAGE
-    assert f"'{month}' is no month" in result.output
+    assert f"'{month}' is not a month" in result.output
 
 
 def test_report_sums_up_the_month(world: ControllerInProcess) -> None:
@@ -173,7 +173,7 @@ def test_report_sums_up_the_month(world: ControllerInProcess) -> None:
     assert lines[0].split()[0] == "USER"
     assert lines[3].split()[:2] == ["all", "2"]
     assert world.json("report", "--month", "2001-01")["by_user"] == []
-    assert "is no month" in world.iris("report", "--month", "May", code=USAGE).stderr
+    assert "is not a month" in world.iris("report", "--month", "May", code=USAGE).stderr
 
 
 def test_utilisation_shows_chips_in_use(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:

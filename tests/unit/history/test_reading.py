@@ -158,7 +158,7 @@ def test_parameters_are_values_and_bytes_are_text(filled: History) -> None:
     assert filled.rows("SELECT x'00ff', 'ü\n', 9e999, NULL, 1 << 62") == [("00ff", "ü\n", math.inf, None, 1 << 62)]
 
 
-@pytest.mark.parametrize(("made", "why"), [(False, "there is no history at"), (True, "no readable history")])
+@pytest.mark.parametrize(("made", "why"), [(False, "there is no history at"), (True, "not a readable history")])
 def test_missing_or_foreign_file_is_unavailable(tmp_path: Path, made: bool, why: str) -> None:
     path = tmp_path / "history.sqlite"
     if made:

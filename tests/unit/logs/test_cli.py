@@ -77,7 +77,7 @@ def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--grep", "a(b"), "no regular expression"),
+        (("--grep", "a(b"), "not a regular expression"),
         (("--grep", "a", "-f"), "without --follow"),
         (("-C", "3"), "for --grep"),
         (("--since", "1h"), "for --grep"),

@@ -18,9 +18,9 @@ from iris_ray.actors.host import output as pump
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.logs.core import LAST_BYTES, LastLines
+from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
-from iris_ray.logs.host import LastBytes, TaskOutput
+from iris_ray.logs.host import TaskOutput
 from tests.support.waiting import wait_until
 
 MARK = '{"job_id": "job-1", "task_index": 3, "attempt": 1, "num_tasks": 1, "label": "label"}'
@@ -91,17 +91,6 @@ def test_pump_reports_last_lines_during_run_and_at_end(pumped: Pumped) -> None:
     assert pumped.reports[-1].data.endswith(b"y\nlast words\n")
     assert len(pumped.reports[-1].data) == 4096
     assert pumped.reports[-1].end == 6 + 10_000 + 12
-
-
-@pytest.mark.parametrize("size", [1, 1000, LAST_BYTES, 100_000])
-def test_last_bytes_are_exact_in_little_memory(size: int) -> None:
-    last, whole = LastBytes(), b""
-    for number in range(20):
-        piece = bytes([number]) * size
-        last.add(piece)
-        whole += piece
-        assert bytes(last) == whole[-LAST_BYTES:]
-        assert last.held < 2 * LAST_BYTES
 
 
 def test_silent_task_reports_nothing_and_leaves_empty_log(pumped: Pumped) -> None:

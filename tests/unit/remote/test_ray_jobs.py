@@ -14,7 +14,7 @@ import pytest
 
 from iris_ray import RayJobConfig, RayJobs, submit_tpu_job_on_ray
 from iris_ray.actors.calls import ray_internals
-from iris_ray.client.remote_options import SENT_VARIABLES, read_env_file, sent_variables
+from iris_ray.client.remote_options import read_env_file, sent_variables
 from iris_ray.errors import (
     InvalidRequestError,
     NoClusterError,
@@ -24,6 +24,7 @@ from iris_ray.errors import (
     VersionMismatchError,
 )
 from iris_ray.remote import variables
+from iris_ray.settings import SENT_VARIABLES
 from tests.support.command_line import address_of_nobody
 from tests.support.dashboard import Dashboard, served
 
@@ -282,7 +283,7 @@ def test_env_file_is_read_as_by_docker_without_leaks(tmp_path: Path, monkeypatch
     path.write_text("# comment\n\nTOKEN=a=b 'c'\nEMPTY=\nMINE\n")
     assert read_env_file(path) == {"TOKEN": "a=b 'c'", "EMPTY": "", "MINE": "of here"}
     config = RayJobConfig(TRAIN, None, env={"MINE": "of the call"}, env_file=path)
-    assert config.variables_of_file() == {"TOKEN": "a=b 'c'", "EMPTY": ""}
+    assert config.variables() == {"TOKEN": "a=b 'c'", "EMPTY": "", "MINE": "of the call"}
     assert "of the call" not in repr(config)
     path.write_text("TOKEN=a\n2s3cret=x\n")
     with pytest.raises(InvalidRequestError, match="line 2: give NAME=value") as refused:

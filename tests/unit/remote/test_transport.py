@@ -80,7 +80,7 @@ class Head:
             raise NoClusterError("silent")
         return RayJobStatus(run_id, self.state, self.message, ())
 
-    def look(self, run_id: str) -> tuple[RayJobStatus, str]:
+    def _look(self, run_id: str) -> tuple[RayJobStatus, str]:
         return self.status(run_id), self.printed
 
     def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:

@@ -9,8 +9,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.state import ControllerState, records
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import GANGS_PER_CHUNK, JobRecord
+from iris_ray.state.records import GANGS_PER_CHUNK, JobRecord, require_whole
 from tests.support.worlds import S, World, cpu_host
 
 Part = tuple[str, int | None]

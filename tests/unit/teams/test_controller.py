@@ -6,14 +6,13 @@ from unittest import mock
 
 import pytest
 
-from iris_ray.actors.controller.quota_views import about_team, fleet_chips, team_chips, team_sentence
-from iris_ray.actors.protocol.status import TeamChips
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.state.events import TeamsSetEvent
-from iris_ray.teams.calls import TeamsStatus
+from iris_ray.teams.calls import TeamChips, TeamsStatus
 from iris_ray.teams.controller import JobsByTeam, TeamsUse, teams_status
+from iris_ray.teams.quotas import about_team, fleet_chips, team_chips, team_sentence
 from tests.support.worlds import World, host, tagged
 
 KIND = "v4-32"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from iris_ray.actors.host.metadata import UPCOMING_MAINTENANCE
+from iris_ray.metadata.watch import UPCOMING_MAINTENANCE
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataServers, MetadataValue
 from iris_ray.testing.tpu_host import tpu_host

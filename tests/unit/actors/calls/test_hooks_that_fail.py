@@ -15,8 +15,9 @@ from iris_ray.actors.controller.services import ControllerPart, Published, Servi
 from iris_ray.actors.host.services import HostPart, host_parts
 from iris_ray.actors.pool.services import PoolPart, pool_parts
 from iris_ray.actors.protocol import services
-from iris_ray.actors.protocol.services import Service, installed_services
+from iris_ray.actors.protocol.services import Service, all_settings, installed_services
 from iris_ray.errors import ServiceUnavailableError, UnknownNameError
+from iris_ray.model.cluster_settings import OPERATORS, ClusterSetting
 
 Fake: Any = SimpleNamespace
 
@@ -125,15 +126,28 @@ def other_services(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     garbage = ModuleType("garbage.service")
     garbage.SERVICE = 5  # type: ignore[attr-defined]
     sound = ModuleType("sound.service")
-    sound.SERVICE = Service("sound")  # type: ignore[attr-defined]
+    own, kernels = (ClusterSetting(name, "x", "a word", "…", str) for name in ("own", OPERATORS.name))
+    sound.SERVICE = Service("sound", settings="sound.service:SETTINGS")  # type: ignore[attr-defined]
+    sound.SETTINGS = (own, kernels)  # type: ignore[attr-defined]
+    odd = ModuleType("odd.service")
+    odd.SERVICE = Service("odd", settings="odd.service:SETTINGS")  # type: ignore[attr-defined]
+    odd.SETTINGS = ("a text",)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "odd.service", odd)
     monkeypatch.setitem(sys.modules, "sound.service", sound)
     monkeypatch.setitem(sys.modules, "exits.service", Exits("exits.service"))
     monkeypatch.setitem(sys.modules, "garbage.service", garbage)
-    monkeypatch.setattr(services, "SERVICES", ("exits", "garbage", "sound"))
-    installed_services.cache_clear()
+    monkeypatch.setattr(services, "SERVICES", ("exits", "garbage", "odd", "sound"))
+    for cached in (installed_services, all_settings):
+        cached.cache_clear()
     yield
-    installed_services.cache_clear()
+    for cached in (installed_services, all_settings):
+        cached.cache_clear()
 
 
 def test_service_without_a_usable_description_is_left_out(other_services: None) -> None:
-    assert [service.name for service in installed_services()] == ["sound"]
+    assert [service.name for service in installed_services()] == ["odd", "sound"]
+
+
+def test_service_adds_settings_and_replaces_none_of_the_kernels(other_services: None) -> None:
+    assert {"own", OPERATORS.name} <= all_settings().keys()
+    assert all_settings()[OPERATORS.name] is OPERATORS

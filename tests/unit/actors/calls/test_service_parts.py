@@ -170,6 +170,17 @@ async def test_hook_with_a_deadline_fails_when_it_is_late() -> None:
         assert await part.call(lambda echo: echo.echo(3), 5.0) == 3
 
 
+@pytest.mark.parametrize("hook", [lambda _: {"garbage": 1}, lambda _: exiting_at_once()])
+async def test_hook_without_coroutine_fails_alone(hook: Any) -> None:
+    async with running() as part:
+        await until(lambda: part.part is not None)
+        assert part.call_now(lambda _: "said", str) == "said"
+        assert part.call_now(lambda _: None, str) is None
+        assert part.call_now(hook, str) is None
+        await until(lambda: part.health.failures == 1)
+        await until(lambda: part.part is not None)
+
+
 async def test_failing_part_answers_with_the_reason() -> None:
     Echo.start = staticmethod(raising)
     async with running() as part:

@@ -18,8 +18,7 @@ from iris_ray.model.teams import Team
 from iris_ray.state import ControllerState, records
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.record_check import require_whole
-from iris_ray.state.records import JobRecord
+from iris_ray.state.records import JobRecord, require_whole
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.ray_in_process import Store
 from tests.support.waiting import wait_until
@@ -165,7 +164,7 @@ def test_damaged_teams_are_left_out_and_their_jobs_go_on(world: ControllerInProc
         assert not world._controllers[-1]._state.teams.teams
 
 
-def test_damaged_settings_are_left_out_and_unknown_ignored(world: ControllerInProcess) -> None:
+def test_damaged_settings_are_left_out_and_unknown_kept(world: ControllerInProcess) -> None:
     world.iris("cluster", "settings", "set", "evictions=off")
     for data in (b"{", b'[["evictions"]]', b'[["evictions", "no", "ann", 1]]', b'[["evictions", "off", 7, 1]]'):
         damage(world, "settings/", data)
@@ -173,9 +172,13 @@ def test_damaged_settings_are_left_out_and_unknown_ignored(world: ControllerInPr
         assert world.jobs() == ["good"]
         assert list(aside(world)) == ["the settings"]
         world.iris("cluster", "settings", "set", "evictions=off")
-    damage(world, "settings/", b'[["of another version", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
-    restart(world)
-    assert world.json("cluster", "settings")["evictions"]["set_by"] == "ann"
+    damage(world, "settings/", b'[["of_a_missing_service", "x", "ann", 1], ["evictions", "off", "ann", 1]]')
+    for _ in range(2):  # the second time from what the first one has written
+        restart(world)
+        shown = world.json("cluster", "settings")
+        assert shown["evictions"]["set_by"] == "ann"
+        assert "of_a_missing_service" not in shown
+    assert world._controllers[-1]._state.settings.was_set["of_a_missing_service"].text == "x", "the service may return"
 
 
 def test_odd_keys_in_store_are_ignored(world: ControllerInProcess) -> None:

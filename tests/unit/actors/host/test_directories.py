@@ -10,13 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from iris_ray.actors.host import directories as module
 from iris_ray.actors.host.directories import LEAST_MEMORY_BYTES, LocalDirectories, host_directory
-from iris_ray.actors.protocol import local_files
-from iris_ray.actors.protocol.local_files import JobDirectory, room_in
+from iris_ray.actors.protocol.task_files import JobDirectory
 
 # -- iris_ray's own ---------------------------------------------------------------------------------------------------
 
@@ -328,23 +326,3 @@ def test_jobs_token_lies_beside_its_files(disk: Path) -> None:
     end_of(task)
     assert not task.left(), "a job that has kept no files"
     assert not path.exists()
-
-
-def test_tenth_of_disk_and_memory_stays_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: Callable[[int, int], None]
-) -> None:
-    memory = SimpleNamespace(total=1000, available=300)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(local_files, "CGROUP", tmp_path)
-    room(900, 1000)
-    monkeypatch.setattr(local_files, "MEMORY", Path("/proc"))
-    assert room_in(tmp_path) == 800, "on disk"
-    monkeypatch.setattr(local_files, "MEMORY", tmp_path)
-    assert room_in(tmp_path) == 200, "in memory"
-    (tmp_path / "memory.max").write_text("max\n")
-    assert room_in(tmp_path) == 200
-    for name, text in (("max", "500"), ("current", "420"), ("stat", "anon 300\ninactive_file 100\n")):
-        (tmp_path / f"memory.{name}").write_text(text)
-    assert room_in(tmp_path) == 130, "in a container"
-    memory.available = 90
-    assert room_in(tmp_path) == -10

@@ -28,9 +28,9 @@ from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import load
 from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
-from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import ModeKind
 from iris_ray.client.user_function import callers_error
+from iris_ray.local.mode import ModeKind
+from iris_ray.local.process import LocalProcess
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
@@ -126,7 +126,7 @@ class LocalTask:
         launch_file = run.launch_file(self._index)
         launch_file.write_bytes(pickle.dumps((launch.pickled_function, request.process.preload)))
         self.process = LocalProcess(
-            "iris_ray.client.modes.local_task",
+            "iris_ray.local.task_process",
             launch_file,
             _environment(request, replace(launch, info=replace(launch.info, local_dir=str(local_dir))), run),
             piped=True,

@@ -1,4 +1,4 @@
-"""The process of one task of a local run: ``python -m iris_ray.client.modes.local_task LAUNCH_FILE PARENT``."""
+"""The process of one task of a local run: ``python -m iris_ray.local.task_process LAUNCH_FILE PARENT``."""
 
 import pickle
 import sys

@@ -26,18 +26,14 @@ class ModeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Where a run happens, and the faults of a simulated run."""
+    """Where on this machine a run happens, and the faults of a simulated run."""
 
     kind: ModeKind
     faults: "tuple[PlannedFault, ...]" = ()
 
-    @property
-    def local(self) -> bool:
-        return self.kind is not ModeKind.CLUSTER
-
 
 def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, str] = os.environ) -> Mode:
-    """Return the mode of a run: the argument's, else the variable's, else the cluster.
+    """Return the local mode of a run: the argument's, else the variable's.
 
     Args:
         mode: a name of `ModeKind`; ``"simulate: kill slice 0 after 30s"`` also has the faults. None: not given.
@@ -52,7 +48,7 @@ def chosen_mode(mode: str | None, simulate: str | None, environ: Mapping[str, st
             raise InvalidModeError(f"simulate={simulate!r} with mode={mode!r}; leave one of them out")
         return Mode(ModeKind.SIMULATE, parse_schedule("simulate", simulate))
     source = "mode" if mode is not None else MODE.name
-    written = mode if mode is not None else MODE.read(environ) or ModeKind.CLUSTER
+    written = MODE.read(environ) if mode is None else mode
     if not isinstance(written, str):
         raise InvalidModeError(f"mode is {written!r}; give one of {', '.join(ModeKind)}")
     name, colon, schedule = written.partition(":")
@@ -69,15 +65,6 @@ def _kind(source: str, name: str) -> ModeKind:
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
     advice = f"did you mean {str(near[0])!r}?" if near else f"give one of {', '.join(known)}"
     raise InvalidModeError(f"{source} is {name!r}, and there is no such mode; {advice}")
-
-
-def require_no_local_mode(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise InvalidModeError if the variable asks for a local mode: the caller needs a cluster and its queue."""
-    if chosen_mode(None, None, environ).local:
-        raise InvalidModeError(
-            f"{MODE.name} is {MODE.read(environ)!r}, which is for run_on_pod; a client needs a cluster with its queue:"
-            ' unset the variable, or try IrisClient.local({"v4-16": 2})'
-        )
 
 
 # -- fault schedule ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The driver of a simulated run: ``python -m iris_ray.client.modes.simulated_driver JOB_FILE PARENT``."""
+"""The driver of a simulated run: ``python -m iris_ray.local.simulated_driver JOB_FILE PARENT``."""
 
 import contextlib
 import pickle
@@ -18,10 +18,10 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.job_progress import results_of
-from iris_ray.client.modes.local_run import outcome_file
-from iris_ray.client.modes.mode import LOSSES, PlannedFault
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import IrisError
+from iris_ray.local.mode import LOSSES, PlannedFault
+from iris_ray.local.run import outcome_file
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.processes.subtree import end_with_parent
 from iris_ray.testing import SimulatedCluster

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, run_on_pod
-from iris_ray.client.modes.mode import (
+from iris_ray.client.run_options import local_mode
+from iris_ray.errors import InvalidJobError, InvalidModeError
+from iris_ray.local.mode import (
     FORMS,
     Mode,
     ModeKind,
@@ -14,7 +16,6 @@ from iris_ray.client.modes.mode import (
     parse_schedule,
     require_possible,
 )
-from iris_ray.errors import InvalidJobError, InvalidModeError
 from tests.support.requests import hello
 
 
@@ -25,17 +26,18 @@ def said_by(variable: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("mode", "variable", "kind"),
     [
-        (None, "", ModeKind.CLUSTER),
+        (None, "", None),
         (None, "simple", ModeKind.SIMPLE),
         (None, "Validate", ModeKind.VALIDATE),
         ("simulate", "simple", ModeKind.SIMULATE),
-        ("cluster", "simple", ModeKind.CLUSTER),
+        ("cluster", "simple", None),
+        (" Cluster", "simple", None),
     ],
 )
 def test_mode_argument_wins_over_variable_and_cluster_is_default(
-    mode: str | None, variable: str, kind: ModeKind
+    mode: str | None, variable: str, kind: ModeKind | None
 ) -> None:
-    assert chosen_mode(mode, None, said_by(variable)) == Mode(kind)
+    assert local_mode(mode, None, said_by(variable)) == (kind and Mode(kind))
 
 
 @pytest.mark.parametrize(

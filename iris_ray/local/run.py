@@ -13,10 +13,10 @@ from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.protocol.messages import RunRequest
-from iris_ray.client.modes.local_gang import ON_CPU, run_gang
-from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import Mode, ModeKind, PlannedFault, plan_in_words, require_possible, require_runnable
 from iris_ray.errors import InvalidJobError, InvalidModeError, TaskCrashedError
+from iris_ray.local.gang import ON_CPU, run_gang
+from iris_ray.local.mode import Mode, ModeKind, PlannedFault, plan_in_words, require_possible, require_runnable
+from iris_ray.local.process import LocalProcess
 from iris_ray.settings import MODE
 
 
@@ -82,7 +82,7 @@ def run_simulated(request: RunRequest, faults: Sequence[PlannedFault]) -> list[A
         job.write_bytes(pickle.dumps((request, slices, tuple(faults))))
         where = f"{slices} simulated {spec.device} slice{'s' * (slices > 1)}"
         print(f"iris_ray: {spec.job_id} runs on {where}", file=sys.stderr)
-        process = LocalProcess("iris_ray.client.modes.simulated_driver", job, _environment())
+        process = LocalProcess("iris_ray.local.simulated_driver", job, _environment())
         try:
             process.wait()
         except BaseException:  # Ctrl-C above all: the cluster ends in good order

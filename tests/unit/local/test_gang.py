@@ -15,8 +15,8 @@ import ray
 
 from iris_ray import Secret, get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
 from iris_ray.actors.protocol.task_files import TaskFiles
-from iris_ray.client.modes import local_gang
 from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
+from iris_ray.local import gang as local_gang
 from iris_ray.processes.identity import stat_of
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until

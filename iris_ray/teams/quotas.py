@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from iris_ray.actors.protocol.status import TeamChips
 from iris_ray.errors import UnknownTPUTypeError
 from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
@@ -13,6 +12,7 @@ from iris_ray.model.workers import GPU, rounded
 from iris_ray.state import ControllerState
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import in_band
+from iris_ray.teams.calls import TeamChips
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each team and its parts hold, and all jobs of the cluster under `NO_TEAM`, as in `TeamUse`."""
@@ -84,12 +84,6 @@ def _lendable(teams: Teams, name: str, kind: str, used: float) -> float:
 def _by_band(usage: Mapping[str, float], kind: str) -> dict[PriorityBand, float]:
     amounts = {band: usage.get(in_band(kind, band), 0.0) for band in PriorityBand}
     return {band: amount for band, amount in amounts.items() if amount}
-
-
-def largest_share(amounts: Mapping[str, float], totals: Mapping[str, float]) -> float:
-    """Return the largest share of any resource, by Ray's names."""
-    parts = [amount / totals[resource] for resource, amount in amounts.items() if totals.get(resource)]
-    return round(max(parts, default=0.0), 4)
 
 
 # -- in a sentence -----------------------------------------------------------------------------------------------------

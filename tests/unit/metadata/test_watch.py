@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from iris_ray.actors.host.metadata import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
+from iris_ray.metadata.watch import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.testing.metadata_server import PREEMPTED, HostMetadata, MetadataFault, MetadataValue
 from tests.support.waiting import wait_until

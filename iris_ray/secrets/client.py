@@ -1,4 +1,4 @@
-"""Where secrets come from: what users give as the option ``secrets``."""
+"""The clients' part: the sources of the values of the option ``secrets``."""
 
 import os
 from pathlib import Path
@@ -32,7 +32,7 @@ class Secret(SecretValue):
         """Return the text of a file of this machine, without the end of its last line unless it is to be a file.
 
         Raises:
-            InvalidRequestError: it can't be read, or is no text.
+            InvalidRequestError: it can't be read, or is not text.
         """
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8")

@@ -13,9 +13,9 @@ import ray
 
 from iris_ray import TaskState, lookup_endpoint, register_endpoint
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.endpoints import task as endpoints
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError, UnknownNameError
 from iris_ray.model.job_info import JobInfo
-from iris_ray.task import endpoints
 
 ME = JobInfo("job", "job/task-0", 0, 2, 1, 0, 1, "a", 0, "10.0.0.1:20002")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.protocol.slices import SliceState, find_target, natural, slices_of
 from iris_ray.actors.protocol.status import HostCondition, WorkerStatus
+from iris_ray.dashboard.slices import SliceState, find_target, natural, slices_of
 from iris_ray.errors import InvalidRequestError
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from iris_ray.actors.host.metadata import (
+from iris_ray.metadata.watch import (
     WELL_KNOWN_HOSTS,
     Answer,
     CalledOff,
