@@ -179,6 +179,8 @@ def require_free_port(said: ModelsFile) -> None:
     family = socket.AF_INET6 if ":" in said.host else socket.AF_INET
     try:
         socket.create_server((said.host, said.port), family=family).close()
+    except socket.gaierror:  # perhaps a name of an IPv6 address, which `HttpFront` finds
+        return
     except OSError as error:
         why = f"port {said.port} of {said.host} can't be used: {error.strerror or error}"
         raise InvalidSlotError(f"{why}; give a free port and an address of this machine") from None
