@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray._private import services
 
-from iris_ray import IrisClient, ResourceSpec, register_endpoint, run_on_pod, tpu_device
+from iris_ray import IrisClient, ResourceSpec, run_on_pod, tpu_device
 from iris_ray.client import connection
 from iris_ray.errors import InvalidModeError, InvalidRequestError, IrisError, NoClusterError, UnknownTPUTypeError
 from tests.support.command_line import address_of_nobody
@@ -102,11 +102,6 @@ def test_impossible_resources_are_refused_by_name(values: dict[str, Any], said: 
 def test_unknown_device_is_refused_with_nearest() -> None:
     with pytest.raises(UnknownTPUTypeError, match="v4-32"):
         tpu_device("v4-31")
-
-
-def test_endpoint_outside_a_task_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="task"):
-        register_endpoint("a", "b")
 
 
 # -- no cluster -------------------------------------------------------------------------------------------------------

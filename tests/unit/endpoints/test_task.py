@@ -20,6 +20,11 @@ from iris_ray.model.job_info import JobInfo
 ME = JobInfo("job", "job/task-0", 0, 2, 1, 0, 1, "a", 0, "10.0.0.1:20002")
 
 
+def test_endpoint_outside_a_task_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="task"):
+        register_endpoint("a", "b")
+
+
 class World:
     """The cluster's store, and a Controller of a job with one state for all its tasks."""
 
