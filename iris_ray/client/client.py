@@ -354,7 +354,7 @@ def require_may_detach() -> None:
     if (parent := get_job_info()) is not None:
         raise InvalidRequestError(
             f"detached=True in {parent.task_id}: a job that a task submits is a part of its job and ends with that"
-            " task. Leave detached out and wait for the job's results, or submit it from outside"
+            " task. Leave detached out and wait for the job's results, as iris-ray run does, or submit it from outside"
         )
 
 

@@ -96,6 +96,7 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
         several = f" process {me.local_index}" if me.processes_per_host > 1 else ""
         host = HeldHost(me.task_index, f"{me.slice_name}/{me.worker_id}{several}", **facts)
         register_endpoint(f"{PREFIX}{me.task_index}", json.dumps(asdict(host)))
+        directory.used.touch()  # to import modules ahead is no idle time
         while warm.poll() is None:
             time.sleep(LOOK_S)
             with directory.taken() as is_free:

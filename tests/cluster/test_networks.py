@@ -94,7 +94,7 @@ def test_networks_exist_only_on_request_and_end_with_cluster(no_shared_cluster: 
     with SimulatedCluster({"v4-8": 1}, networks=True, quiet=True) as cluster:
         assert f"iris{os.getpid()}" in links()
         with pytest.raises(InvalidRequestError, match="direction is one of"):
-            cluster.cut_off("v4-8-0", 0, direction="sideways")
+            cluster.cut_off("v4-8-0", 0, direction="sideways")  # type: ignore[arg-type]
     assert f"iris{os.getpid()}" not in links()
     with (
         SimulatedCluster({"v4-8": 1}, quiet=True) as cluster,

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.host import reaper
 from iris_ray.testing import SimulatedCluster
+from iris_ray.testing.network import Direction
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
 from tests.support.gangs import actor_pid, all_jobs, controller_pid, pool_pid
@@ -100,7 +101,7 @@ class Faults:
     def _cut_off(self) -> str:
         name, worker = self._some_host()
         whom = self._chance.choice([{}, {"from_head": False}, {"from_hosts": False}])
-        direction = self._chance.choice(["both", "in", "out"])
+        direction: Direction = self._chance.choice(["both", "in", "out"])
         with self._charged(name):
             self._cluster.cut_off(name, worker, **whom, direction=direction)
         seconds = self._chance.uniform(1.0, 20.0)
