@@ -124,7 +124,7 @@ def test_job_is_found_by_name_until_terminated(client: Client) -> None:
     with pytest.raises(fray_client.JobAlreadyExists) as refused:
         client.submit(job("long", sleep), adopt_existing=False)
     found = refused.value.handle
-    with pytest.raises(TimeoutError, match=r"has not ended within 0\.1 s: it does not wait: attempt 1 is running on"):
+    with pytest.raises(TimeoutError, match=r"has not ended within 0\.1 s: it does not wait: attempt 1 is"):
         found.wait(0.1)
     assert found.wait(0.1, raise_on_failure=False) is STATUS.RUNNING
     found.terminate()
