@@ -119,9 +119,9 @@ ROOMS = (PACKAGE / "actors", PACKAGE / "preflight", PACKAGE / "slots" / "actors"
 
 HANDED_ON = {
     "actors/controller/controller_process.py": "ping raises the error of the start to its caller",
-    "preflight/pool.py": "failed says what each test has found, or that it could not be made",
     "actors/pool/slice_pool_manager.py": "results raises the error of a detached job to the client that asks for them",
     "slots/actors/model_call.py": "the caller of a model gets the error of the call",
+    "slots/actors/streams.py": "every reader of a stream gets the error of the call",
 }
 """Modules that keep raw tasks and hand their errors on, and how."""
 
