@@ -33,4 +33,4 @@ def test_what_was_acknowledged_outlives_every_fault(tmp_path: Path, name: str, s
 @pytest.mark.proof
 @pytest.mark.parametrize(("name", "defect"), DEFECTS)
 def test_defect_that_was_put_in_is_found(tmp_path: Path, name: str, defect: str) -> None:
-    assert found(tmp_path / "found", name, "--defect", defect)
+    assert found(tmp_path / "found", name, "--defect", defect, "--first")

@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="the part of all faults that are tried")
     parser.add_argument("--seed", type=int, default=0, help="chooses them")
     parser.add_argument("--defect", help="put this defect in")
+    parser.add_argument("--first", action="store_true", help="end with the first finding")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     parser.add_argument("--all", action="store_true", help="print all findings, not the first three of each scenario")
     args = parser.parse_args()
@@ -23,7 +24,7 @@ def main() -> None:
     found = {}
     print("| scenario | operations | faults tried | findings |\n|---|---:|---:|---:|")
     for name in args.names or SCENARIOS:
-        report = report_of(SCENARIOS[name](), args.share, args.seed, args.defect)
+        report = report_of(SCENARIOS[name](), args.share, args.seed, args.defect, args.first)
         found[name] = [
             {"at": one.at, "operation": one.operation, "fault": one.fault.value, "why": one.why}
             for one in report.findings

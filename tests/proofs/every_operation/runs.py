@@ -107,7 +107,9 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
 
-def report_of(scenario: Scenario, share: float = 1.0, seed: int = 0, defect: str | None = None) -> Report:
+def report_of(
+    scenario: Scenario, share: float = 1.0, seed: int = 0, defect: str | None = None, first: bool = False
+) -> Report:
     """Run a scenario with every fault.
 
     Args:
@@ -115,6 +117,7 @@ def report_of(scenario: Scenario, share: float = 1.0, seed: int = 0, defect: str
         share: the part of all faults that are tried, chosen at random.
         seed: chooses them.
         defect: the name of a defect that is put in, or None.
+        first: whether to end with the first finding.
     """
     names, problem = _run(scenario, None, Fault.REFUSED, defect)
     if names is None:
@@ -123,9 +126,11 @@ def report_of(scenario: Scenario, share: float = 1.0, seed: int = 0, defect: str
     if problem:
         report.findings.append(Finding(-1, "none", Fault.REFUSED, problem))
     cases = [(at, fault) for at, name in enumerate(names) for fault in faults_of(name)]
-    if share < 1:
+    if share < 1 or first:
         cases = random.Random(seed).sample(cases, round(len(cases) * share))
     for at, fault in cases:
+        if first and report.findings:
+            break
         report.runs += 1
         _, problem = _run(scenario, at, fault, defect)
         if problem:
