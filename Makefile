@@ -30,7 +30,7 @@ TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; about seven minutes on two cores
+test: $(READY)  ## every test, real Ray clusters included; ten to twenty minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
 proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; a quarter of an hour

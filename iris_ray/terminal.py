@@ -16,6 +16,7 @@ import stat
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -228,7 +229,7 @@ Above = Callable[[str | bytes], AbstractContextManager[None]]
 """Clears the live lines for as long as a text is written."""
 
 
-class StreamOver:
+class StreamOver(ABC):
     """A text or binary stream that writes to another one, and is like it in all else.
 
     Rich's own redirection wraps long lines, ends unfinished ones, such as progress bars, and sends stdout to the
@@ -242,8 +243,9 @@ class StreamOver:
         for line in lines:
             self.write(line)
 
+    @abstractmethod
     def write(self, text: Any) -> Any:
-        raise NotImplementedError
+        """Write a text as the stream below does."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -39,7 +39,7 @@ GIVEN_BACK = "given-back"
 
 
 class Jobs:
-    """The cluster as a provisioner sees it: the slices that its jobs miss, and those that they use."""
+    """A provisioner's view of the cluster: the slices that its jobs need, and the slices that they use."""
 
     def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
         """Return how many slices of each type each waiting gang misses (None without a Controller), and all slices."""

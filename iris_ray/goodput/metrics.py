@@ -51,8 +51,8 @@ class Metric:
         labels: the names of its labels.
         meaning: in words.
         buckets: the bucket limits of a histogram, in seconds.
-        largest: whether a gauge that services publish shows the largest value, instead of the sum, of those that share
-            a label because it has too many values.
+        largest: for a gauge that services publish: whether values that share a label, because there are too many
+            labels, are shown by their maximum, not their sum.
     """
 
     name: str

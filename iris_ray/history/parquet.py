@@ -4,7 +4,7 @@
 ``jobs/2026-11.parquet``. The month of a job, and of all that belongs to it, is that of its submission, in UTC; of
 events and samples it is that in which they were. Only months with changes are written.
 
-The copy only grows: the rows of a month are merged with those that its files have, which may be of an earlier history.
+The copy only grows: a month's rows are merged into its existing files, which an earlier history may have written.
 The file of ``jobs`` is written last, with the number of the month's latest change. So a month whose copy was broken
 off is copied again.
 """

@@ -109,7 +109,7 @@ class Member:
         self.admitted: list[Who] = []
         self.late: set[Who] = set()
         self.membership = membership
-        self._strangers: list[ArrayConnection] = []  # those that have not proven the token yet, the oldest first
+        self._strangers: list[ArrayConnection] = []  # connections without a proof of the token, oldest first
         self._readers: dict[ArrayConnection, int] = {}  # the round whose result each waits for
         self._closed = False
 
