@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tests.proofs.every_operation.runs import Scenario
+from tests.proofs.every_operation.scenarios.archive import archive
 from tests.proofs.every_operation.scenarios.code import code
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.history import history
@@ -10,6 +11,7 @@ from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
+    "archive": archive,
     "code": code,
     "exec": exec_,
     "history": history,
