@@ -51,13 +51,13 @@ READS = {"open", "stat", "lstat", "listdir", "scandir", "read", "fstat", "kv rea
 """Operations that change nothing: losing their answer is no different from refusing them."""
 WRITES = {"write", "pwrite"}
 """Operations that can be done by half."""
+ASYNCIOS_OWN = {"_make_self_pipe", "_write_to_self", "_read_from_self", "shutdown_default_executor"}
+"""What asyncio does to wake and to end its own threads. It copes with no failure there."""
 OS_FUNCTIONS = (
     *("open", "stat", "lstat", "fstat", "listdir", "scandir", "pwrite", "fsync", "fdatasync"),
     *("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink", "truncate", "ftruncate", "chmod"),
     *("utime", "fork", "pipe", "openpty", "pidfd_open"),
 )
-WAKING = {"_make_self_pipe", "_write_to_self", "_read_from_self"}
-"""Functions of asyncio by which an event loop wakes itself. They touch nothing but its own memory."""
 
 
 def faults_of(operation: str) -> list[Fault]:
@@ -152,7 +152,7 @@ class Operations:
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_code.co_name in WAKING:
+            if sys._getframe(1).f_code.co_name in ASYNCIOS_OWN:
                 return function(*args, **kwargs)
             return self.do(name, function, *args, **kwargs)
 
@@ -170,7 +170,7 @@ class Operations:
 
     def _method(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if sys._getframe(1).f_code.co_name in WAKING:
+            if sys._getframe(1).f_code.co_name in ASYNCIOS_OWN:
                 return method(this, *args, **kwargs)
             try:
                 return self.do(name, lambda *args, **kwargs: method(this, *args, **kwargs), *args, **kwargs)
