@@ -7,9 +7,9 @@ in any way, and a process without the class's module can't unpickle it. All valu
 import dataclasses
 import functools
 import math
-import threading
 import types
 from collections.abc import Callable, Mapping, Sequence, Sized
+from contextvars import ContextVar
 from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
@@ -64,7 +64,7 @@ def plain(kind: Any, value: object, what: str) -> Any:
         InvalidMessageError: the value has another type, is too long, too large or not finite, or can't be stored.
         InvalidRequestError: the value has the right type, but its class refuses its fields.
     """
-    room, _room.items = _room.items, MOST_ITEMS
+    before = _room.set(MOST_ITEMS)
     try:
         return _maker(kind)(value)
     except _RefusedError as refused:
@@ -74,20 +74,16 @@ def plain(kind: Any, value: object, what: str) -> Any:
     except Exception as error:  # the value's class is foreign, and may raise anything
         raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
     finally:
-        _room.items = room
+        _room.reset(before)
 
 
-class _Room(threading.local):
-    items = MOST_ITEMS
-
-
-_room = _Room()
-"""What the value that this thread rebuilds may still have."""
+_room = ContextVar("room", default=MOST_ITEMS)
+"""The items that the value which is being rebuilt may still have."""
 
 
 def _take_room(items: int) -> None:
-    _room.items -= items
-    if _room.items < 0:
+    _room.set(room := _room.get() - items)
+    if room < 0:
         raise _RefusedError(f"has more than {MOST_ITEMS:,} items or {MOST_ITEMS * CHARACTERS_OF_ITEM:,} characters")
 
 
