@@ -102,10 +102,12 @@ class Promise:
         node_ids: the hosts.
         given_up: the victims: attempts, as text, that were asked to leave for the job. With victims the promise is
             firm: until it is kept, only a job of a higher band can get one of the hosts.
+        lent: ids of jobs that run on some of the hosts until the job needs them.
     """
 
     node_ids: tuple[str, ...]
     given_up: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
 
     @property
     def is_firm(self) -> bool:

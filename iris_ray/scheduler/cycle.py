@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
@@ -82,6 +83,14 @@ class SchedulingResult:
     complete: bool = True
 
 
+_Loan = tuple[Requirement, tuple[int, ...], tuple[str, ...]]
+
+
+def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
+    """Return a key of a job's wants and of the hosts that it may be lent."""
+    return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
+
+
 TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
@@ -135,6 +144,7 @@ class Cycle:
         self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its untried gangs
         self._result = SchedulingResult()
+        self._lent_in_vain: set[_Loan] = set()
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
@@ -253,32 +263,50 @@ class Cycle:
         awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
-        free = None if lifted else available.failed_placements.get(wanted)
+        own = preferred(job, self._fleet, gang)
+        found, free = list[str](), None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
-            if found and job.spec.spreads:
-                found = [self._spread(job, lifted).host(found[0], available)]
-            names = self._allowances.within(job, found, wanted, available)
-            waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
-            if names and not waits:
-                assignment, granted = assign(job, gang, available, names, self._plan)
-                self._allowances.granted(job, granted)
-                self._in_vain.clear()  # the user may have reached a limit
-                self._result.assignments.append(assignment)
-                self._placed[job.spec.job_id] += 1
-                if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
-                    self._spreads[job.spec.job_id].took(assignment.node_id)
-                if lifted or self._promises.has_one(job):
-                    self._let_go(job, lifted, hosts_of(assignment))
-                return granted
-            if found:
-                needed = chips_of(found if waits else found[: wanted[0]], available)
-                self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
-                return None
+            found, free = choose(job, available, own, wanted, hopes, awaits)
             if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
-        self._wait(job, gang, available, free, lifted)
+        lent = self._lend(job, available, wanted) if free < wanted[0] else []
+        if lent:
+            found, _ = choose(job, available, own, wanted, False, False)
+            if not found:
+                self._lent_in_vain.add(_loan(job, wanted, lent))
+        if found and job.spec.spreads:
+            found = [self._spread(job, [*lifted, *lent]).host(found[0], available)]
+        names = self._allowances.within(job, found, wanted, available)
+        waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
+        if names and not waits:
+            assignment, granted = assign(job, gang, available, names, self._plan)
+            self._allowances.granted(job, granted)
+            self._in_vain.clear()  # the user may have reached a limit
+            self._result.assignments.append(assignment)
+            self._placed[job.spec.job_id] += 1
+            if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
+                self._spreads[job.spec.job_id].took(assignment.node_id)
+            if lifted or self._promises.has_one(job):
+                self._let_go(job, lifted, hosts_of(assignment))
+            self._promises.put_back(lent)
+            return granted
+        needed = chips_of(found if waits else found[: wanted[0]], available) if found else 0.0
+        self._promises.put_back(lent)
+        if found:
+            self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
+        else:
+            self._wait(job, gang, available, free, lifted)
         return None
+
+    def _lend(self, job: Job, available: Availability, wanted: tuple[int, ...]) -> Lifted:
+        """Free the hosts that are reserved for other jobs and lent to a job, unless they are known not to help."""
+        lent = self._promises.lendable(job)
+        if not lent or _loan(job, wanted, lent) in self._lent_in_vain:
+            return []
+        for worker, _ in lent:
+            self._plan.lift(worker)
+        available.catch_up()
+        return lent
 
     # -- groups of jobs --------------------------------------------------------------------------------------------
 

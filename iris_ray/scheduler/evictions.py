@@ -44,7 +44,7 @@ OWNERS_SPARED = 3
 TASKS_AT_ONCE = 16
 """The number of hosts that one search takes for a job of independent tasks."""
 
-_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool]
+_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class Evictor:
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
+        self._lent: dict[str, frozenset[AttemptId]] = {}  # by the id of the job with the reservation
 
     def go_on(self, job: Job) -> None:
         """Count the victims of a job's earlier promise as leaving."""
@@ -119,7 +120,40 @@ class Evictor:
         key = _key(job)
         if not self._has_time or key in self._hopeless or self._fairness.passes_over(key):
             return False
-        return not comes_last(job) and bool(self._idle or self._bands(job))
+        return not comes_last(job) and bool(self._idle or self._lent_by(job) or self._bands(job))
+
+    def leaves_at(self, attempt: AttemptId, job: Job) -> float | None:
+        """Return when an attempt leaves its hosts at the latest if a job evicts it now or as soon as possible.
+
+        Returns None if the job can't evict it.
+        """
+        if attempt in self._idle:
+            return self._now
+        if attempt in self._leaving:
+            eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
+            return self._deadline if eviction is None else eviction.deadline
+        if self._rules is None or job.members or not may_evict(job) or attempt.job_id not in self._running.jobs:
+            return None
+        cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
+        return None if cost is None else self._deadline + cost[0]
+
+    def _lent_by(self, job: Job) -> frozenset[AttemptId]:
+        """Return the attempts that were lent hosts reserved for a job, if they leave when it needs these hosts."""
+        if job.promise is None or not job.promise.lent or self._rules is None or not may_evict(job):
+            return frozenset()
+        found = self._lent.get(job.spec.job_id)
+        if found is None:
+            lent, workers, jobs = job.promise.lent, self._fleet.workers, self._running.jobs
+            hosts = (workers[node_id] for node_id in job.promise.node_ids if node_id in workers)
+            there = {who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()}
+            found = frozenset(a for a in there if a.job_id in lent and leaves_for(jobs[a.job_id], job))
+            self._lent[job.spec.job_id] = found
+        return found
+
+    @property
+    def running_jobs(self) -> Mapping[str, Job]:
+        """All jobs by id."""
+        return self._running.jobs
 
     def end_plan(self, complete: bool) -> None:
         """Record the kinds of jobs for which no victims were found; ``complete``: see `SchedulingResult`."""
@@ -270,7 +304,8 @@ class Evictor:
         only: Collection[AttemptId] | None = None,
     ) -> VictimSearch:
         reclaim = self._reclaim(job)
-        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, reclaim, patient, only)
+        about = self._costs, self._fleet, self._plan, job, available, needed, reclaim
+        return VictimSearch(*about, patient, only, self._lent_by(job))
 
     def _reclaim(self, job: Job) -> Reclaim:
         """Return the job's right to reclaim quota from other teams."""
@@ -297,7 +332,7 @@ class Evictor:
             if found is None:
                 return None
             beyond = self._beyond(search, found)
-            spared = {owner for owner, _ in self._at_budget(found)} if not search.patient else set()
+            spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
             search.spared |= spared
@@ -309,16 +344,19 @@ class Evictor:
         if not search.reclaim:
             return frozenset()
         jobs = self._running.jobs
-        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
+        victims = self._chargeable(search, found)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
         in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
 
-    def _at_budget(self, found: Room) -> list[tuple[Owner, float]]:
+    def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
+        """Return the victims that would lose hosts which they were not merely lent."""
+        return frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving - search.lent
+
+    def _at_budget(self, search: VictimSearch, found: Room) -> list[tuple[Owner, float]]:
         """Return the owners whose eviction budgets these victims would exceed, with the seconds until they don't."""
-        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, victims)))
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(search, found))))
         waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
         return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
@@ -333,7 +371,7 @@ class Evictor:
             return None
         victims = sorted(frozenset[AttemptId]().union(*found.values()))
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        some, jobs = self._at_budget(found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        some, jobs = self._at_budget(patient, found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
         at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {owner}" for owner, _ in some))
         wait_s = max([*waits, *(wait_s for _, wait_s in some)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
@@ -378,7 +416,7 @@ class Evictor:
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands(search.job)
-        for attempt in chain(sorted(self._leaving), self._idle, *map(self._in_turn, bands)):
+        for attempt in chain(sorted(self._leaving), self._idle, sorted(search.lent), *map(self._in_turn, bands)):
             if not self._looks or len(names) >= enough:
                 break
             self._looks -= 1
@@ -434,4 +472,11 @@ def may_evict(job: Job) -> bool:
 
 def _key(job: Job) -> _Key:
     """Return the search key of a job. A search that fails for one job fails for others with its key."""
-    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job)
+    has_lent = job.promise is not None and bool(job.promise.lent)
+    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job), has_lent
+
+
+def leaves_for(victim: Job, job: Job) -> bool:
+    """Return whether a job leaves hosts that it was lent within a notice for the job with the reservation."""
+    bands = victim.spec.priority, job.spec.priority
+    return victim.yields or bands[0] > bands[1] or bands == (PriorityBand.BATCH, PriorityBand.BATCH)
