@@ -413,7 +413,7 @@ class Cycle:
         in_use = {worker.slice_name for worker in hosts if worker.occupants}
         free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
         there = without_what_ends(self._fleet, hosts, now, staying)
-        found = place_on(leader.members, there, now, prefer=free)
+        found = place_on(leader.members, there, now, self._allowances, prefer=free)
         if isinstance(found, PlacementFailure):
             return None
         return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
