@@ -198,6 +198,11 @@ class Gang:
         return self.tasks[0].index // len(self.tasks)
 
     @property
+    def groups_had(self) -> int:
+        """The number of groups that it ran on before its last attempt ended or shrank."""
+        return max(len(self.groups), self.groups_wanted)
+
+    @property
     def pending(self) -> bool:
         """Whether it waits for hosts."""
         return self.tasks[0].state is _S.PENDING

@@ -80,7 +80,7 @@ class Calendar:
             return False
         if self._ends_at(to) <= complete_by:
             return True
-        if complete_by < self._now + LEAST_LOAN_S or not may_evict(job) or job.members:
+        if complete_by < self._now + LEAST_LOAN_S or not may_evict(job):
             return False
         return leaves_for(to, job) and not to.spec.runs_once
 

@@ -132,7 +132,7 @@ class Evictor:
         if attempt in self._leaving:
             eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
             return self._deadline if eviction is None else eviction.deadline
-        if self._rules is None or job.members or not may_evict(job) or attempt.job_id not in self._running.jobs:
+        if self._rules is None or not may_evict(job) or attempt.job_id not in self._running.jobs:
             return None
         cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
         return None if cost is None else self._deadline + cost[0]
@@ -194,15 +194,33 @@ class Evictor:
             return None
         return self._taking(job, found, available)
 
-    def idle_on(self, job: Job, node_ids: Collection[str]) -> Taking:
-        """Take these hosts for a job. Spares and yielding jobs on them leave at once."""
-        occupants = (who for node_id in node_ids for who in self._fleet.workers[node_id].occupants)
-        victims = frozenset(attempt for _, attempt in occupants if attempt in self._idle)
+    def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
+        """Return the attempts on some hosts that may leave for a group: those without use and those of lower bands."""
+        lent, reclaim, band = self._lent_by(leader), self._reclaim(leader), leader.spec.priority
+        there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
+
+        def may_leave(attempt: AttemptId) -> bool:
+            if attempt in self._idle or attempt in self._leaving:
+                return True
+            spec = self._running.jobs[attempt.job_id].spec if attempt.job_id in self._running.jobs else None
+            if spec is None or not self._bands(leader) or not (spec.priority > band or attempt in lent):
+                return False
+            by_band = attempt in lent or reclaim.by_band(spec)
+            return by_band and self._costs.of(attempt, band, reclaim, patient=False, lent=lent) is not None
+
+        return frozenset(filter(may_leave, there))
+
+    def leave_for_group(self, leader: Job, node_ids: Collection[str], evicts: bool) -> Taking:
+        """Take hosts for a group. Spares and yielding jobs on them leave, and, if it ``evicts``, its other victims."""
+        there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
+        victims = self.victims_of_group(leader, node_ids) if evicts else frozenset(there & self._idle.keys())
+        victims = frozenset(victims)
         self._costs.leave(victims)
-        self._taken[job.spec.job_id] = victims
+        self._taken[leader.spec.job_id] = victims
         for attempt in victims:
             if self._allowances.teams.exist:
-                self._leaves(attempt, job)
+                self._leaves(attempt, leader)
+        for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking((), tuple(node_ids), tuple(sorted(victims)), self._deadline)
 
@@ -218,7 +236,7 @@ class Evictor:
         gangs of the team's lower bands.
         """
         least, needed = num_groups(job)[0], reached.needed
-        own = self._own_spares(job) if reached.team is None else self._of_team(job)
+        own = self._own_spares(job) if reached.team is None else self._of_team(job, reached)
         if not own or comes_last(job):
             return None
         search = self._search(job, available, least, only=own)
@@ -238,6 +256,8 @@ class Evictor:
         """Return whether `find_within_limit` may find victims for a job, now or later."""
         if reached.team is None:
             return bool(self._own_spares(job))
+        if next(self._of_other_parts(job, reached), None) is not None:
+            return True
         first = next(iter(self._of_account(job)), None)
         return first is not None and (first in self._idle or self._band(first) > job.spec.priority)
 
@@ -245,11 +265,17 @@ class Evictor:
         account = job.spec.user, job.spec.priority
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
-    def _of_team(self, job: Job) -> list[AttemptId]:
-        """Return the spares of a job's team and the possible victims in its lower bands."""
+    def _of_team(self, job: Job, reached: ReachedLimit) -> list[AttemptId]:
+        """Return the possible victims for a job whose team, or a team above it, has used up its quota.
+
+        These are spares and lower bands of the job's team, and attempts of other parts of the team above that use more
+        than their quota.
+        """
         reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
         found = (
-            a for a in self._of_account(job) if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
+            a
+            for a in chain(self._of_account(job), self._of_other_parts(job, reached))
+            if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
         )
         return list(islice(found, GROUPS_COMPARED))
 
@@ -259,6 +285,16 @@ class Evictor:
         if not self._idle and not any(map(self._running.attempts.get, lower)):
             return ()
         return self._by_account.get(self._allowances.teams.account(job.spec), ())
+
+    def _of_other_parts(self, job: Job, reached: ReachedLimit) -> Iterator[AttemptId]:
+        """Iterate over the attempts of other teams that count towards a quota which a job may reclaim."""
+        own = self._allowances.teams.account(job.spec)
+        if not self._reclaim(job):
+            return
+        for account, attempts in self._by_account.items():
+            spec = self._running.jobs[attempts[0].job_id].spec
+            if account != own and self._allowances.counts_for(reached, spec):
+                yield from attempts
 
     def _band(self, attempt: AttemptId) -> PriorityBand:
         return self._running.jobs[attempt.job_id].spec.priority

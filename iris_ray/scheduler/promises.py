@@ -26,7 +26,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.calendar import HORIZON_S, Calendar, Dates, latest
-from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
+from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
@@ -155,6 +155,18 @@ class PlannedPromises:
                 lent += [(host, job_id) for host in hosts if has_room(host, taken.get(host.node_id))]
         return lent
 
+    def lift_in_use(self, job: Job) -> Lifted:
+        """Free the hosts reserved for higher bands that a job may use meanwhile once victims have left."""
+        lifted: Lifted = []
+        for job_id, promise in self._of.items():
+            may_use = promise.complete_by and promise.job is not job and leaves_for(job, promise.job)
+            if may_use and self._calendar.may_lend(job, promise.job, promise.complete_by):
+                hosts = (node_id for node_id in promise.node_ids if self._plan.kept.get(node_id) == job_id)
+                lifted += [(self._fleet.workers[node_id], job_id) for node_id in hosts]
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
+
     # -- lifting ---------------------------------------------------------------------------------------------------
 
     def lift(self, job: Job) -> Lifted:
@@ -197,6 +209,9 @@ class PlannedPromises:
         """Replace a job's promise by hosts that victims leave for it."""
         for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
             self._plan.lift(self._fleet.workers[node_id])
+        for other in self._of.values():
+            if not set(other.node_ids).isdisjoint(taking.node_ids) and other.job is not job:
+                self._lose(other)
         self._of.pop(job.spec.job_id, None)  # so that promises are reported in the order in which they were made
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
@@ -349,6 +364,15 @@ class PlannedPromises:
         promise.node_ids, promise.reason = node_ids, ""
         for node_id in node_ids:
             self._plan.keep(self._fleet.workers[node_id], promise.job.spec.job_id)
+        self._reserve(promise)
+
+    def _lose(self, promise: _Promise) -> None:
+        """Revoke a reservation, because victims leave one of its hosts for a job that uses it meanwhile."""
+        for node_id in promise.node_ids:
+            if self._plan.kept.get(node_id) == promise.job.spec.job_id:
+                self._plan.lift(self._fleet.workers[node_id])
+        promise.node_ids, promise.reason = (), "a job that leaves in time takes one of the hosts meanwhile"
+        self.given_up = True
         self._reserve(promise)
 
     def _reserve(self, promise: _Promise) -> None:

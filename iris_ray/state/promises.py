@@ -186,6 +186,17 @@ class Evictions:
                 self._ends.evicted(*found, change)
                 self._victims.pop(attempt, None)
 
+    def tree_changed(self) -> None:
+        """Revoke the promises for which attempts of other teams are still to leave, since the rights have changed.
+
+        The next plan decides anew.
+        """
+        for attempt in self.attempts:
+            victim, gang = self._table.jobs[attempt.job_id], self._table.jobs[attempt.job_id].gangs[attempt.gang]
+            taker = self._table.jobs.get(gang.eviction.job_id) if gang.eviction is not None else None
+            if taker is not None and taker.spec.team != victim.spec.team:
+                self._promises.release(taker)
+
     @property
     def attempts(self) -> list[AttemptId]:
         """The attempts that are being evicted."""
