@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
@@ -268,8 +268,8 @@ class Evictor:
     def _of_team(self, job: Job, reached: ReachedLimit) -> list[AttemptId]:
         """Return the possible victims for a job whose team, or a team above it, has used up its quota.
 
-        These are spares and lower bands of the job's team, and attempts of other parts of the team above that use more
-        than their quota.
+        These are spares and lower bands of the job's team, spares of other teams, and attempts of other parts of the
+        team above that use more than their quota.
         """
         reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
         found = (
@@ -287,14 +287,15 @@ class Evictor:
         return self._by_account.get(self._allowances.teams.account(job.spec), ())
 
     def _of_other_parts(self, job: Job, reached: ReachedLimit) -> Iterator[AttemptId]:
-        """Iterate over the attempts of other teams that count towards a quota which a job may reclaim."""
-        own = self._allowances.teams.account(job.spec)
-        if not self._reclaim(job):
-            return
-        for account, attempts in self._by_account.items():
+        """Iterate over the attempts of other teams that count towards a reached quota and might leave for a job.
+
+        These are spares and jobs that yield and, if the job may reclaim quota, all others.
+        """
+        own, reclaims = self._allowances.teams.account(job.spec), bool(self._reclaim(job))
+        for account, attempts in self._by_account.items() if reclaims or self._idle else ():
             spec = self._running.jobs[attempts[0].job_id].spec
             if account != own and self._allowances.counts_for(reached, spec):
-                yield from attempts
+                yield from attempts if reclaims else takewhile(self._idle.__contains__, attempts)
 
     def _band(self, attempt: AttemptId) -> PriorityBand:
         return self._running.jobs[attempt.job_id].spec.priority

@@ -148,12 +148,12 @@ class TeamQuotas:
         """Return the name of a job's team, and the type whose quota the job needs, or None."""
         return self._use.path(spec.team)[0], self.kind(spec)
 
-    def quota_source_if_all_stay(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+    def quota_source_if_all_stay(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
         """Return the job's quota source as if the attempts that leave only for this job stayed."""
         stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
             self._count_leaving(leaving, sign=-1)
-        found = self.quota_source(job, chips)
+        found = self.quota_source(job, chips, less)
         for leaving in stay:
             self._count_leaving(leaving, sign=1)
         return found
