@@ -18,7 +18,7 @@ since it comes first.
 For a returning gang, the plan reserves as many groups as the gang had, in this plan only.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -521,7 +521,7 @@ class PlannedPromises:
         count: int,
         available: Availability,
         buckets: Iterable[int],
-        without: Collection[str] | None = None,
+        without: Set[str] | None = None,
     ) -> list[str]:
         """Return the best free groups for a gang to reserve, at most ``count``, without some hosts."""
         without = self._left_for_others() if without is None else without

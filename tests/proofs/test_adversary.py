@@ -328,8 +328,8 @@ def test_a_part_within_its_quota_does_not_take_its_team_beyond_what_it_may_borro
 def test_a_borrower_keeps_half_of_its_work_and_the_lender_waits_two_notices(slices: int, save_every_s: float) -> None:
     """Unused quota comes back within a notice; who was sent away is left alone for a while, and keeps half its work.
 
-    The lender needs a slice for two minutes of every twenty. The borrower saves hourly or so, and heeds no notice. With a
-    single slice, both can't hold: every save would come after the lender's next need.
+    The lender needs a slice for two minutes of every twenty. The borrower saves hourly or so, and heeds no notice. With
+    a single slice, both can't hold: every save would come after the lender's next need.
     """
     simulation = cluster(slices, Team("lender", {TYPE: Quota(CHIPS)}), Team("borrower", {TYPE: Quota(0.0)}))
     for n in range(slices):
