@@ -253,7 +253,7 @@ class _World:
         transport = TpuGrpcTransport(channel=lambda *_, **__: channel, credentials=AnonymousCredentials())
         client._made = tpu_v2.TpuClient(transport=transport)
         for name in ("queued_slices", "create", "delete"):
-            setattr(getattr(cloud_tpu.CloudTpu, name), "__defaults__", (Patience(0.01, 0.01),))  # no second try
+            getattr(cloud_tpu.CloudTpu, name).__defaults__ = (Patience(0.01, 0.01),)  # no second try
         self.jobs = _PaperJobs(place, self.cloud, lambda: self.now, operations)
         settings = Settings(
             "ann", (get_tpu_config(TYPE),), (Source(client.location, Market.SPOT),), least=0, most=4, idle_s=0.0
