@@ -5,8 +5,10 @@ from collections.abc import Callable
 from tests.proofs.every_operation.runs import Scenario
 from tests.proofs.every_operation.scenarios.archive import archive
 from tests.proofs.every_operation.scenarios.code import code
+from tests.proofs.every_operation.scenarios.docker import docker
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
+from tests.proofs.every_operation.scenarios.gke import gke
 from tests.proofs.every_operation.scenarios.history import history
 from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
@@ -15,8 +17,10 @@ from tests.proofs.every_operation.scenarios.secrets import secrets
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "archive": archive,
     "code": code,
+    "docker": docker,
     "exec": exec_,
     "exports": exports,
+    "gke": gke,
     "history": history,
     "provisioner": provisioner,
     "records": records,
