@@ -361,8 +361,8 @@ def container_exit(engine: str, client_code: int, state: ContainerState | None) 
 class _SigtermRelay:
     """Passes each SIGTERM of this process on to the container, as soon as the container runs.
 
-    A notice comes with a SIGTERM. If that came before this handler was installed, the notice's file shows it. The thread
-    that passes them on runs before the container: with a full process table, a SIGTERM would find none.
+    A notice comes with a SIGTERM. If that came before this handler was installed, the notice's file shows it.
+    The thread that passes them on starts before the container: a full process table would refuse it later.
 
     Raises:
         ContainerEngineError: the host has no room for a thread.
