@@ -4,6 +4,7 @@
 processes by ones that count each call. At one of them, the fault happens.
 """
 
+import asyncio
 import builtins
 import contextlib
 import errno
@@ -14,7 +15,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from enum import Enum
 from typing import Any
 
@@ -32,6 +34,7 @@ class Fault(Enum):
         REFUSED_THEN_KILLED, ANSWER_LOST_THEN_KILLED: as before; the process is gone after its next report.
         KILLED: it is done; then the process is gone.
         KILLED_TORN: half of a write is done; then the process is gone.
+        CANCELLED: the task that waits there is cancelled.
     """
 
     REFUSED = "refused"
@@ -41,6 +44,7 @@ class Fault(Enum):
     TORN = "half written"
     KILLED = "killed after it"
     KILLED_TORN = "killed half-way"
+    CANCELLED = "cancelled"
 
 
 READS = {"open", "stat", "lstat", "listdir", "scandir", "read", "fstat", "kv read", "connect", "recv", "fork", "thread"}
@@ -58,6 +62,8 @@ OS_FUNCTIONS = (
 
 def faults_of(operation: str) -> list[Fault]:
     """Return the faults that are tried at an operation."""
+    if operation == "await":
+        return [Fault.CANCELLED]
     if operation in READS:
         return [Fault.REFUSED]
     torn = [Fault.TORN, Fault.KILLED_TORN] if operation in WRITES else []
@@ -115,6 +121,25 @@ class Operations:
             case Fault.KILLED:
                 function(*args, **kwargs)
                 self._exit(KILLED)
+            case Fault.CANCELLED:
+                function(*args, **kwargs)
+                if (task := asyncio.current_task()) is not None:
+                    task.cancel()
+
+    @types.coroutine
+    def awaited(self, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Do the work of a coroutine in this task. Each time that it waits counts as an operation, ``await``."""
+        go_on, value = work.send, None
+        while True:
+            try:
+                waits_for = go_on(value)
+            except StopIteration as end:
+                return end.value
+            self.do("await", lambda: None)
+            try:
+                go_on, value = work.send, (yield waits_for)
+            except BaseException as error:
+                go_on, value = work.throw, error
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -242,7 +267,7 @@ def _error_of(name: str) -> Exception:
         return RuntimeError("can't start new thread")
     if name.startswith("kv"):
         return StoreIsAwayError("the GCS does not answer")
-    if name in ("connect", "send", "sendall", "recv"):
+    if name in ("connect", "send", "sendall", "recv", "call"):
         return ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     number = errno.ENOSPC if name in {*WRITES, "mkdir", "link", "symlink"} else errno.EIO
     return OSError(errno.EAGAIN if name == "fork" else number, os.strerror(number))
