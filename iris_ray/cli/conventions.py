@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -124,7 +124,8 @@ def private_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             os.fsync(number)
         os.rename(partial, path)
     except BaseException:
-        os.unlink(partial)
+        with suppress(FileNotFoundError):  # its renaming is said to have failed, and was done
+            os.unlink(partial)
         raise
 
 

@@ -89,7 +89,7 @@ class GoodputCalls(Protocol):
         """Return the chip-seconds of the cluster by day and state, since a day in UTC, such as 2026-11-23."""
 
     async def take_over(self, lines: bytes, user: str) -> None:
-        """Take over the sums of another Controller's export: all or none.
+        """Take over the sums of another Controller's export: all or none. The same export counts once.
 
         Args:
             lines: a JSON list of the lines of `Sums.lines`, and of lines of finished jobs.

@@ -108,15 +108,17 @@ class Sums:
     Attributes:
         users: the time of forgotten jobs by its use.
         fleet: the time of the chips by state.
+        included: the digest of the export that is part of them, or "".
     """
 
     def __init__(self) -> None:
         self.users = UserTimes()
         self.fleet = FleetTimes()
+        self.included = ""
 
     def to_json(self) -> bytes:
         """Return the record of all sums."""
-        return json.dumps(self.lines()).encode()
+        return json.dumps([{"kind": "included", "digest": self.included}, *self.lines()]).encode()
 
     @staticmethod
     def read(recorded: bytes) -> "Sums":
@@ -158,6 +160,8 @@ class Sums:
             case "user_day":
                 amounts = _numbers(line["seconds"]), _numbers(line["chip_seconds"])
                 self.users.include(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *amounts, team))
+            case "included":
+                self.included = str(line["digest"])
             case "fleet_day":
                 chips = {ChipState(state): amount for state, amount in _numbers(line["chip_seconds"]).items()}
                 self.fleet.add(str(line["day"]), chips, 1.0)

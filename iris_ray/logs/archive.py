@@ -1,13 +1,19 @@
 """Copies the log files of an attempt to a directory that outlives the host, as they grow.
 
 The directory is a share or a mounted bucket, and may be slow or away: a thread of its own copies, and nothing waits for
-it. Files keep their names, so that `AttemptLog` reads them in both places.
+it. Files keep their names, so that `AttemptLog` reads them in both places. A process may end before it has copied the
+rest. So each attempt has a *mark* on its host until then, and the next TPUHostActor there copies what is left.
 """
 
+import contextlib
+import fcntl
+import io
 import logging
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from iris_ray.logs.files import AttemptLog
 
@@ -18,6 +24,8 @@ COPY_S = 15.0
 LAST_TRIES = 20
 """The number of tries to copy the rest at the end of an attempt, while the directory is away."""
 CHUNK_BYTES = 1 << 20
+MARK = ".uncopied"
+"""The end of the name of a mark."""
 
 
 class LogCopier:
@@ -33,48 +41,93 @@ class LogCopier:
         self._archive = archive
         self._closing = threading.Event()
         self._problem: str | None = None
-        threading.Thread(target=self._run, name="copying logs", daemon=True).start()
+        self._mark = log.directory / f"task-{log.task_index}.attempt-{log.attempt}{MARK}"
+        locked = self._locked_mark()
+        try:
+            threading.Thread(target=self._run, args=[locked], name="copying logs", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            self._say(error)
+            locked.close()
 
     def close(self) -> None:
         """Have the rest copied. Return at once."""
         self._closing.set()
 
-    def _run(self) -> None:
-        while not self._closing.wait(COPY_S):
-            self._copy()
-        for _ in range(LAST_TRIES):
-            if self._copy():
-                return
-            time.sleep(COPY_S)
+    def _locked_mark(self) -> IO[str]:
+        """Mark the attempt as not copied yet. Return the mark, which is locked until it is closed."""
+        try:
+            self._log.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark = self._mark.open("w")
+        except OSError as error:  # a full disk; this process copies it all the same
+            self._say(error)
+            return io.StringIO()
+        with contextlib.suppress(OSError):  # a network file system may have no locks
+            fcntl.flock(mark, fcntl.LOCK_EX)
+        return mark
 
-    def _copy(self) -> bool:
+    def _run(self, locked: IO[str]) -> None:
+        with locked:
+            while not self._closing.wait(COPY_S):
+                self._copy()
+            for _ in range(LAST_TRIES):
+                if self._copy(is_last=True):
+                    return
+                time.sleep(COPY_S)
+
+    def _copy(self, is_last: bool = False) -> bool:
         """Copy what is new; return whether that worked."""
         try:
-            copy(self._log, self._archive)
+            copy((path for _, path in self._log.files()), self._archive)
+            if is_last:
+                self._mark.unlink(missing_ok=True)
             self._problem = None
         except OSError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                logger.warning("output is not kept in %s for now: %s", self._archive, error)
+            self._say(error)
         return self._problem is None
 
+    def _say(self, error: Exception) -> None:
+        if str(error) != self._problem:
+            self._problem = str(error)
+            logger.warning("output is not kept in %s for now: %s", self._archive, error)
 
-def copy(log: AttemptLog, archive: Path) -> None:
-    """Append to the files in an archive what they lack.
+
+def copy(files: Iterable[Path], archive: Path) -> None:
+    """Append to the files in an archive what they lack of log files. It may be called again after any failure.
 
     Raises:
         OSError: the archive is away, or full.
     """
     if not archive.is_dir():
         raise FileNotFoundError(f"{archive} is not a directory; mount it on all hosts and on the head")
-    there = AttemptLog(archive, log.job_id, log.task_index, log.attempt)
-    there.directory.mkdir(mode=0o700, exist_ok=True)
-    for offset, path in log.files():
+    for path in files:
+        there = archive / path.parent.name
+        there.mkdir(mode=0o700, exist_ok=True)
         try:
             source = path.open("rb")
         except FileNotFoundError:  # the oldest are deleted
             continue
-        with source, there.file(offset).open("ab") as target:
+        # When a write fails and has been done all the same, a buffer would do it again at its end.
+        with source, (there / path.name).open("ab", buffering=0) as target:
             source.seek(target.tell())
             while data := source.read(CHUNK_BYTES):
-                target.write(data)
+                while data:
+                    data = data[target.write(data) :]
+
+
+def copy_left(root: Path, archive: Path) -> None:
+    """Copy what processes that have ended have left on this host.
+
+    Args:
+        root: the host's directory of logs.
+        archive: as for `LogCopier`.
+    """
+    for mark in root.glob(f"*/*{MARK}"):
+        try:
+            with mark.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                copy(sorted(mark.parent.glob(f"{mark.stem}.*.log")), archive)
+                mark.unlink()
+        except (BlockingIOError, FileNotFoundError):  # the process that copies it lives, or has just done so
+            pass
+        except OSError as error:
+            logger.warning("output in %s is not kept in %s for now: %s", mark.parent, archive, error)

@@ -7,7 +7,7 @@ from pathlib import Path
 from iris_ray.actors.host.output import TellPool, terminal
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.host.services import HostPart
-from iris_ray.logs.archive import LogCopier
+from iris_ray.logs.archive import LogCopier, copy_left
 from iris_ray.logs.calls import LogCallsOfPool
 from iris_ray.logs.core import LAST_BYTES, LastLines
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory, prune
@@ -19,10 +19,13 @@ FLUSH_S = 0.5
 
 
 class LogsOnHost(HostPart):
-    """Deletes old logs when a host's actor starts."""
+    """Deletes old logs when a host's actor starts, and copies to the archive what actors before it have not."""
 
     async def started(self) -> None:
-        await self.in_thread(prune, logs_directory(self.host.directory()), time.time())
+        logs, archive = logs_directory(self.host.directory()), LOG_ARCHIVE.read()
+        await self.in_thread(prune, logs, time.time())
+        if archive is not None:
+            await self.in_thread(copy_left, logs, archive)
 
 
 class TaskOutput:

@@ -300,8 +300,7 @@ class Evictor:
             spared = {owner for owner, _ in self._at_budget(found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
-            search.spared |= spared
-            search.left_out |= beyond
+            search.spare(spared, beyond)
         return None
 
     def _beyond(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:

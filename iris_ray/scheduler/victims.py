@@ -15,16 +15,19 @@ chips counts as one chip.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from heapq import heappop, heappush
+from itertools import chain
+from operator import add
 
 from iris_ray.model.cluster_settings import EVICTIONS_PER_JOB, EVICTIONS_PER_TEAM, EVICTIONS_PER_USER
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU, Worker, accelerators, rounded
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import TPU, UNITS, Resources, Worker, accelerators, units
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, preferred
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.remaining_capacity import Plan
@@ -108,7 +111,9 @@ class EvictionCosts:
         self._rules = rules or EvictionRules()
         self._budgets: dict[Owner, float] = {}  # seconds until another gang of the owner may be evicted
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
-        self.leaving = {a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None}
+        self.leaving = set[AttemptId]()
+        self._leaving_of = Counter[Owner]()  # by owner, without idle ones, which no budget counts
+        self.leave(a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None)
 
     def of(self, attempt: AttemptId, taker: PriorityBand | None, reclaim: Reclaim, patient: bool) -> Cost | None:
         """Return the cost of an attempt's end; None if the attempt can't be a victim.
@@ -147,7 +152,10 @@ class EvictionCosts:
 
     def leave(self, attempts: Iterable[AttemptId]) -> None:
         """Record that attempts leave their hosts to a job."""
-        self.leaving.update(attempts)
+        for attempt in attempts:
+            if attempt not in self.leaving and not is_idle(self._running.jobs[attempt.job_id]):
+                self._leaving_of.update(self.owners_of(attempt))
+            self.leaving.add(attempt)
         self._budgets.clear()
 
     def owners_of(self, attempt: AttemptId) -> tuple[Owner, ...]:
@@ -163,8 +171,8 @@ class EvictionCosts:
         if (most := self._rules.per_team if owner.is_team else self._rules.per_user) is None:
             return 0.0
         if count > 1 or owner not in self._budgets:
-            leaving = sum(self.is_of(a, (owner,)) and not is_idle(self._running.jobs[a.job_id]) for a in self.leaving)
-            wait_s = _budget_s(self._running.evicted_at.get(owner, ()), leaving, count, most, self.now)
+            evicted_at, leaving = self._running.evicted_at.get(owner, ()), self._leaving_of[owner]
+            wait_s = _budget_s(evicted_at, leaving, count, most, self.now)
             if count > 1:
                 return wait_s
             self._budgets[owner] = wait_s
@@ -256,8 +264,6 @@ class VictimSearch:
 
     Attributes:
         job: the job that needs room.
-        spared: users and teams whose gangs can't be victims.
-        left_out: attempts that can't be victims.
         reclaim: the job's right to reclaim quota.
         patient: whether to include attempts that have not yet run for the minimum time.
         needed: the number of groups that the job needs.
@@ -278,8 +284,8 @@ class VictimSearch:
     ) -> None:
         self.job = job
         self.reclaim = reclaim
-        self.spared: frozenset[Owner] = frozenset()
-        self.left_out: frozenset[AttemptId] = frozenset()
+        self._spared: frozenset[Owner] = frozenset()
+        self._left_out: frozenset[AttemptId] = frozenset()
         self.needed = needed
         self._costs = costs
         self._fleet = fleet
@@ -291,6 +297,8 @@ class VictimSearch:
         self._need = job.requirement
         self._grouping = fleet.grouping(job.requirement.group_by)
         self._buckets = buckets_for(job, available)
+        self._known_hosts: dict[str, _Host] = {}
+        self._known_costs: dict[AttemptId, Cost | None] = {}
         least = needed if job.spec.coscheduling else 1
         self.exist = sum(map(available.suitable, self._buckets)) >= least
 
@@ -323,12 +331,12 @@ class VictimSearch:
             enough = min(enough, len(room) + len(options))
         if not len(room) < enough <= len(room) + len(options):
             return None
-        left = dict(options)
+        left, offers = dict(options), _Offers(self._total)
         while len(room) < enough:
             freed = [name for name, needs in left.items() if needs <= victims]
             room |= {name: left.pop(name) for name in freed[: enough - len(room)]}
             if len(room) < enough:
-                victims |= self._best(left.values(), victims, enough - len(room))
+                victims |= offers.best(left.values(), victims, enough - len(room))
         return self._without_superfluous(room, victims, options)
 
     def groups_of(self, node_ids: Iterable[str | None]) -> list[str]:
@@ -343,49 +351,60 @@ class VictimSearch:
         names = sorted(name for bucket in self._buckets for name in ending.get(bucket, ()))
         return (name for name in names if self._is_unreserved(name) and self._available.is_free_soon(name))
 
-    def _best(self, options: Iterable[Victims], victims: Victims, missing: int) -> Victims:
-        """Return the additional victims with the least cost for each group that they free, given ``victims``."""
-        counts = Counter(needs - victims for needs in options)
-        touching: dict[AttemptId, set[Victims]] = {}
-        for more in counts:
-            for attempt in more:
-                touching.setdefault(attempt, set()).add(more)
-
-        def price(more: Victims) -> tuple[Cost, list[AttemptId]]:
-            others = set[Victims]().union(*(touching[attempt] for attempt in more))
-            frees = sum(counts[other] for other in others if other <= more)
-            return tuple(part / min(frees, missing) for part in self._total(more)), sorted(more)
-
-        return min(counts, key=price)
-
     def _without_superfluous(self, room: Room, victims: Victims, options: Room) -> Room:
         """Remove superfluous victims, the most expensive first.
 
         Another group that the remaining victims free may replace the group of a removed victim.
         """
+        others = {name: needs for name, needs in options.items() if name not in room and needs <= victims}
+        where = defaultdict[AttemptId, set[str]](set)  # the groups that each victim may have to leave
+        for name, needs in chain(room.items(), others.items()):
+            for victim in needs:
+                where[victim].add(name)
+        left = set(victims)
         for victim in sorted(victims, key=lambda attempt: (self._total({attempt}), attempt), reverse=True):
-            fewer = victims - {victim}
-            left = {name: needs for name, needs in room.items() if victim not in needs}
-            left |= {name: fewer for name, needs in room.items() if victim in needs and self._is_freed(name, fewer)}
-            others = {name: needs for name, needs in options.items() if name not in room and needs <= fewer}
-            left |= dict(islice(others.items(), len(room) - len(left)))
-            if len(left) == len(room):
-                room, victims = left, fewer
+            left.remove(victim)
+            without = sorted(name for name in where[victim] if victim in room.get(name, ()))
+            freed = {name: fewer for name in without if (fewer := self._needed_of(name, left)) is not None}
+            more = [name for name, needs in others.items() if victim not in needs] if len(freed) < len(without) else []
+            if len(freed) + len(more) < len(without):
+                left.add(victim)
+                continue
+            for name, needs in freed.items():
+                for attempt in needs:
+                    where[attempt].add(name)
+            room = {name: needs for name, needs in room.items() if name not in without} | freed
+            room |= {name: others.pop(name) for name in more[: len(without) - len(freed)]}
+            for name in where[victim] & others.keys():
+                del others[name]
         return room
 
     def _total(self, victims: Collection[AttemptId]) -> Cost:
         costs = [cost for victim in victims if (cost := self.cost_of(victim)) is not None]
+        if len(costs) == 1:
+            return costs[0]
         return tuple(map(sum, zip(*costs, strict=True))) or NO_COST
 
     # -- one group -------------------------------------------------------------------------------------------------
 
+    def spare(self, owners: Collection[Owner], attempts: Collection[AttemptId]) -> None:
+        """Find other victims than the gangs of these users and teams, and these attempts, from now on."""
+        self._spared |= frozenset(owners)
+        self._left_out |= frozenset(attempts)
+        self._known_costs.clear()
+
     def cost_of(self, attempt: AttemptId) -> Cost | None:
         """Return the cost of an attempt's end; None if it can't be a victim."""
+        if attempt not in self._known_costs:
+            self._known_costs[attempt] = self._cost_of(attempt)
+        return self._known_costs[attempt]
+
+    def _cost_of(self, attempt: AttemptId) -> Cost | None:
         if self._only is not None and attempt not in self._only:
             return None
-        if attempt in self.left_out:
+        if attempt in self._left_out:
             return None
-        if self.spared and attempt not in self._costs.leaving and self._costs.is_of(attempt, self.spared):
+        if self._spared and attempt not in self._costs.leaving and self._costs.is_of(attempt, self._spared):
             return None
         return self._costs.of(attempt, self._taker, self.reclaim, self.patient)
 
@@ -409,9 +428,15 @@ class VictimSearch:
             return None
         return frozenset[AttemptId]().union(*sorted(hosts, key=self._total)[:tasks])
 
-    def _is_freed(self, name: str, victims: Victims) -> bool:
+    def _is_freed(self, name: str, victims: Collection[AttemptId]) -> bool:
         """Return whether a group is free once these victims have ended."""
         return sum(self._fits(host, victims) for host in self._hosts(name)) >= self._available.tasks(name)
+
+    def _needed_of(self, name: str, victims: Collection[AttemptId]) -> Victims | None:
+        """Return those of the victims that are in a group; None if it is not free once they have ended."""
+        if not self._is_freed(name, victims):
+            return None
+        return frozenset(a for host in self._hosts(name) for a in self._host(host).held if a in victims)
 
     def _hosts(self, name: str) -> list[Worker]:
         """Return the hosts of a group that suit the job's shape, including those in use."""
@@ -420,49 +445,138 @@ class VictimSearch:
 
     # -- one host --------------------------------------------------------------------------------------------------
 
+    def _host(self, host: Worker) -> "_Host":
+        found = self._known_hosts.get(host.node_id)
+        if found is None:
+            taken = self._plan.taken.get(host.node_id, {})
+            found = self._known_hosts[host.node_id] = _Host(host, self._need, taken, self._costs.now)
+        return found
+
+    def _fits(self, host: Worker, victims: Collection[AttemptId]) -> bool:
+        """Return whether a task fits on a host once these victims have ended."""
+        there = self._host(host)
+        return there.fits(there.free_without(victims))
+
     def _victims_on(self, host: Worker) -> Victims | None:
-        """Return the victims that must end on a host so that a task fits; None if no victims suffice."""
-        victims: Victims = frozenset()
-        there: dict[AttemptId, float] = {}
-        for occupant, held in host.occupants.items():
-            attempt = occupant[1]
-            if occupant in host.ending:
-                continue
-            if self.cost_of(attempt) is not None:
-                there[attempt] = 0.0
-            if self._need.chips and held.get(TPU):
-                victims |= {attempt}
-        if not victims <= there.keys():
+        """Return the victims that must end on a host so that a task fits; None if no victims suffice.
+
+        The next victim is always the one that frees most of the missing resources for its cost. That is never more than
+        it would have freed before, so only the first few are compared again.
+        """
+        there = self._host(host)
+        costs = {attempt: cost for attempt in there.held if (cost := self.cost_of(attempt)) is not None}
+        victims = {attempt for attempt in there.held if there.has_chips(attempt)}
+        if not victims <= costs.keys():
             return None  # an attempt that can't be a victim uses the host's chips
-        while not self._fits(host, victims):
-            left = [attempt for attempt in there if attempt not in victims]
-            if not left:
+        free = there.free_without(victims)
+        turns: list[tuple[Cost, AttemptId, float]] = []
+
+        def take_turn(attempt: AttemptId) -> None:
+            if freed := there.freed(attempt, free):
+                heappush(turns, (tuple(part / freed for part in costs[attempt]), attempt, freed))
+
+        for attempt in costs.keys() - victims:
+            take_turn(attempt)
+        while not there.fits(free):
+            if not turns:
                 return None
-            victims |= {min(left, key=lambda attempt: self._worth(host, attempt, victims))}
-        return victims
+            _, attempt, freed = heappop(turns)
+            if there.freed(attempt, free) < freed:
+                take_turn(attempt)
+            else:
+                victims.add(attempt)
+                free = list(map(add, free, there.held[attempt]))
+        return frozenset(victims)
 
-    def _worth(self, host: Worker, attempt: AttemptId, victims: Victims) -> tuple[float, Cost, AttemptId]:
-        """Return a sort key of attempts on a host: first the one that frees most missing resources for its cost."""
-        cost = self._total({attempt})
-        missing = self._missing(host, victims)
-        freed = missing - self._missing(host, victims | {attempt})
-        return (float("inf") if freed <= 0 else 0.0), tuple(part / max(freed, 1e-9) for part in cost), attempt
 
-    def _fits(self, host: Worker, victims: Victims) -> bool:
-        return self._missing(host, victims) == 0.0
+class _Offers:
+    """Chooses the next victims among those that groups need, by the cost for each group that they free.
 
-    def _missing(self, host: Worker, victims: Victims) -> float:
-        """Return the missing share of a task's needs on a host, over all resources, once these victims have ended."""
-        free = dict(host.free_soon(self._costs.now))
-        for occupant, held in host.occupants.items():
-            if occupant[1] in victims and occupant not in host.ending:
-                for resource, amount in held.items():
-                    free[resource] = free.get(resource, 0.0) + amount
-        for resource, amount in self._plan.taken.get(host.node_id, {}).items():
-            free[resource] = free.get(resource, 0.0) - amount
-        missing = 0.0
-        if self._need.chips and rounded(free.get(TPU, 0.0)) != host.resources.get(TPU, 0.0):
-            missing += 1.0
-        for resource, need in self._need.resources:
-            missing += max(0.0, 1.0 - rounded(free.get(resource, 0.0)) / need)
-        return missing
+    Args:
+        total: returns the cost of some victims.
+    """
+
+    def __init__(self, total: Callable[[Collection[AttemptId]], Cost]) -> None:
+        self._total = total
+        self._turns: list[tuple[Cost, list[AttemptId], Victims, int, int]] = []
+        self._last: Victims = frozenset()
+
+    def best(self, options: Collection[Victims], victims: Victims, missing: int) -> Victims:
+        """Return the additional victims with the least cost for each group that they free.
+
+        Args:
+            options: the victims that each remaining group needs.
+            victims: the victims so far.
+            missing: the number of groups still needed, which no call increases.
+        """
+        if not self._turns or not all(map(self._last.isdisjoint, options)):
+            self._begin(options, victims, missing)
+        while True:
+            _, names, more, frees, divisor = heappop(self._turns)
+            if min(frees, missing) == divisor:
+                self._last = more
+                return more
+            self._offer(names, more, frees, missing)
+
+    def _begin(self, options: Iterable[Victims], victims: Victims, missing: int) -> None:
+        counts = Counter(needs - victims for needs in options)
+        touching = defaultdict[AttemptId, set[Victims]](set)
+        for more in counts:
+            for attempt in more:
+                touching[attempt].add(more)
+        self._turns = []
+        for more in counts:
+            others = set[Victims]().union(*(touching[attempt] for attempt in more))
+            frees = sum(counts[other] for other in others if other <= more)
+            self._offer(sorted(more), more, frees, missing)
+
+    def _offer(self, names: list[AttemptId], more: Victims, frees: int, missing: int) -> None:
+        divisor = min(frees, missing)
+        heappush(self._turns, (tuple(part / divisor for part in self._total(more)), names, more, frees, divisor))
+
+
+class _Host:
+    """The resources of a host that a task needs, and the attempts that hold some of them.
+
+    Attributes:
+        held: the amounts that each attempt holds which has not ended, in Ray's units.
+    """
+
+    def __init__(self, host: Worker, need: Requirement, taken: Resources, now: float) -> None:
+        names = [resource for resource, _ in need.resources]
+        self._needs = [amount for _, amount in need.resources]
+        self._chips = names.index(TPU) if need.chips else None
+        if self._chips is not None:  # a task gets all chips
+            self._needs[self._chips] = max(self._needs[self._chips], host.resources.get(TPU, 0.0))
+        free = host.free_soon(now)
+        self._free = [units(free.get(name, 0.0)) - units(taken.get(name, 0.0)) for name in names]
+        self.held: dict[AttemptId, list[int]] = {}
+        for occupant, amounts in host.occupants.items():
+            if occupant not in host.ending:
+                there = [units(amounts.get(name, 0.0)) for name in names]
+                before = self.held.get(occupant[1])
+                self.held[occupant[1]] = there if before is None else list(map(add, before, there))
+
+    def has_chips(self, attempt: AttemptId) -> bool:
+        """Return whether an attempt holds chips that a task needs."""
+        return self._chips is not None and self.held[attempt][self._chips] > 0
+
+    def free_without(self, victims: Collection[AttemptId]) -> list[int]:
+        """Return the free amounts once these victims have ended, in Ray's units."""
+        free = self._free
+        for attempt, amounts in self.held.items():
+            if attempt in victims:
+                free = list(map(add, free, amounts))
+        return free
+
+    def fits(self, free: Sequence[int]) -> bool:
+        """Return whether these amounts suffice for a task."""
+        return all(have / UNITS >= need for have, need in zip(free, self._needs, strict=True))
+
+    def freed(self, attempt: AttemptId, free: Sequence[int]) -> float:
+        """Return the share of a task's needs, over all resources, that is missing and that an attempt would free."""
+        return sum(
+            min(held / UNITS, max(0.0, need - have / UNITS)) / need
+            for held, have, need in zip(self.held[attempt], free, self._needs, strict=True)
+            if held
+        )

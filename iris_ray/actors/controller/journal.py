@@ -236,9 +236,9 @@ class SharedRecords:
             self._taints = {target: dict(named) for target, named in found}
             yield "taints", recorded
         if state.past_usage.now >= self._usage_at + USAGE_EVERY_S:
-            self._usage_at = state.past_usage.now
             hours, of_teams = state.past_usage.snapshot(), state.teams.past.snapshot()
             if hours or of_teams:
+                self._usage_at = state.past_usage.now
                 yield "usage", json.dumps([state.past_usage.now, hours, of_teams]).encode()
         if state.limits.version != self._limits:
             table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]

@@ -104,6 +104,22 @@ def test_settings_limits_taints_and_history_arrive(world: ControllerInProcess, s
     assert (day.user, day.jobs) == ("ann", 1)
 
 
+def test_import_that_is_repeated_counts_nothing_twice(world: ControllerInProcess, script: str, file: str) -> None:
+    done = submit(world, script)
+    world.wait_for_state(done, JobState.RUNNING)
+    world.succeed(done)
+    world.iris(*EXPORT, file)
+    lines = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    lines.insert(1, {"kind": "fleet_day", "day": "2026-11-20", "chip_seconds": {"busy": 100.0}})
+    Path(file).write_text("\n".join(map(json.dumps, lines)))
+    new_head(world)
+    for _ in range(2):
+        world.iris(*IMPORT, file)
+        (day,) = ControllerConnection().ask(GoodputCalls.user_times, 0.0)
+        assert (day.user, day.jobs) == ("ann", 1)
+        assert ControllerConnection().ask(GoodputCalls.fleet_times, "")["2026-11-20"] == {"busy": 100.0}
+
+
 def test_values_of_variables_travel_only_if_asked_for(
     world: ControllerInProcess, script: str, file: str, tmp_path: Path
 ) -> None:

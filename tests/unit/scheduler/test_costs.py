@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler import Scheduler, candidates
 from iris_ray.scheduler.evaluation import Evaluation, evaluate
@@ -105,6 +106,39 @@ def test_first_plan_evaluates_about_as_many_groups_as_it_gives_away(monkeypatch:
         world.submit(f"job-{number}")
     assert len(world.plan().assignments) == 20
     assert len(evaluated) < 2 * 20
+
+
+def small_tasks(count: int) -> World:
+    """A host full of tasks of one CPU, and a job of a higher band that needs the whole host."""
+    world = World()
+    world.do(cpu_host("w", cpus=float(count)))
+    world.start_tasks("low", count, priority=PriorityBand.BATCH, resources={"CPU": 1.0})
+    world.now += 1000.0
+    world.do(JobSubmittedEvent(cpu_spec("high", float(count)), world.now))
+    return world
+
+
+def gangs_to_evict(count: int) -> World:
+    """Slices in use by a gang each, and a gang of a higher band that needs all of them."""
+    world = World()
+    for number in range(count):
+        world.add_slice(f"s{number:04}")
+        world.start(f"low-{number}", priority=PriorityBand.BATCH)
+    world.now += 1000.0
+    world.submit("high", slices=(count,))
+    return world
+
+
+@pytest.mark.parametrize("make", [small_tasks, gangs_to_evict])
+def test_search_for_victims_costs_in_proportion(make: Callable[[int], World]) -> None:
+    small, large = make(60), make(120)
+    once, twice = calls(lambda: victims(small, 60)), calls(lambda: victims(large, 120))
+    assert twice < ABOUT_TWICE * once
+
+
+def victims(world: World, count: int) -> None:
+    (promise,) = world.plan().promises
+    assert len(promise.leave) == count
 
 
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:

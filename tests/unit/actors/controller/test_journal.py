@@ -439,6 +439,15 @@ def test_successor_reads_past_usage_of_users(monkeypatch: pytest.MonkeyPatch) ->
     world.state.check()
 
 
+def test_past_usage_that_is_imported_is_recorded_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SharedStore()
+    first = begun_on(store, monkeypatch)
+    asyncio.run(first.take_over(world.state))
+    world.do(PastUsageEvent({"ann": {"TPU": 3.0}}, world.now))
+    asyncio.run(first.write(world.state))
+    assert Journal().begin()[1] == [PastUsageEvent({"ann": {"TPU": 3.0}}, world.now)]
+
+
 def test_successor_reads_teams_and_their_past_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     store, world = SharedStore(), World()
     first = begun_on(store, monkeypatch)
