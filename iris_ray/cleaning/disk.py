@@ -47,6 +47,7 @@ _WORKER_LOG: Final = re.compile(
 )
 _CLOCK: Final = "clock.json"
 _CONNECT_S: Final = 1.0
+_FLAGS: Final = re.compile(r"^flags:\s+([0-7]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,17 +154,17 @@ def clean_this_machine(days: float | None, most_bytes: int | None, has_chips: bo
 # -- what there is -----------------------------------------------------------------------------------------------------
 
 
-def _tpu_logs(places: Places, used: Collection[str]) -> Iterator[Item[Target]]:
+def _tpu_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
     if places.tpu_logs is not None:
         yield from _files(TPU_LOGS, places.tpu_logs, _TPU_LOG, used)
 
 
-def _worker_logs(places: Places, used: Collection[str]) -> Iterator[Item[Target]]:
+def _worker_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
     for directory in (places.session / "logs", places.session / "logs" / "old"):
         yield from _files(WORKER_LOGS, directory, _WORKER_LOG, used)
 
 
-def _files(place: str, directory: Path, names: re.Pattern[str], used: Collection[str]) -> Iterator[Item[Target]]:
+def _files(place: str, directory: Path, names: re.Pattern[str], used: "Used") -> Iterator[Item[Target]]:
     """Yield the regular files of this user in a directory, whose names match."""
     with _opened(directory) as fd:
         for name in os.listdir(fd) if fd is not None else ():
@@ -171,10 +172,10 @@ def _files(place: str, directory: Path, names: re.Pattern[str], used: Collection
                 found = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if names.fullmatch(name) and stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
                     target = Target(place, directory, name)
-                    yield Item(target, found.st_mtime, found.st_blocks * 512, str(target.path) in used)
+                    yield Item(target, found.st_mtime, found.st_blocks * 512, str(target.path) in used.written)
 
 
-def _sessions(places: Places, used: Collection[str]) -> Iterator[Item[Target]]:
+def _sessions(places: Places, used: "Used") -> Iterator[Item[Target]]:
     with _opened(places.sessions) as fd:
         for name in os.listdir(fd) if fd is not None else ():
             path = places.sessions / name
@@ -185,7 +186,7 @@ def _sessions(places: Places, used: Collection[str]) -> Iterator[Item[Target]]:
                 if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
                     changed_at, size, sockets = _tree(path, found)
                     inside = f"{path}/"
-                    lives = any(one == str(path) or one.startswith(inside) for one in used)
+                    lives = any(one == str(path) or one.startswith(inside) for one in used.any)
                     lives = lives or any(map(_may_be_listened_on, sockets))
                     yield Item(Target(SESSIONS, places.sessions, name), changed_at, size, lives)
 
@@ -240,33 +241,69 @@ def _opened(directory: Path) -> Iterator[int | None]:
 # -- what is used ------------------------------------------------------------------------------------------------------
 
 
-def used_paths(roots: Collection[Path]) -> set[str]:
-    """Return the paths below these directories that processes use: open, mapped, run in, or in a command line."""
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The paths that processes of this machine use.
+
+    Attributes:
+        written: files that are open for writing. Ray's log monitor has logs open, too, and reads them only.
+        any: all that are open, mapped, run in, or in a command line.
+    """
+
+    written: Collection[str]
+    any: Collection[str]
+
+
+def used_paths(roots: Collection[Path]) -> Used:
+    """Return which paths below these directories processes use."""
     given = {os.path.realpath(root): str(root) for root in roots}
     names = {*given, *given.values()}
     if not names:
-        return set()
+        return Used(set(), set())
     pattern = re.compile("(?:" + "|".join(map(re.escape, names)) + r")/[^\s\0:,;'\"=]+")
+    written: set[str] = set()
     found: set[str] = set()
-    for pid in filter(str.isdecimal, os.listdir("/proc")):
-        found.update(pattern.findall("\n".join(_of_process(pid))))
-    return found | {
-        path.replace(real, name, 1) for path in found for real, name in given.items() if path.startswith(f"{real}/")
-    }
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        for path, fd in _open_files(process):
+            if pattern.match(path):
+                found.add(path)
+                if _writes(process, fd):
+                    written.add(path)
+        found.update(pattern.findall("\n".join(_texts(process))))
+
+    def both_ways(paths: set[str]) -> set[str]:
+        """Return the paths as they are, and as they are by way of a link to a directory."""
+        links = given.items()
+        return paths | {path.replace(real, name, 1) for path in paths for real, name in links if path.startswith(real)}
+
+    return Used(both_ways(written), both_ways(found))
 
 
-def _of_process(pid: str) -> Iterator[str]:
-    process = f"/proc/{pid}"
+def _open_files(pid: str) -> Iterator[tuple[str, str]]:
+    """Yield the path of each open file of a process, and its descriptor."""
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{fd}"), fd
+
+
+def _writes(pid: str, fd: str) -> bool:
+    """Return whether a process has opened a file for writing, or whether that can't be known."""
+    try:
+        flags = _FLAGS.search(Path(f"/proc/{pid}/fdinfo/{fd}").read_text())
+    except OSError:
+        return True
+    return flags is None or int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _texts(pid: str) -> Iterator[str]:
+    """Yield where a process runs, its program, its command line and what it has mapped."""
     for name in ("cwd", "exe"):
         with contextlib.suppress(OSError):
-            yield os.readlink(f"{process}/{name}")
-    with contextlib.suppress(OSError):
-        for fd in os.listdir(f"{process}/fd"):
-            with contextlib.suppress(OSError):
-                yield os.readlink(f"{process}/fd/{fd}")
+            yield os.readlink(f"/proc/{pid}/{name}")
     for name in ("cmdline", "maps"):
         with contextlib.suppress(OSError):
-            yield Path(process, name).read_bytes().decode(errors="replace")
+            yield Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
 
 
 # -- what goes ---------------------------------------------------------------------------------------------------------

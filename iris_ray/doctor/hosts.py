@@ -123,7 +123,7 @@ def ask_head(gcs_address: str, timeout_s: float = LOOK_TIMEOUT_S) -> dict[str, s
     from iris_ray.actors.controller.bootstrap import ON_HEAD
 
     with _by_value():
-        look = ray.remote(host_look.gcs_variables).options(num_cpus=0, max_retries=0, **ON_HEAD)
+        look = ray.remote(host_look.gcs_variables).options(max_retries=0, **ON_HEAD)
         try:
             found: dict[str, str | None] | None = ray.get(
                 look.remote(list(GCS_BOUNDS), int(gcs_address.rpartition(":")[2])), timeout=timeout_s

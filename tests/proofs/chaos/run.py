@@ -43,6 +43,7 @@ class Chaos:
         directory: where the jobs leave their traces.
         say: takes a line about what is going on.
         slices, jobs: the number of slices to which faults happen, and of jobs at a time that run there.
+        states: whether one of the jobs keeps a state of JAX in memory.
         others: the number of other slices of each TPU type, which faults leave alone.
         beside: what goes on beside the jobs; entered when the cluster is there, left before it is checked.
 
@@ -64,6 +65,7 @@ class Chaos:
         *,
         slices: int = SLICES,
         jobs: int = JOBS,
+        states: bool = True,
         others: Mapping[str, int] | None = None,
         beside: Callable[[SimulatedCluster], AbstractContextManager[object]] = nullcontext,
     ) -> None:
@@ -75,7 +77,8 @@ class Chaos:
         self.redone = 0
         self.jobs_done = 0
         self._say = say
-        self._slices, self._jobs, self._others, self._beside = slices, jobs, dict(others or {}), beside
+        self._slices, self._jobs, self._states = slices, jobs, states
+        self._others, self._beside = dict(others or {}), beside
         self._chance = random.Random(seed)
         self._directory = directory
         self._running: dict[int, Running] = {}
@@ -134,7 +137,7 @@ class Chaos:
             number, self._started = self._started, self._started + 1
             directory = self._directory / str(number)
             directory.mkdir()
-            keeps = not any(job.keeps for job in self._running.values())
+            keeps = self._states and not any(job.keeps for job in self._running.values())
             counts: list[int | list[int]] = [1, 2, 2, [1, 2]] if keeps else [1, 1, 2, [1, 2]]
             slices = self._chance.choice(counts)
             steps = self._chance.randrange(300, 1200) if keeps else self._chance.randrange(60, 300)

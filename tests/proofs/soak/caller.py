@@ -25,6 +25,17 @@ def nothing() -> int:
     return 1
 
 
+plain_task = ray.remote(num_cpus=0.1)(nothing)
+
+
+class Nothing:
+    def nothing(self) -> int:
+        return 1
+
+
+plain_actor = ray.remote(num_cpus=0)(Nothing)
+
+
 def fails() -> None:
     raise ValueError("on purpose")
 
@@ -73,20 +84,15 @@ def visit() -> int:
 
 def plain_tasks() -> int:
     """Run plain tasks of Ray's."""
-    task = ray.remote(num_cpus=0.1)(nothing)
-    assert sum(ray.get([task.remote() for _ in range(PLAIN_BATCH)])) == PLAIN_BATCH
+    assert sum(ray.get([plain_task.remote() for _ in range(PLAIN_BATCH)])) == PLAIN_BATCH
     return PLAIN_BATCH
 
 
 def plain_actors() -> int:
     """Run a plain actor of Ray's."""
-
-    class Nothing:
-        def nothing(self) -> int:
-            return 1
-
-    actor = ray.remote(num_cpus=0)(Nothing).remote()
+    actor = plain_actor.remote()
     assert ray.get(actor.nothing.remote()) == 1
+    ray.kill(actor)
     return 1
 
 

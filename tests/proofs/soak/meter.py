@@ -25,6 +25,12 @@ NAMESPACES: Final = {"": None, "fun": b"fun", "iris_ray": b"iris_ray", "job": b"
 """Where Ray and iris_ray keep keys in the GCS. ``None`` has the packages of runtime environments."""
 _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
+WARM_UP: Final = 0.3
+"""Which part of the jobs that a process has seen is left out, at its beginning."""
+LEAST_POINTS: Final = 8
+"""How many points of a process make it count."""
+LEAST_JOBS: Final = 100
+"""How many jobs one process must have seen, after its warm-up, before its slope is judged."""
 SIGMAS: Final = 2.0
 
 
@@ -66,13 +72,16 @@ class Meter:
         self._hosts = list(host_directories)
         self._points: defaultdict[Thing, defaultdict[object, list[Point]]] = defaultdict(lambda: defaultdict(list))
 
-    def look(self, jobs: int, jobs_by_caller: Mapping[str, int]) -> None:
+    def look(self, jobs: int, jobs_by_caller: Mapping[str, int], drivers: Mapping[str, int]) -> None:
         """Read everything.
 
         Args:
             jobs: how many jobs were done on the cluster so far.
             jobs_by_caller: how many of them by which Ray job.
+            drivers: the process of each Ray job's driver.
         """
+        for ray_job, pid in drivers.items():
+            self._process("driver", pid, jobs_by_caller.get(ray_job, 0))
         actors = [one for one in ray_state.actors(actor_state_name="ALIVE").values() if one["ActorClassName"]]
         for name, pid in self._rays_processes():
             self._process(name, pid, jobs)
@@ -90,17 +99,12 @@ class Meter:
         for name in {thing.name for thing in self._points if thing.unit == ""} | counts.keys():
             self._note(Thing(name, ""), None, jobs, counts[name])
 
-    def slopes(self, warm_up: float = 0.3, least_points: int = 8) -> dict[Thing, "Slope"]:
-        """Return how much of each thing comes with 1,000 jobs.
-
-        Args:
-            warm_up: which part of each process's jobs is left out, at its beginning.
-            least_points: how many points of a process make it count.
-        """
+    def slopes(self) -> dict[Thing, "Slope"]:
+        """Return how much of each thing comes with 1,000 jobs, after the `WARM_UP` of each process."""
         found = {}
         for thing, series in self._points.items():
-            late = [[p for p in points if p.jobs >= _begin(points, warm_up)] for points in series.values()]
-            long = [points for points in late if len(points) >= least_points and points[-1].jobs > points[0].jobs]
+            late = [[p for p in points if p.jobs >= _begin(points)] for points in series.values()]
+            long = [points for points in late if len(points) >= LEAST_POINTS and points[-1].jobs > points[0].jobs]
             if long:
                 found[thing] = slope(long)
         return found
@@ -139,8 +143,8 @@ class Meter:
         return found
 
 
-def _begin(points: Sequence[Point], warm_up: float) -> float:
-    return points[0].jobs + warm_up * (points[-1].jobs - points[0].jobs)
+def _begin(points: Sequence[Point]) -> float:
+    return points[0].jobs + WARM_UP * (points[-1].jobs - points[0].jobs)
 
 
 def _files(roots: Sequence[Path]) -> tuple[int, int]:
@@ -164,7 +168,7 @@ class Slope:
         error: the standard error of that.
         last: the newest value, of the largest if there are several.
         series: of how many processes.
-        jobs: how many jobs the points span, all processes together.
+        jobs: how many jobs the points of one process span, of the longest.
     """
 
     value: float
@@ -173,10 +177,10 @@ class Slope:
     series: int
     jobs: float
 
-    @property
-    def grows(self) -> bool:
-        """Whether it is surely more than 1 per 1,000 jobs."""
-        return self.value - SIGMAS * self.error > 1.0
+    def exceeds(self, limit: float) -> bool:
+        """Whether it is surely more than so much per 1,000 jobs, and the rise is more than one unit."""
+        enough = self.jobs >= LEAST_JOBS and self.value * self.jobs > 1000
+        return enough and self.value - SIGMAS * self.error > limit
 
 
 def slope(series: Sequence[Sequence[Point]]) -> Slope:
@@ -203,5 +207,5 @@ def slope(series: Sequence[Sequence[Point]]) -> Slope:
         math.sqrt(max(0.0, variance) * scale) / spread,
         max(points[-1].value for points in series),
         len(series),
-        sum(points[-1].jobs - points[0].jobs for points in series),
+        max(points[-1].jobs - points[0].jobs for points in series),
     )

@@ -15,7 +15,8 @@ import ray
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.run import Chaos
 from tests.proofs.soak.caller import TPU_TYPE
-from tests.proofs.soak.meter import Meter, Slope, Thing
+from tests.proofs.soak.meter import OUR_ACTORS, SIGMAS, Meter, Slope, Thing
+from tests.proofs.soak.storm import storm
 
 STAYING: tuple[str, ...] = ("warm", "warm", "gang", "cpu")
 SLICES = 5
@@ -23,9 +24,16 @@ SLICES = 5
 VISIT_S = 45.0
 LOOKS = 150
 """How often the meter looks, in the whole run; but not more often than each second, nor less than each 20 s."""
-PLAIN_PART = 0.1
-"""Which part of the time each of the two kinds of plain Ray has."""
-LIMITED: tuple[str, ...] = ("actors ", "placement groups ", "keys iris_ray", "files of hosts")
+PHASES = JOBS, TASKS, ACTORS, STORM = "jobs", "plain tasks", "plain actors", "storm"
+PARTS = {JOBS: 0.7, TASKS: 0.05, ACTORS: 0.15, STORM: 0.1}
+"""Which part of the time each phase has."""
+OURS = (*OUR_ACTORS, "GCS", "raylet", "actors ", "placement groups CREATED", "keys iris_ray", "files of hosts")
+"""What may not grow, by the beginning of its name."""
+RAYS_OWN = {
+    Thing("GCS", "MB"): Thing("GCS", "MB"),
+    **{Thing(name, "MB"): Thing("driver", "MB") for name in ("SlicePoolManager", "SliceActor", "TPUHostActor")},
+}
+"""What is due to Ray's own memory of actors, and where that is measured with plain ones: each task of a job is one."""
 
 
 class Caller:
@@ -34,10 +42,10 @@ class Caller:
     Args:
         address: of the cluster.
         kind: of its jobs.
-        count: takes the id of its Ray job and how many jobs were done more.
+        count: takes the id of its Ray job, its pid, and how many jobs were done more.
     """
 
-    def __init__(self, address: str, kind: str, count: Callable[[str, int], None]) -> None:
+    def __init__(self, address: str, kind: str, count: Callable[[str, int, int], None]) -> None:
         self.kind = kind
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.proofs.soak.caller", address, kind],
@@ -48,6 +56,10 @@ class Caller:
         self._count = count
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def runs(self) -> bool:
@@ -74,7 +86,7 @@ class Caller:
         for line in self._process.stdout:
             ray_job, _, number = line.strip().rpartition(" ")
             if ray_job and number.isdecimal():
-                self._count(ray_job, int(number))
+                self._count(ray_job, self.pid, int(number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +94,28 @@ class Row:
     """What is said of one thing.
 
     Attributes:
-        phase: what ran: "jobs", "plain tasks", "plain actors".
+        phase: what ran: one of `PHASES`.
+        limit: what it may grow by with 1,000 jobs; None: it is told only.
     """
 
     phase: str
     thing: Thing
     slope: Slope
+    limit: float | None
 
     @property
     def fails(self) -> bool:
-        """Whether it grows and may not: what is Ray's own is told, and measured with plain Ray beside it."""
-        of_ours = self.thing.name in ("Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "GCS", "raylet")
-        counts = of_ours or self.thing.name.startswith(LIMITED)
-        return self.phase == "jobs" and counts and self.slope.grows
+        return self.limit is not None and self.slope.exceeds(self.limit)
 
     def __str__(self) -> str:
         s = self.slope
         what = f"{self.thing.name}, {self.thing.unit}" if self.thing.unit else self.thing.name
-        return f"| {self.phase} | {what} | {s.value:+.2f} ± {s.error:.2f} | {s.last:.1f} | {s.series} | {s.jobs:.0f} |"
+        limit = "" if self.limit is None else f"{self.limit:.1f}"
+        cells = f"{s.value:+.2f} ± {s.error:.2f} | {limit} | {s.last:.1f} | {s.series} | {s.jobs:.0f}"
+        return f"| {self.phase} | {what} | {cells} |"
 
 
-HEAD = "| phase | what | per 1,000 jobs | at last | processes | jobs |\n|---|---|---|---|---|---|"
+HEAD = "| phase | what | per 1,000 jobs | limit | at last | processes | jobs |\n|---|---|---|---|---|---|---|"
 
 
 class Soak:
@@ -115,12 +128,14 @@ class Soak:
 
     Attributes:
         done: how many jobs each Ray job has done.
-        rows: what was found.
+        drivers: the process of each Ray job's driver.
+        slopes: what was found, by phase.
     """
 
     def __init__(self, seconds: float, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
         self.done: Counter[str] = Counter()
-        self.rows: list[Row] = []
+        self.drivers: dict[str, int] = {}
+        self.slopes: dict[str, dict[Thing, Slope]] = {}
         self._seconds, self._say = seconds, say
         self._lock = threading.Lock()
         self._chaos = Chaos(seed, directory, say, slices=2, jobs=1, others={TPU_TYPE: SLICES}, beside=self._beside)
@@ -131,7 +146,24 @@ class Soak:
         Args:
             mean_gap_s: between two faults; 0 for none.
         """
-        self._chaos.run(self._seconds * (1 - 2 * PLAIN_PART), mean_gap_s)
+        self._chaos.run(self._seconds * PARTS[JOBS], mean_gap_s)
+        self.slopes[STORM] = storm(self._seconds * PARTS[STORM])
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was found, as lines of a table."""
+        return [
+            Row(phase, thing, found, self._limit(phase, thing))
+            for phase, slopes in self.slopes.items()
+            for thing, found in slopes.items()
+        ]
+
+    def _limit(self, phase: str, thing: Thing) -> float | None:
+        """Return 1 for what is ours, and beside that what plain actors cost in its place."""
+        if phase not in (JOBS, STORM) or not thing.name.startswith(OURS):
+            return None
+        rays = self.slopes.get(ACTORS, {}).get(RAYS_OWN.get(thing, thing)) if phase == JOBS else None
+        return 1.0 + (0.0 if rays is None or thing not in RAYS_OWN else max(0.0, rays.value + SIGMAS * rays.error))
 
     @property
     def chaos(self) -> Chaos:
@@ -153,8 +185,8 @@ class Soak:
             visitors.join()
             watch.join()
             self._end(callers)
-        self._report("jobs", meter)
-        for kind in ("plain tasks", "plain actors"):
+        self.slopes[JOBS] = meter.slopes()
+        for kind in (TASKS, ACTORS):
             self._plain(cluster, kind)
 
     def _visit(self, address: str, over: threading.Event, callers: Sequence[Caller]) -> None:
@@ -168,7 +200,7 @@ class Soak:
                     self._say(f"the caller {caller.kind} has ended")
 
     def _watch(self, meter: Meter, over: threading.Event) -> None:
-        gap = min(20.0, max(1.0, self._seconds / LOOKS))
+        gap = min(20.0, max(1.0, self._seconds * PARTS[JOBS] / LOOKS))
         said = time.monotonic()
         while not over.wait(gap):
             self._look(meter)
@@ -178,31 +210,30 @@ class Soak:
 
     def _look(self, meter: Meter) -> None:
         with self._lock:
-            done = dict(self.done)
+            done, drivers = dict(self.done), dict(self.drivers)
         me = ray.get_runtime_context().get_job_id()
-        meter.look(sum(done.values()) + self._chaos.jobs_done, {**done, me: self._chaos.jobs_done})
+        meter.look(sum(done.values()) + self._chaos.jobs_done, {**done, me: self._chaos.jobs_done}, drivers)
 
     def _plain(self, cluster: SimulatedCluster, kind: str) -> None:
         """Measure what Ray itself does, without iris_ray."""
         before, meter = self._total(), Meter(self._host_directories(cluster))
         callers = [Caller(cluster.address, kind, self._count) for _ in range(2)]
-        end, gap = time.monotonic() + self._seconds * PLAIN_PART, max(1.0, self._seconds * PLAIN_PART / 50)
+        seconds = self._seconds * PARTS[kind]
+        end, gap = time.monotonic() + seconds, max(1.0, seconds / 50)
         while time.monotonic() < end:
             time.sleep(gap)
             self._look(meter)
         self._end(callers)
-        self._report(kind, meter)
+        self.slopes[kind] = meter.slopes()
         self._say(f"{self._total() - before} {kind}")
-
-    def _report(self, phase: str, meter: Meter) -> None:
-        self.rows += [Row(phase, thing, found) for thing, found in meter.slopes().items()]
 
     def _end(self, callers: Sequence[Caller]) -> None:
         for caller in callers:
             caller.end()
 
-    def _count(self, ray_job: str, number: int) -> None:
+    def _count(self, ray_job: str, pid: int, number: int) -> None:
         with self._lock:
+            self.drivers[ray_job] = pid
             self.done[ray_job] += number
 
     def _total(self) -> int:

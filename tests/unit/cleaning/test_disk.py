@@ -96,6 +96,13 @@ def test_a_log_that_a_process_has_open_stays_until_it_ends(places: Places) -> No
     assert clean(places, LIMITS).files == {TPU_LOGS: 1}
 
 
+def test_a_log_that_is_only_read_goes(places: Places) -> None:
+    """Ray's log monitor has logs open for as long as it runs."""
+    assert places.tpu_logs is not None
+    with written(places.tpu_logs / LOG).open():
+        assert clean(places, LIMITS).files == {TPU_LOGS: 1}
+
+
 def test_logs_behind_a_link_stay(places: Places, tmp_path: Path) -> None:
     elsewhere = written(tmp_path / "elsewhere" / LOG)
     link = tmp_path / "link"
