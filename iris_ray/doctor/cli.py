@@ -98,7 +98,7 @@ def _examine_cluster() -> Iterator[Finding]:
     address = chosen_address() if chosen_address() != AUTO else ray.get_runtime_context().gcs_address
     found = f"{address} answers: {alive} nodes; its Ray and Python are the same as here"  # Ray refuses others
     yield Finding(Level.OK, "cluster", found)
-    yield check_gcs(ask_head(ray.get_runtime_context().gcs_address))
+    yield check_gcs(ask_head())
     yield from check_hosts(table, reserved_chips())
     hosts = tpu_hosts(table)
     if hosts and on_a_terminal():

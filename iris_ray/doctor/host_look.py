@@ -52,8 +52,8 @@ def look_around() -> dict[str, Any]:
     }
 
 
-def gcs_variables(names: Sequence[str], port: int) -> dict[str, str | None] | None:
-    """Return variables in the environment of the GCS that listens on a port of this machine.
+def gcs_variables(names: Sequence[str], session: str) -> dict[str, str | None] | None:
+    """Return variables in the environment of the GCS of a session of Ray's on this machine.
 
     Returns:
         The values by name, None for a variable that is not set; None if the GCS's environment can't be read.
@@ -61,7 +61,7 @@ def gcs_variables(names: Sequence[str], port: int) -> dict[str, str | None] | No
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if Path(words[0]).name == "gcs_server" and f"--gcs_server_port={port}" in words:
+            if Path(words[0]).name == "gcs_server" and any(session in Path(word).parts for word in words):
                 lines = (process / "environ").read_bytes().decode(errors="replace").split("\0")
                 given = dict(line.split("=", 1) for line in lines if "=" in line)
                 return {name: given.get(name) for name in names}

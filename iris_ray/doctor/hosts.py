@@ -115,19 +115,19 @@ def _by_value() -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def ask_head(gcs_address: str, timeout_s: float = LOOK_TIMEOUT_S) -> dict[str, str | None] | None:
+def ask_head(timeout_s: float = LOOK_TIMEOUT_S) -> dict[str, str | None] | None:
     """Return the variables of `GCS_BOUNDS` in the environment of the cluster's GCS; None if the head can't tell."""
     import ray
     from ray.exceptions import RayError
 
+    from iris_ray.actors.calls.ray_internals import logs_directory
     from iris_ray.actors.controller.bootstrap import ON_HEAD
 
     with _by_value():
         look = ray.remote(host_look.gcs_variables).options(max_retries=0, **ON_HEAD)
         try:
-            found: dict[str, str | None] | None = ray.get(
-                look.remote(list(GCS_BOUNDS), int(gcs_address.rpartition(":")[2])), timeout=timeout_s
-            )
+            asked = look.remote(list(GCS_BOUNDS), logs_directory().parent.name)
+            found: dict[str, str | None] | None = ray.get(asked, timeout=timeout_s)
         except RayError:
             return None
     return found

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from iris_ray import run_on_pod
 from iris_ray.actors.calls.ray_internals import logs_directory
 from iris_ray.testing import SimulatedCluster
@@ -21,6 +23,7 @@ def old(path: Path, days: float = 5) -> Path:
     return path
 
 
+@pytest.mark.proof
 def test_a_changed_setting_has_all_machines_cleaned(cluster: SimulatedCluster) -> None:
     run_on_pod(lambda: None, "v4-16")  # so that a Controller runs
     logs = logs_directory()

@@ -1,5 +1,10 @@
 """A soak as a command."""
 
+import os
+
+os.environ.setdefault("RAY_worker_niceness", "0")  # else Ray's workers get next to nothing beside a busy process
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
 import argparse
 import random
 import sys

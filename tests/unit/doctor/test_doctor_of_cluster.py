@@ -42,7 +42,7 @@ class Hosts:
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     hosts = Hosts()
     monkeypatch.setattr(doctor, "ask_hosts", hosts.ask)
-    monkeypatch.setattr(doctor, "ask_head", lambda address: hosts.gcs)
+    monkeypatch.setattr(doctor, "ask_head", lambda: hosts.gcs)
     monkeypatch.setenv("GCE_METADATA_HOST", address_of_nobody())
     return hosts
 
