@@ -326,7 +326,7 @@ class Cycle:
                 reasons.note(job, replace(limited(job, failure.limit, ()), together=(name.name, which)))
             return
         for job in about if not leader.started else ():
-            problem = self._impossible.problem_of(self._available_to(job).candidates.shape)
+            problem = self._impossible.problem_of(self._available_to(job).candidates)
             if problem is not None:
                 self._result.unschedulable.append(TaskUnschedulableEvent(job.spec.job_id, 0, problem))
                 self._let_go(leader, lifted, reason=problem)
@@ -531,7 +531,7 @@ class Cycle:
 
     def _wait(self, job: Job, gang: Gang, available: Availability, free: int, lifted: Lifted) -> None:
         job_id = job.spec.job_id
-        if not job.started and (problem := self._impossible.problem_of(available.candidates.shape)) is not None:
+        if not job.started and (problem := self._impossible.problem_of(available.candidates)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
             self._let_go(job, lifted, reason=problem)
             return
