@@ -17,6 +17,9 @@ from ray._private import state as ray_state
 from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
 
+from iris_ray.actors.host.host_actor import ENDED_KEPT
+from iris_ray.state.job_table import FINISHED_JOBS_KEPT
+
 MB = 1e6
 OUR_ACTORS: Final = ("Controller", "SlicePoolManager", "SliceActor", "TPUHostActor")
 OF_A_CALLER: Final = OUR_ACTORS[1:]
@@ -27,6 +30,8 @@ _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
 WARM_UP: Final = 0.3
 """Which part of the jobs that a process has seen is left out, at its beginning."""
+REMEMBERED: Final = {"Controller": FINISHED_JOBS_KEPT, "TPUHostActor": ENDED_KEPT}
+"""How many jobs, or processes, a process of ours remembers that are over. Its memory grows until there are so many."""
 LEAST_POINTS: Final = 8
 """How many points of a process make it count."""
 LEAST_JOBS: Final = 100
@@ -103,7 +108,8 @@ class Meter:
         """Return how much of each thing comes with 1,000 jobs, after the `WARM_UP` of each process."""
         found = {}
         for thing, series in self._points.items():
-            late = [[p for p in points if p.jobs >= _begin(points)] for points in series.values()]
+            filled = REMEMBERED.get(thing.name, 0)
+            late = [[p for p in points if p.jobs >= _begin(points, filled)] for points in series.values()]
             long = [points for points in late if len(points) >= LEAST_POINTS and points[-1].jobs > points[0].jobs]
             if long:
                 found[thing] = slope(long)
@@ -143,8 +149,8 @@ class Meter:
         return found
 
 
-def _begin(points: Sequence[Point]) -> float:
-    return points[0].jobs + WARM_UP * (points[-1].jobs - points[0].jobs)
+def _begin(points: Sequence[Point], filled: float) -> float:
+    return points[0].jobs + max(filled, WARM_UP * (points[-1].jobs - points[0].jobs))
 
 
 def _files(roots: Sequence[Path]) -> tuple[int, int]:

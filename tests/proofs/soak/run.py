@@ -153,7 +153,12 @@ class Soak:
             mean_gap_s: between two faults; 0 for none.
         """
         self._chaos.run(self._seconds * PARTS[JOBS], mean_gap_s)
-        self.slopes[STORM] = storm(self._seconds * PARTS[STORM])
+        self._found(STORM, storm(self._seconds * PARTS[STORM]))
+
+    def _found(self, phase: str, slopes: dict[Thing, Slope]) -> None:
+        """Keep what a phase has shown, and tell it: the next phase may go wrong."""
+        self.slopes[phase] = slopes
+        self._say("\n".join(str(row) for row in self.rows if row.phase == phase))
 
     @property
     def rows(self) -> list[Row]:
@@ -191,7 +196,7 @@ class Soak:
             visitors.join()
             watch.join()
             self._end(callers)
-        self.slopes[JOBS] = meter.slopes()
+        self._found(JOBS, meter.slopes())
         for kind in (TASKS, ACTORS):
             self._plain(cluster, kind)
 
@@ -230,7 +235,7 @@ class Soak:
             time.sleep(gap)
             self._look(meter)
         self._end(callers)
-        self.slopes[kind] = meter.slopes()
+        self._found(kind, meter.slopes())
         self._say(f"{self._total() - before} {kind}")
 
     def _end(self, callers: Sequence[Caller]) -> None:
