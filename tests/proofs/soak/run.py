@@ -144,7 +144,9 @@ class Soak:
         self.slopes: dict[str, dict[Thing, Slope]] = {}
         self._seconds, self._say = seconds, say
         self._lock = threading.Lock()
-        self._chaos = Chaos(seed, directory, say, slices=1, jobs=1, others={TPU_TYPE: SLICES}, beside=self._beside)
+        self._chaos = Chaos(
+            seed, directory, say, slices=2, jobs=1, states=False, others={TPU_TYPE: SLICES}, beside=self._beside
+        )
 
     def run(self, mean_gap_s: float) -> None:
         """Raises AssertionError if a job went wrong, or something is left in the end.
