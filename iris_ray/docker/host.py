@@ -29,7 +29,7 @@ _OF_THE_HOST = ("TPU_", MEGASCALE_PREFIX)
 _OF_THE_HOST_TOO = ("JAX_PLATFORMS", "PJRT_DEVICE")
 """Prefixes and names of the variables that describe a task's chips and slice."""
 
-_CHANGES_THE_CLIENT = ("LD_", "XDG_", "CONTAINERS_", "STORAGE_")
+_CHANGES_THE_CLIENT = ("LD_", "XDG_", "CONTAINERS_", "STORAGE_", "PODMAN_", "SSL_CERT_")
 _CHANGES_THE_CLIENT_TOO = frozenset(
     {
         *("PATH", "HOME", "TMPDIR", "NOTIFY_SOCKET", "REGISTRY_AUTH_FILE"),
@@ -244,12 +244,16 @@ class ContainerRecord:
 
     @staticmethod
     def read(files: TaskFiles) -> "ContainerRecord | None":
-        """Return the container of a task; None if it has none."""
+        """Return the container of a task; None if it has none.
+
+        Raises:
+            OSError: the disk can't read the record for now. The container may run.
+        """
         try:
             found = json.loads(files.owned(OWNER).read_text())
             secrets = found.get("secrets")
             return ContainerRecord(str(found["engine"]), str(found["name"]), secrets and str(secrets))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
 
 
@@ -258,6 +262,9 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
 
     Returns:
         The container if it still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
+
+    Raises:
+        OSError: as `ContainerRecord.read`.
     """
     record = ContainerRecord.read(files)
     if record is None:
@@ -265,7 +272,7 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
     problem = ContainerEngine(record.engine).remove(record.name, timeout_s)
     if problem is not None:
         return [f"container {record.name} ({problem})"]
-    if record.secrets is not None and record.secrets.startswith(f"{MEMORY}/{SECRETS}"):
+    if record.secrets is not None and os.path.normpath(record.secrets).startswith(f"{MEMORY}/{SECRETS}"):
         shutil.rmtree(record.secrets, ignore_errors=True)
     with contextlib.suppress(OSError):
         files.owned(OWNER).unlink(missing_ok=True)

@@ -4,7 +4,7 @@ A task records its endpoint in the cluster's key-value store, which outlives the
 while that attempt of the task runs, so nothing has to remove it. A run without Ray keeps files instead.
 """
 
-import pickle
+import json
 import time
 
 import ray
@@ -36,7 +36,7 @@ def register_endpoint(name: str, address: str) -> None:
     me, key = _task(name)
     require("address", address, Holds(is_name, "a str, such as 10.0.0.2:8080"))
     run = LocalRun.of_this_task()
-    record = pickle.dumps((_index(me, run), me.attempt, plain(str, address, "address")))
+    record = json.dumps([_index(me, run), me.attempt, plain(str, address, "address")]).encode()
     if run is not None:
         run.put(key, record)
     else:
@@ -84,7 +84,7 @@ def endpoint_of_attempt(name: str, task_index: int, attempt: int) -> str | None:
     found = _store().get(key) if run is None else run.get(key)
     if found is None:
         return None
-    index, number, address = pickle.loads(found)
+    index, number, address = json.loads(found)
     here = task_index if run is not None else task_index // me.processes_per_host
     return str(address) if (index, number) == (here, attempt) else None
 
@@ -98,7 +98,7 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
         ControllerUnavailableError: no Controller answered within 20 s.
     """
     start = endpoint_key(job_id, "")
-    records = {key: pickle.loads(record) for key, record in _store().items(start + prefix).items()}
+    records = {key: json.loads(record) for key, record in _store().items(start + prefix).items()}
     if not records:
         return {}
     tasks = ControllerConnection(patience_s=RESTART_S).ask_all(ControllerInterface.list_tasks, job_id)
@@ -115,7 +115,7 @@ def _registered(me: JobInfo, job_id: str, key: str, left_s: float) -> str | None
     found = _store().get(key) if run is None else run.get(key)
     if found is None:
         return None
-    index, attempt, address = pickle.loads(found)
+    index, attempt, address = json.loads(found)
     is_own = job_id == me.job_id
     if is_own and (index, attempt) == (_index(me, run), me.attempt):
         return str(address)

@@ -38,6 +38,7 @@ from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.model.verdict import judge_gang
 from iris_ray.model.workers import TPU
+from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.settings import MODE
 from iris_ray.terminal import print_line
 
@@ -64,10 +65,10 @@ def run_gang(request: RunRequest) -> list[Any]:
     tasks: dict[TaskKey, LocalTask] = {}
     with (
         tempfile.TemporaryDirectory(prefix="iris-ray-", ignore_cleanup_errors=True) as folder,
-        ended_at_last(tasks),
+        ended_at_last(tasks, run := LocalRun(Path(folder))),
     ):
         _say(request, place)
-        run, launches = LocalRun(Path(folder)), _launches(request, place)
+        launches = _launches(request, place)
         token = secrets.token_hex(16)
 
         def tell(ends: Mapping[TaskKey, TaskEnd]) -> None:
@@ -163,25 +164,31 @@ class LocalTask:
 
 
 @contextlib.contextmanager
-def ended_at_last(tasks: Mapping[TaskKey, LocalTask]) -> Iterator[None]:
-    """End all tasks at the end of the block, and print the rest of their output."""
+def ended_at_last(tasks: Mapping[TaskKey, LocalTask], run: LocalRun) -> Iterator[None]:
+    """End all tasks and what they have started at the end of the block, and print the rest of their output."""
     try:
         yield
     finally:
         for task in tasks.values():
             task.kill()
+        stats = [task.process.stat for task in tasks.values()]
+        if stats and stats[0] is not None:  # nothing of the run is older than its first task
+            started = ProcessTree(stats[0].identity, str(run.directory), variable=LocalRun.VARIABLE)
+            for left in end_processes(started.search(), started.search):
+                print(f"iris_ray: {left} still runs", file=sys.stderr)
         for task in tasks.values():
             task.finish_printing()
 
 
 def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLaunch]:
-    held = hold_ports(ADDRESS, PORTS_HELD * place.num_ranks, ())
-    each = zip(*[iter(one.getsockname()[1] for one in held)] * PORTS_HELD, strict=True)
     ports: dict[str, list[tuple[int, ...]]] = {name: [] for name in place.names}
+    used: set[int] = set()
     for key in place.tasks():
-        ports[place.name(key)].append(next(each))
-    for one in held:
-        one.close()
+        held = hold_ports(ADDRESS, PORTS_HELD, used)  # a few at a time: a process may have 1,024 open files
+        ports[place.name(key)].append(tuple(one.getsockname()[1] for one in held))
+        used.update(ports[place.name(key)][-1])
+        for one in held:
+            one.close()
     launches: dict[str, list[TaskLaunch]] = {}
     for gang in _gangs(place, request.spec):
         launches |= launch_plan(request, gang, ports)

@@ -7,8 +7,13 @@ import site
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from iris_ray.processes.identity import stat_of
+
+POLL_S = 0.02
 
 
 class LocalProcess:
@@ -31,19 +36,34 @@ class LocalProcess:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self.stat = stat_of(self.pid)
         self.output = self._process.stdout
 
     def exit_code(self) -> int | None:
-        """Return the exit code, or the negative number of the signal that killed the process; None while it runs."""
-        return self._process.poll()
+        """Return the exit code, or the negative number of the signal that killed the process; None while it runs.
+
+        Kill what is left of the process group of a process that has ended.
+        """
+        if self._process.returncode is None and self._has_ended(os.WNOHANG):
+            self.kill()
+        return self._process.returncode
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the process; return whether it has ended."""
+        if timeout_s is None and self._process.returncode is None:
+            self._has_ended()
+        deadline = time.monotonic() + (timeout_s or 0.0)
+        while self.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return self.exit_code() is not None
+
+    def _has_ended(self, options: int = 0) -> bool:
+        """Return whether the process has ended and is not reaped. No other process has its number, or its group's."""
         try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | options) is not None
+        except ChildProcessError:  # the script has reaped it, or ignores SIGCHLD
+            self._process.poll()
             return False
-        return True
 
     def interrupt(self) -> None:
         """Send the signal of Ctrl-C."""
@@ -51,6 +71,8 @@ class LocalProcess:
 
     def kill(self) -> None:
         """Kill the process and what is left of its process group."""
+        if self._process.returncode is not None:
+            return  # the numbers may be those of other processes by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()

@@ -27,6 +27,8 @@ HOST_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 WELL_KNOWN_HOSTS = ("metadata.google.internal", "169.254.169.254")
 
 _FLAVOR = {"Metadata-Flavor": "Google"}
+MOST_BYTES = 1 << 16
+"""The limit for an answer. Where the well-known names are another network's, anything may answer."""
 
 
 class NoAnswer(Exception):
@@ -70,9 +72,13 @@ class MetadataClient:
         url = f"http://{host}{path}"
         try:
             async with self._session.get(url, params=query, timeout=timeout, allow_redirects=False) as response:
-                body = await response.read()
                 if response.headers.get("Metadata-Flavor") != "Google":
                     raise NoAnswer(f"{host} is not a metadata server of Google's")
+                body = b""
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > MOST_BYTES:
+                        raise NoAnswer(f"{host} answers with more than {MOST_BYTES:,} bytes")
                 return Answer(response.status, body.decode(errors="replace").strip(), response.headers.get("ETag", ""))
         except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
             raise NoAnswer(f"{host} does not answer: {error or type(error).__name__}") from error
@@ -151,7 +157,7 @@ def maintenance_notice(body: str) -> HostNotice | None:
     """
     try:
         fields: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
         return None
@@ -179,7 +185,7 @@ def denies_maintenance(answer: Answer) -> bool:
         return False
     try:
         said: Any = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return answer.body == "NONE"
     return said == "NONE" or (isinstance(said, dict) and not ({"window_start_time", "windowStartTime"} & said.keys()))
 
@@ -270,7 +276,7 @@ class MetadataWatch:
         last = Answer(200, "FALSE", "")
         while True:
             found, asked_at = await self._persistently(partial(self._ask_preempted, client, host, last.etag))
-            if (found.body, last.body) == ("TRUE", "FALSE"):
+            if found.body == "TRUE" != last.body:
                 reason = "the metadata server of the host says that it is being preempted"
                 self._tell(HostNotice(NoticeKind.PREEMPTION, reason, time.time() + PREEMPTION_NOTICE_S))
             if found.body == last.body:

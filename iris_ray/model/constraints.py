@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -107,18 +108,18 @@ _NEVER = ((ConstraintOp.GT, math.inf), (ConstraintOp.LT, -math.inf))
 """Comparisons that no value satisfies."""
 
 
-def _is_among(have: AttributeValue, asked: tuple[AttributeValue, ...]) -> bool:
+def _is_among(asked: frozenset[AttributeValue], have: AttributeValue, _values: object) -> bool:
     return have in asked
 
 
-_COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
+_COMPARE: Mapping[ConstraintOp, Callable[..., bool]] = {
     ConstraintOp.EQ: operator.eq,
     ConstraintOp.NE: operator.ne,
     ConstraintOp.GT: operator.gt,
     ConstraintOp.GE: operator.ge,
     ConstraintOp.LT: operator.lt,
     ConstraintOp.LE: operator.le,
-    ConstraintOp.IN: _is_among,
+    ConstraintOp.IN: _is_among,  # bound to the set of its values
 }
 
 
@@ -166,7 +167,9 @@ class Constraint:
             needs = "needs a" if takes_value else "takes no"
             raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} {needs} value")
         if self.op is ConstraintOp.IN:
-            object.__setattr__(self, "value", _values(self.key, self.value))
+            values = _values(self.key, self.value)
+            object.__setattr__(self, "value", values)
+            object.__setattr__(self, "_compare", partial(_is_among, frozenset(values)))
         elif takes_value:
             value = _value(self.value)
             object.__setattr__(self, "value", value)

@@ -61,8 +61,10 @@ class CoschedulingConfig:
 
 MOST_TASKS = 100_000
 """The largest number of tasks in one job, counted on the most slices that it can use."""
-MOST_CONSTRAINTS = 1_000
-"""The largest number of constraints in one job; also of preferences, tolerations, resources and predecessors."""
+MOST_CONSTRAINTS = 100
+"""The largest number of constraints in one job; also of preferences, tolerations and resources. The Controller compares
+each with every host. One IN constraint has room for `MOST_VALUES` values."""
+MOST_PREDECESSORS = 1_000
 MOST_SPARES = 1_000
 MOST_OF_A_RESOURCE = 9e14
 """Ray counts ten-thousandths in 64 bits."""
@@ -307,12 +309,14 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
         "spares": (spec.spares, MOST_SPARES),
         **{
             name: (len(getattr(spec, name)), MOST_CONSTRAINTS)
-            for name in ("constraints", "preferences", "tolerations", "resources", "after")
+            for name in ("constraints", "preferences", "tolerations", "resources")
         },
+        "predecessors": (len(spec.after), MOST_PREDECESSORS),
     }
     for name, (count, most) in counts.items():
         if count > most:
-            raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; ask for fewer")
+            instead = "name the values with one IN constraint" if name == "constraints" else "ask for fewer"
+            raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; {instead}")
 
 
 def _require_gang(who: str, spec: JobSpec) -> None:

@@ -49,9 +49,11 @@ class ProcessIdentity(NamedTuple):
         """Return a new file descriptor of the process; None if the process does not exist any more."""
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(self.pid)
-            if self.exists():
-                return pidfd
-            os.close(pidfd)
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, pidfd)
+                if self.exists():  # or it can't be told: OSError
+                    stack.pop_all()
+                    return pidfd
         return None
 
     def signal(self, number: int) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
+GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
 AGAIN_S, SLOWLY_S = 0.004, 0.5
 BRISK_S = 5.0
 """The time after which descendants are killed less often: the rest wait for a disk, or belong to another user."""
@@ -148,11 +148,11 @@ def read_of_process(pid: int, name: str) -> bytes:
     """
     try:
         file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except _GONE_OR_ANOTHER_USERS:
+    except GONE_OR_ANOTHER_USERS:
         return b""
     try:
         return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
-    except _GONE_OR_ANOTHER_USERS:
+    except GONE_OR_ANOTHER_USERS:
         return b""
     finally:
         os.close(file)

@@ -16,11 +16,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from pathlib import Path
 
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, environ_of, stat_of, wait_until_ended
-from iris_ray.processes.subtree import pids, read_of_process
+from iris_ray.processes.subtree import GONE_OR_ANOTHER_USERS, pids, read_of_process
 
 logger = logging.getLogger(__name__)
 
@@ -151,12 +149,16 @@ def _all_stats() -> dict[int, ProcessStat]:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):  # the thread has ended
-                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+    """Return the children of a process; none if it has ended.
+
+    Raises:
+        OSError: as `read_of_process`.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except GONE_OR_ANOTHER_USERS:
+        return []
+    return [int(child) for thread in threads for child in read_of_process(pid, f"task/{thread}/children").split()]
 
 
 # -- end the processes -------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from iris_ray.state.instructions import ChangeLog
 
 RANKS_PER_EVALUATION = 4
 """The number of groups whose ranking by preferences costs as much as one evaluation."""
+CONSTRAINTS_PER_EVALUATION = 10
+"""The number of constraints whose comparison with a group costs about as much as the rest of its evaluation."""
 AT_ONCE = 16
 """The minimum number of groups that are evaluated in a batch."""
 
@@ -166,8 +168,10 @@ class Candidates:
         self._suitable = SuitableGroups(shape, self.known)
         self._ending: defaultdict[int, set[str]] | None = None  # made when first read
         self._excluded: Counter[int | str] = Counter()
+        self._incomparable = 0
         self._closest: list[Distance] | None = None  # made when first read
         self._count = count
+        self._cost = 1 + len(shape.constraints) // CONSTRAINTS_PER_EVALUATION
         self._now, self._changes_kept = 0.0, 1000
         self._holders = fleet.holders
         self._ahead: _Ahead | None = _Ahead(shape, fleet)
@@ -199,7 +203,7 @@ class Candidates:
         for name in names:
             if name not in self.known and (group := self.grouping.get(name)) is not None:
                 self._note(evaluate(group, self.shape, self._is_held(group), self._now, in_words=False), group)
-        self._count(len(self.known) - before)
+        self._count((len(self.known) - before) * self._cost)
 
     def evaluate_better(self, missing: int, worst: Rank | None) -> bool:
         """Evaluate groups that may be better than those that a search has found. Return whether there were any.
@@ -259,6 +263,12 @@ class Candidates:
         return self._excluded
 
     @property
+    def incomparable(self) -> int:
+        """The number of groups on which a constraint can't be evaluated."""
+        self.complete()
+        return self._incomparable
+
+    @property
     def closest(self) -> list[Distance]:
         """The groups that are not free for any amounts but may become free, the closest to being free first."""
         self.complete()
@@ -270,7 +280,8 @@ class Candidates:
         """Return the content of all evaluations, for comparisons in tests."""
         self.complete()
         ending = {bucket: names for bucket, names in self.ending.items() if names}
-        return self.known, self.closest, ending, +self._excluded, +self._suitable.buckets
+        counts = +self._excluded, self._incomparable, +self._suitable.buckets
+        return self.known, self.closest, ending, *counts
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -305,6 +316,7 @@ class Candidates:
             self._note_ending(group.name, found)
         for what, count in found.excluded:
             self._excluded[what] += count
+        self._incomparable += found.is_incomparable
         if self._closest is not None and found.obstacle:
             insort(self._closest, _distance(group.name, found))
         if found.recheck_at is not None:
@@ -325,6 +337,7 @@ class Candidates:
             self._ending[found.bucket].discard(name)
         for what, count in found.excluded:
             self._excluded[what] -= count
+        self._incomparable -= found.is_incomparable
         self.in_words.pop(name, None)
         self.changes.note(name, self._changes_kept)
         del self.known[name]

@@ -5,7 +5,7 @@ findings. A group that passes all steps is free.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import nsmallest
 
@@ -50,6 +50,7 @@ class Evaluation:
         obstacle: why the group is not free, for people.
         used_by: ids of the jobs that use the group; only if the obstacle was requested.
         excluded: the number of workers that each constraint or taint excludes.
+        is_incomparable: whether a constraint can't be evaluated on some member.
         recheck_at: when time alone may change the evaluation; seconds on the caller's clock.
         rejected: the group if it is unsuitable, which it stays, for the same reason, until its members change or until
             ``recheck_at``.
@@ -67,6 +68,7 @@ class Evaluation:
     obstacle: str = ""
     used_by: tuple[str, ...] = ()
     excluded: tuple[Excluded, ...] = ()
+    is_incomparable: bool = False
     recheck_at: float | None = None
     rejected: Group | None = field(default=None, compare=False)
 
@@ -164,7 +166,9 @@ def _check_constraints(found: _Findings) -> Evaluation | None:
             failing = _failing(constraint, found.group)
         except TypeError as error:
             found.excluded.clear()
-            return found.unsuitable(found.tasks, f"{constraint} can't be evaluated: {error}")
+            return replace(
+                found.unsuitable(found.tasks, f"{constraint} can't be evaluated: {error}"), is_incomparable=True
+            )
         if unfit:
             failing = [node_id for node_id in failing if node_id not in unfit]
         if failing:

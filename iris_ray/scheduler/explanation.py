@@ -14,6 +14,7 @@ from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU, Worker
 from iris_ray.scheduler.availability import Availability, buckets_for, num_groups
+from iris_ray.scheduler.candidates import Candidates
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
 from iris_ray.scheduler.remaining_capacity import Plan
@@ -209,8 +210,11 @@ class ImpossibleConstraints:
         self._workers = workers
         self._found: dict[Requirement, str] = {}  # "": every constraint can be evaluated
 
-    def problem_of(self, requirement: Requirement) -> str | None:
+    def problem_of(self, candidates: Candidates) -> str | None:
         """Return the first constraint that no host can evaluate, with the error; None if there is none."""
+        if not candidates.incomparable:
+            return None
+        requirement = candidates.shape
         found = self._found.get(requirement)
         if found is None:
             problems = (self._problem(constraint, requirement) for constraint in requirement.constraints)

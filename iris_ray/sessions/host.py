@@ -24,7 +24,7 @@ from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.redirect import started_tasks
-from iris_ray.errors import CommandNotFoundError, SessionError, TaskNotRunningError, TooManySessionsError
+from iris_ray.errors import CommandNotFoundError, IrisError, SessionError, TaskNotRunningError, TooManySessionsError
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import TOKEN_VARIABLE
@@ -66,11 +66,14 @@ class HostSession:
     async def enter(self, task: TaskAttemptId) -> None:
         if self._task is not None:
             return
-        self._place = _take_place(self._directory / "sessions")
         try:
+            if self._place is None:
+                self._place = _take_place(self._directory / "sessions")
             process, self._surroundings = await self._find(task)
         except SessionError:
             raise
+        except OSError as error:
+            raise SessionError(f"the task's host has no room for a session now, or a broken disk: {error}") from None
         except RuntimeError as error:
             raise TaskNotRunningError(
                 f"task {task.task_index} of {task.job_id} does not run on {self._address} any more ({error}); see"
@@ -140,6 +143,7 @@ class HostSession:
         Raises:
             RuntimeError: it has no process here.
             SessionError: it has kept no surroundings.
+            OSError: this process can't look.
         """
 
         async def find() -> tuple[WatchedProcess, Surroundings]:
@@ -156,7 +160,7 @@ class HostSession:
         """Start a command or connection in a thread, and return the number of its channel.
 
         Raises:
-            SessionError: the session has `MOST_CHANNELS`, including those that are being opened.
+            SessionError: the session has `MOST_CHANNELS`, including those that are being opened, or it has no thread.
         """
         self._channels = {number: one for number, one in self._channels.items() if not one.over}
         if len(self._channels) + self._opening >= MOST_CHANNELS:
@@ -164,6 +168,10 @@ class HostSession:
         self._opening += 1
         try:
             channel = await asyncio.to_thread(start, *arguments)
+        except RuntimeError as error:
+            if isinstance(error, IrisError):
+                raise
+            raise SessionError(f"the task's host has no room for a thread now: {error}") from None
         finally:
             self._opening -= 1
         number = next(self._numbers)

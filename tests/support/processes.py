@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import resource
 import secrets
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -250,3 +252,13 @@ def host_of(cluster: "SimulatedCluster", pid: int) -> tuple[str, int]:
             if pid in cluster.host_pids(name, worker):
                 return name, worker
     raise AssertionError(f"no host has process {pid}")
+
+
+@contextmanager
+def no_file_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

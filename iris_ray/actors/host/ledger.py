@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from iris_ray.actors.host.owned import end_owned
-from iris_ray.actors.protocol.task_files import TaskFiles, remove_file, write_whole
+from iris_ray.actors.protocol.task_files import TaskFiles, files_in, remove_file, write_whole
 from iris_ray.processes.identity import ProcessIdentity, ancestry, environ_of
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
@@ -80,6 +80,9 @@ class ProcessLedger:
         Returns:
             The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and what `end_owned`
             could not end.
+
+        Raises:
+            OSError: the records can't be listed for now.
         """
         still_running: list[str] = []
         unread: list[str] = []
@@ -117,7 +120,7 @@ class ProcessLedger:
     def _end_lost(self) -> list[str]:
         """End what tasks without a record own: it could not be ended together with its task."""
         folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
-        recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
+        recorded = {path.stem for folder in folders for path in _entries_in(folder)}
         lost = [files for files in TaskFiles.with_owned(self._host_directory) if files.pid not in recorded]
         return [left for files in lost for left in end_owned(files)]
 
@@ -157,7 +160,7 @@ class ProcessLedger:
             wanted: returns whether to yield the trees of a recorder, which is None if the entry names none. None: all.
             folder: the folder of the entries; None: this ledger's own.
         """
-        for path in (folder or self._directory).glob("*.json"):
+        for path in _entries_in(folder or self._directory):
             try:
                 entry = json.loads(path.read_text())
                 known = [ProcessIdentity(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
@@ -173,3 +176,7 @@ class ProcessLedger:
                 unread.append(f"pid {path.stem} (its record can't be read: {error.strerror})")
             except (ValueError, KeyError, TypeError, AttributeError):  # damaged
                 remove_file(path)
+
+
+def _entries_in(folder: Path) -> list[Path]:
+    return [path for path in files_in(folder) if path.suffix == ".json"]

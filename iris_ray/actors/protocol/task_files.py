@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.processes.identity import ProcessIdentity
 
 OWNED = "owned-"
+_MEMBER = re.compile(r"([0-9]{1,9}) ([0-9]{1,18})")
 STATUS_CHARACTERS = 200
 """The limit for the characters of a task's status."""
 
@@ -37,8 +39,12 @@ class TaskFiles:
 
     @staticmethod
     def with_owned(directory: Path) -> "list[TaskFiles]":
-        """Return the files of all task processes in a host's directory that may own something; see `owned`."""
-        found = {path.name.split(".")[0] for path in (directory / "tasks").glob(f"*.{OWNED}*")}
+        """Return the files of all task processes in a host's directory that may own something; see `owned`.
+
+        Raises:
+            OSError: as `files_in`.
+        """
+        found = {path.name.split(".")[0] for path in files_in(directory / "tasks") if f".{OWNED}" in path.name}
         return [TaskFiles(str(directory / "tasks" / pid)) for pid in sorted(found)]
 
     @staticmethod
@@ -138,14 +144,17 @@ class TaskFiles:
             file.write(f"{process.pid} {process.started}\n")
 
     def read_members(self) -> set[ProcessIdentity]:
-        """Return the processes that `add_member` has named."""
+        """Return the processes that `add_member` has named.
+
+        Raises:
+            OSError: the disk can't read them for now. Without them, a process might be taken for ended.
+        """
         try:
             lines = self.members.read_text(encoding="ascii", errors="replace").splitlines()
-        except OSError:
+        except FileNotFoundError:
             return set()
-        found = (line.split() for line in lines)  # a line may be torn, after a power failure or on a full disk
-        whole = (words for words in found if len(words) == 2 and all(map(str.isdecimal, words)))
-        return {ProcessIdentity(int(pid), int(started)) for pid, started in whole}
+        whole = filter(None, map(_MEMBER.fullmatch, lines))  # a line may be torn, after a power failure
+        return {ProcessIdentity(int(pid), int(started)) for pid, started in (match.groups() for match in whole)}
 
     def write_notice(self, notice: Notice) -> None:
         """Write a notice for the task, in place of an earlier one, whole or not at all."""
@@ -283,6 +292,18 @@ class LocalRun:
 
     def _path(self, key: str) -> Path:
         return self.directory / f"{sha256(key.encode()).hexdigest()}.value"
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return the paths in a directory; none if there is no directory.
+
+    Raises:
+        OSError: it can't be read for now. `Path.glob` of Python 3.12 and later would find nothing in it.
+    """
+    try:
+        return [directory / name for name in os.listdir(directory)]
+    except FileNotFoundError:
+        return []
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -12,6 +12,7 @@ import io
 import os
 import socket
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -47,16 +48,32 @@ class Fault(Enum):
     CANCELLED = "cancelled"
 
 
-READS = {"open", "stat", "lstat", "listdir", "scandir", "read", "fstat", "kv read", "connect", "recv", "fork", "thread"}
+fstat = os.fstat
+MADE = {"fork", "thread", "pipe", "openpty", "pidfd_open", "socketpair"}
+"""Operations that make what goes with the process; each can be refused for lack of room."""
+READS = {
+    "open",
+    "stat",
+    "lstat",
+    "listdir",
+    "scandir",
+    "read",
+    "fstat",
+    "kv read",
+    "connect",
+    "recv",
+    *MADE,
+    "request read",
+}
 """Operations that change nothing: losing their answer is no different from refusing them."""
 WRITES = {"write", "pwrite"}
 """Operations that can be done by half."""
-ASYNCIOS_OWN = {"_write_to_self", "_read_from_self", "shutdown_default_executor"}
+ASYNCIOS_OWN = {"_make_self_pipe", "_write_to_self", "_read_from_self", "shutdown_default_executor"}
 """What asyncio does to wake and to end its own threads. It copes with no failure there."""
 OS_FUNCTIONS = (
-    *("open", "stat", "lstat", "fstat", "listdir", "scandir", "read", "write", "pwrite", "fsync", "fdatasync"),
+    *("open", "stat", "lstat", "fstat", "listdir", "scandir", "pwrite", "fsync", "fdatasync"),
     *("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink", "truncate", "ftruncate", "chmod"),
-    *("utime", "fork"),
+    *("utime", "fork", "pipe", "openpty", "pidfd_open"),
 )
 
 
@@ -66,9 +83,19 @@ def faults_of(operation: str) -> list[Fault]:
         return [Fault.CANCELLED]
     if operation in READS:
         return [Fault.REFUSED]
+    if operation == "pipe write":  # the kernel refuses one only if nobody reads
+        return [Fault.KILLED, Fault.KILLED_TORN]
     torn = [Fault.TORN, Fault.KILLED_TORN] if operation in WRITES else []
     later = [Fault.REFUSED_THEN_KILLED, Fault.ANSWER_LOST_THEN_KILLED]
     return [Fault.REFUSED, Fault.ANSWER_LOST, *later, Fault.KILLED, *torn]
+
+
+class ConnectionLostError(ConnectionResetError):
+    """A connection is lost, at both ends."""
+
+
+class NoAnswerError(Exception):
+    """A request has no answer. A scenario turns this into the error of its client."""
 
 
 class StoreIsAwayError(Exception):
@@ -103,7 +130,7 @@ class Operations:
         """Do an operation, or have it meet the fault."""
         with self._lock:
             self.names.append(name)
-            is_it = len(self.names) - 1 == self._at
+            is_it = len(self.names) - 1 == self._at and self._fault in faults_of(name)
         if not is_it:
             return function(*args, **kwargs)
         match self._fault:
@@ -152,10 +179,13 @@ class Operations:
 
             for name in OS_FUNCTIONS:
                 put(os, name, self._counted(name, getattr(os, name)))
+            put(os, "read", self._of_file("read", os.read))
+            put(os, "write", self._of_file("write", os.write))
             opened = self._opener()
             put(builtins, "open", opened)
             put(io, "open", opened)
             put(sqlite3, "connect", self._connector())
+            put(socket, "socketpair", self._counted("socketpair", socket.socketpair))
             put(threading.Thread, "start", self._method("thread", threading.Thread.start))
             put(subprocess.Popen, "__init__", self._method("fork", subprocess.Popen.__init__))
             for name in ("connect", "send", "sendall", "recv"):
@@ -164,7 +194,19 @@ class Operations:
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            if sys._getframe(1).f_code.co_name in ASYNCIOS_OWN:
+                return function(*args, **kwargs)
             return self.do(name, function, *args, **kwargs)
+
+        return call
+
+    def _of_file(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Count the reads and writes of files; those of pipes and terminals don't fail while both ends live."""
+
+        def call(file: int, *args: Any) -> Any:
+            if stat.S_ISREG(fstat(file).st_mode):
+                return self.do(name, function, file, *args)
+            return function(file, *args) if name == "read" else self.do("pipe write", function, file, *args)
 
         return call
 
@@ -172,7 +214,12 @@ class Operations:
         def call(this: Any, *args: Any, **kwargs: Any) -> Any:
             if sys._getframe(1).f_code.co_name in ASYNCIOS_OWN:
                 return method(this, *args, **kwargs)
-            return self.do(name, lambda *args, **kwargs: method(this, *args, **kwargs), *args, **kwargs)
+            try:
+                return self.do(name, lambda *args, **kwargs: method(this, *args, **kwargs), *args, **kwargs)
+            except ConnectionLostError:
+                with contextlib.suppress(OSError):  # the other end loses it, too
+                    this.shutdown(socket.SHUT_RDWR)
+                raise
 
         return call
 
@@ -265,9 +312,13 @@ def _error_of(name: str) -> Exception:
         return sqlite3.OperationalError("disk I/O error")
     if name == "thread":
         return RuntimeError("can't start new thread")
+    if name.startswith("request"):
+        return NoAnswerError(f"{name} has no answer")
     if name.startswith("kv"):
         return StoreIsAwayError("the GCS does not answer")
     if name in ("connect", "send", "sendall", "recv", "call"):
-        return ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        return ConnectionLostError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     number = errno.ENOSPC if name in {*WRITES, "mkdir", "link", "symlink"} else errno.EIO
-    return OSError(errno.EAGAIN if name == "fork" else number, os.strerror(number))
+    if name in MADE:
+        number = errno.EAGAIN if name == "fork" else errno.EMFILE
+    return OSError(number, os.strerror(number))

@@ -54,9 +54,15 @@ def test_values_reach_client_intact_and_off_the_command_line() -> None:
 
 
 def test_variables_affecting_the_client_go_by_value() -> None:
-    variables = {"PATH": "/opt/bin", "LD_PRELOAD": "x.so", "DOCKER_HOST": "tcp://there", "DOCKER_PASSWORD": "s3cret"}
+    changing = {
+        "PATH": "/opt/bin",
+        "LD_PRELOAD": "x.so",
+        "DOCKER_HOST": "tcp://there",
+        "SSL_CERT_FILE": "/in/the/image.pem",  # with it, podman would trust no registry
+    }
+    variables = changing | {"DOCKER_PASSWORD": "s3cret"}
     arguments = run_arguments("one", spec(), variables, INFO)
-    assert {"--env=PATH=/opt/bin", "--env=LD_PRELOAD=x.so", "--env=DOCKER_HOST=tcp://there"} <= set(arguments)
+    assert {f"--env={name}={value}" for name, value in changing.items()} <= set(arguments)
     assert "--env=DOCKER_PASSWORD" in arguments
     own = {"PATH": "/bin", "DOCKER_HOST": "unix:///here"}
     assert client_environment(own, variables) == {**own, "DOCKER_PASSWORD": "s3cret"}
@@ -309,6 +315,24 @@ def test_containers_program_and_children_belong_to_their_task(
     assert ledger.owns(first.pid)
     assert ledger.owns(child.pid)
     assert not ledger.owns(nursery.sleeper().pid)
+
+
+def test_container_whose_record_is_unreadable_blocks_the_host(
+    tmp_path: Path, engine: StandIn, nursery: Nursery
+) -> None:
+    process = nursery.sleeper()
+    ProcessLedger(tmp_path).record(tree(process))
+    pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
+    record = TaskFiles.of_process(tmp_path, process.pid).owned("docker")
+    aside = record.rename(tmp_path / "aside")
+    record.mkdir()  # reading it fails
+    (left,) = ProcessLedger(tmp_path).end_leftovers()
+    assert left.startswith(f"what the service docker has started for pid {process.pid} (IsADirectoryError")
+    assert alive(pid)
+    record.rmdir()
+    aside.rename(record)
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not alive(pid)
 
 
 def test_task_without_a_container_needs_no_engine(tmp_path: Path) -> None:

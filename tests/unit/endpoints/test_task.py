@@ -1,5 +1,6 @@
 """Endpoints on a cluster: which of the recorded addresses counts, and what is recorded."""
 
+import json
 import os
 import subprocess
 import sys
@@ -124,6 +125,7 @@ def test_name_and_address_become_plain(world: World) -> None:
     register_endpoint(Address("server"), Address("10.0.0.9:80"))
     found = lookup_endpoint("server")
     assert (found, type(found)) == ("10.0.0.9:80", str)
+    assert json.loads(*world.stored.values()) == [0, 1, "10.0.0.9:80"], "who looks it up unpickles nothing"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Simple and validate: a gang in local processes, without Ray."""
 
+import contextlib
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from iris_ray import Secret, get_job_info, heartbeat, lookup_endpoint, preemptio
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
 from iris_ray.local import gang as local_gang
+from iris_ray.local.process import LocalProcess
 from iris_ray.processes.identity import stat_of
 from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
@@ -289,6 +292,63 @@ def test_local_processes_end_with_script(tmp_path: Path, number: signal.Signals)
 
 def is_gone(pid: int) -> bool:
     return stat_of(pid) is None
+
+
+def test_ended_process_frees_its_numbers_for_others(tmp_path: Path) -> None:
+    """A pid is used again, also as the number of a group: what is killed at the end may be somebody else's."""
+    process = LocalProcess("sleep_not", tmp_path, os.environ)  # there is no such module: it ends at once
+    assert process.wait(60)
+    with contextlib.ExitStack() as stack:
+        stranger = process_with_pid(process.pid)
+        stack.callback(stranger.wait)
+        stack.callback(stranger.kill)
+        process.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            stranger.wait(0.5)
+
+
+def process_with_pid(pid: int) -> subprocess.Popen[bytes]:
+    """Return a new process that leads a group, with a number that is free. Ask the kernel for the number."""
+    for _ in range(100):
+        try:
+            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        except OSError as error:
+            pytest.skip(f"the kernel gives numbers away to root alone: {error}")
+        found = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        if found.pid == pid:
+            return found
+        found.kill()
+        found.wait()
+    pytest.skip("other processes are faster")
+
+
+def test_what_leaves_the_group_of_a_local_task_ends_with_the_run(tmp_path: Path) -> None:
+    def start_daemon(pid_file: str = str(tmp_path / "pid")) -> None:
+        import subprocess
+
+        with open(pid_file, "w") as file:
+            file.write(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
+
+    run_on_pod(start_daemon, "v4-8", mode="simple")
+    daemon = stat_of(int((tmp_path / "pid").read_text()))
+    assert daemon is None or daemon.has_ended  # nobody may reap it here
+
+
+def test_tasks_need_no_open_files_for_their_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A v4-4096 has 512 tasks with four ports each, and a process has 1,024 open files by default."""
+    monkeypatch.setattr(local_gang, "MOST_AT_ONCE", 1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    taken = [os.dup(0)]
+    while taken[-1] < highest:  # the numbers between those of open files
+        taken.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken[-1], highest) + 12, limits[1]))
+    try:
+        assert run_on_pod(lambda: 1, "v4-32", mode="simple") == [1] * 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for one in taken:
+            os.close(one)
 
 
 @pytest.mark.proof

@@ -253,6 +253,42 @@ async def test_watch_survives_misbehaving_server(host_metadata: HostMetadata, fa
         assert (await watch.next()).kind is NoticeKind.PREEMPTION
 
 
+def test_watch_reads_no_answer_without_end_and_takes_true_after_any_other_word() -> None:
+    written = 0
+    said = iter(["FALSE", "", "TRUE"])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal written
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.end_headers()
+            if UPCOMING_MAINTENANCE not in self.path:
+                self.wfile.write(next(said, "TRUE").encode() if PREEMPTED in self.path else b"")
+                return
+            with contextlib.suppress(ConnectionError):
+                while written < 1 << 30:
+                    written += self.wfile.write(b"x" * (1 << 16))
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    async def scenario(address: str) -> None:
+        async with watching(address) as watch:
+            assert (await watch.next()).kind is NoticeKind.PREEMPTION
+            await asyncio.to_thread(wait_until, lambda: written > 0)
+            await asyncio.sleep(1.5)  # longer than an answer may take
+            assert not watch.task.done()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        asyncio.run(scenario(f"127.0.0.1:{server.server_port}"))
+        server.shutdown()
+        thread.join()
+    assert written < 500 << 20, "one answer was not read for a second"
+
+
 async def test_watch_moves_on_to_next_address(host_metadata: HostMetadata) -> None:
     host_metadata.preempt()
     async with watching("127.0.0.1:1", "no-such-host_metadata.invalid", host_metadata.address) as watch:

@@ -82,6 +82,7 @@ def test_maintenance_at_senseless_time_has_no_deadline() -> None:
         (200, "<html>", False),
         (200, "[1]", False),
         (200, '{"window_start_time": 17}', False),
+        (200, "[" * 60_000, False),
     ],
 )
 def test_denial_of_maintenance_differs_from_no_answer(status: int, body: str, denied: bool) -> None:

@@ -15,7 +15,7 @@ from iris_ray.model.constraints import MOST_VALUES, AttributeValue, Constraint, 
 from iris_ray.model.job_spec import MOST_TASKS, CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.multislice import MOST_COUNTS, MOST_SLICES
-from iris_ray.model.plain_values import MOST_CHARACTERS, Scalar, Words, plain
+from iris_ray.model.plain_values import MOST_CHARACTERS, MOST_ITEMS, Scalar, Words, plain
 from iris_ray.state.events import AttemptEndConfirmedEvent, TaskStateChangedEvent, WorkerDrainedEvent
 from tests.support.worlds import gang_spec, tasks_spec
 
@@ -233,10 +233,10 @@ def test_label_with_too_many_digits_is_text() -> None:
     ("changes", "number"),
     [
         ({"replicas": 10**8}, "100000000 tasks"),
-        ({"constraints": [Constraint("rack", ConstraintOp.EXISTS)] * 1001}, "1001 constraints"),
-        ({"preferences": [Constraint("rack", ConstraintOp.EXISTS)] * 1001}, "1001 preferences"),
-        ({"tolerations": ["spot"] * 1001}, "1001 tolerations"),
-        ({"resources": {str(number): 1.0 for number in range(1001)}}, "1001 resources"),
+        ({"constraints": [Constraint("rack", ConstraintOp.EXISTS)] * 101}, "101 constraints"),
+        ({"preferences": [Constraint("rack", ConstraintOp.EXISTS)] * 101}, "101 preferences"),
+        ({"tolerations": ["spot"] * 101}, "101 tolerations"),
+        ({"resources": {str(number): 1.0 for number in range(101)}}, "101 resources"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
 )
@@ -257,6 +257,24 @@ def test_gang_on_too_many_slices_is_refused_with_number() -> None:
         gang_spec(slices=(1, MOST_SLICES))
     with pytest.raises(InvalidJobError, match="1001 spares"):
         gang_spec(spares=1001)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (list[int], [1] * (MOST_ITEMS + 1)),
+        (list[list[int]], [[1] * (MOST_ITEMS // 10)] * 11),
+        (dict[str, tuple[int, ...]], {str(number): (1,) * (MOST_ITEMS // 10) for number in range(11)}),
+        (list[str], ["x" * MOST_CHARACTERS] * 10_000),
+        (list[Words], ["x" * MOST_CHARACTERS] * 10_000),
+    ],
+    ids=["a list", "a list many times", "a dict of tuples", "long texts", "long words"],
+)
+def test_value_with_too_many_items_is_refused(kind: Any, given: Any) -> None:
+    """Ten thousand references to one list of a million numbers travel in two megabytes."""
+    with pytest.raises(InvalidMessageError, match=f"the thing.* more than {MOST_ITEMS:,} items"):
+        plain(kind, given, "the thing")
+    assert plain(list[int], [1] * MOST_ITEMS, "the next thing") == [1] * MOST_ITEMS
 
 
 def test_constraint_on_too_many_values_is_refused() -> None:

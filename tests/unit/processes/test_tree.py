@@ -2,10 +2,7 @@
 
 import logging
 import re
-import resource
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from iris_ray.processes import tree as module
 from iris_ray.processes.identity import ProcessIdentity, stat_of
 from iris_ray.processes.tree import ProcessTree, end_processes
-from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, tree
+from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
 from tests.support.waiting import wait_until
 
 # -- membership -------------------------------------------------------------------------------------------------------
@@ -38,16 +35,6 @@ def test_updated_tree_is_known_after_root_ended(
     assert known.known == set(known.search()) == all_of(children)
     assert end_processes(known.known, known.search) == []
     assert not any(map(alive, children))
-
-
-@contextmanager
-def no_file_descriptor_left() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_process_unreadable_for_lack_of_descriptors_counts_as_alive(nursery: Nursery) -> None:

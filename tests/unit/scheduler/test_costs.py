@@ -13,7 +13,7 @@ from iris_ray.scheduler.evaluation import Evaluation, evaluate
 from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent
 from iris_ray.state.groups import Group
 from tests.support.costs import calls, peak_bytes
-from tests.support.worlds import World, cpu_host, gang_spec, one_by_one
+from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, tagged
 
 ABOUT_TWICE = 2.6
 
@@ -139,6 +139,18 @@ def test_search_for_victims_costs_in_proportion(make: Callable[[int], World]) ->
 def victims(world: World, count: int) -> None:
     (promise,) = world.plan().promises
     assert len(promise.leave) == count
+
+
+def test_host_is_compared_with_many_values_at_once() -> None:
+    costs = []
+    for values in (10, 1000):
+        world = hosts_and_sizes(100, 1, in_use=7.5)
+        elsewhere = Constraint("rack", ConstraintOp.IN, [f"r{number}" for number in range(values)])
+        for number in range(100):
+            world.do(tagged(cpu_host(f"w{number:04}"), {"rack": "none"}))
+        world.submit_tasks("job", 1, constraints=(elsewhere,))
+        costs.append(calls(world.plan))
+    assert costs[1] < ABOUT_TWICE * costs[0]
 
 
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:

@@ -7,10 +7,12 @@ from tests.proofs.every_operation.runs import Scenario
 from tests.proofs.every_operation.scenarios.archive import archive
 from tests.proofs.every_operation.scenarios.checkpoints import checkpoints
 from tests.proofs.every_operation.scenarios.code import code
+from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
 from tests.proofs.every_operation.scenarios.history import history
 from tests.proofs.every_operation.scenarios.models import models
 from tests.proofs.every_operation.scenarios.parquet import parquet
+from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
 from tests.proofs.every_operation.scenarios.serving import serving
@@ -19,9 +21,11 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "archive": archive,
     "checkpoints": checkpoints,
     "code": code,
+    "exec": exec_,
     "exports": exports,
     "history": history,
     "models": models,
+    "provisioner": provisioner,
     "records": records,
     "secrets": secrets,
     "serving": serving,

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -16,7 +16,7 @@ from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.subtree import pids
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree
-from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, tree
+from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
 
 
 def test_ledger_ends_processes_left_by_earlier_actor(nursery: Nursery, tmp_path: Path) -> None:
@@ -286,6 +286,28 @@ def test_ledger_and_notice_are_written_concurrently(tmp_path: Path, nursery: Nur
     assert ledger.owns(process.pid)
 
 
+def test_ledger_keeps_task_whose_named_processes_are_unreadable(nursery: Nursery, tmp_path: Path) -> None:
+    process, named = nursery.sleeper(), nursery.sleeper()
+    ProcessLedger(tmp_path).record(tree(process))
+    files = TaskFiles.of_process(tmp_path, process.pid)
+    files.members.mkdir()  # reading it fails
+    (left,) = ProcessLedger(tmp_path).end_leftovers()
+    assert left.startswith(f"pid {process.pid} (its record can't be read: ")
+    files.members.rmdir()
+    files.add_member(identity_of(named))
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, (process, named)))
+
+
+def test_ledger_without_file_descriptors_does_not_say_that_nothing_is_left(nursery: Nursery, tmp_path: Path) -> None:
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(process))
+    with no_file_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        ledger.end_leftovers()
+    assert alive(process)
+
+
 def test_torn_line_of_named_process_is_ignored(nursery: Nursery, tmp_path: Path) -> None:
     """Some file systems leave zeros of what was appended when the machine went down."""
     process, named = nursery.sleeper(), nursery.sleeper()
@@ -293,6 +315,6 @@ def test_torn_line_of_named_process_is_ignored(nursery: Nursery, tmp_path: Path)
     files = TaskFiles.of_process(tmp_path, process.pid)
     files.add_member(identity_of(named))
     with files.members.open("ab") as members:
-        members.write(b"\0\0\0 \0\0\n\xff 12\n12")
+        members.write(b"\0\0\0 \0\0\n\xff 12\n" + b"9" * 300 + b" 1\n" + b"9" * 5000 + b" 1\n12")
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not any(map(alive, (process, named)))
