@@ -382,7 +382,9 @@ class Cycle:
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
             self._result.starving.append(leader.spec.job_id)
         told, now = self._evictor.told(), self._deadlines.now
-        waits_for = awaited_events(hosts, failure.job.requirement, told, now) if kept else ()
+        waits_for: tuple[str, ...] = ()
+        if kept:
+            waits_for = awaited_events(leader, hosts, failure.job.requirement, told, now, self._running.jobs)
         taken_from = self._evictor.taken_from(leader) if kept else ()
         for job in about:
             available = self._available_to(job)
@@ -619,7 +621,8 @@ class Cycle:
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
         hosts = (worker for group in groups for worker in group.workers)
-        return awaited_events(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
+        about = self._evictor.told(), self._deadlines.now, self._running.jobs
+        return awaited_events(job, hosts, job.requirement, *about)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""
