@@ -91,6 +91,8 @@ def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
     return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
 
 
+VICTIMS_SPARED = 64
+"""The number of a group's victims for which the plan tries whether they may stay."""
 TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
@@ -403,8 +405,8 @@ class Cycle:
         jobs, needs = self._running.jobs, [(job, self._available_to(job)) for job in leader.members]
         if own:
             is_firm = leader.promise is not None and leader.promise.is_firm
-            evicts = not is_firm and self._would_run_on(leader, own) is not None
-            return self._evictor.leave_for_group(leader, own, evicts)
+            taking = None if is_firm else self._evicting(leader, own)
+            return taking or self._evictor.leave_for_group(leader, own)
         if not jobs or any(self._too_few_exist(job, available) for job, available in needs):
             return None
         gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
@@ -413,10 +415,10 @@ class Cycle:
             return None
         away = self._plan.kept.keys() | self._plan.taken.keys()
         hosts = [node_id for node_id in self._fleet.workers if node_id not in away]
-        if (node_ids := self._would_run_on(leader, hosts)) is not None:
-            return self._evictor.leave_for_group(leader, node_ids, evicts=True)
+        if (taking := self._evicting(leader, hosts)) is not None:
+            return taking
         if (node_ids := self._would_fit_on(leader, hosts, self._stays)) is not None:
-            return self._evictor.leave_for_group(leader, node_ids, evicts=False)
+            return self._evictor.leave_for_group(leader, node_ids)
         if away and self._would_fit_on(leader, self._fleet.workers, self._stays) is not None:
             self._promises.group_comes_next()
         return None
@@ -426,12 +428,21 @@ class Cycle:
         held = self._running.jobs.get(attempt.job_id)
         return held is not None and held.spec.spare_for is not None and attempt not in self._evictor.held_ready
 
-    def _would_run_on(self, leader: Job, node_ids: Collection[str]) -> tuple[str, ...] | None:
+    def _evicting(self, leader: Job, node_ids: Collection[str]) -> Taking | None:
         """Return hosts, among these, on which a group fits as soon as its victims have left, or None."""
         victims = self._evictor.victims_of_group(leader, node_ids)
-        if not victims:
+        found = self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims) if victims else None
+        if found is None:
             return None
-        return self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims)
+        needed = self._evictor.victims_of_group(leader, found)
+        for victim in sorted(needed)[:VICTIMS_SPARED]:
+            fewer = needed - {victim}
+            if self._would_fit_on(leader, found, lambda attempt, fewer=fewer: attempt not in fewer) is not None:  # type: ignore[misc]
+                needed = fewer
+        return self._evictor.leave_for_group(leader, found, needed) if self._may_leave(needed, leader) else None
+
+    def _may_leave(self, victims: Collection[AttemptId], leader: Job) -> bool:
+        return bool(victims) and self._evictor.are_within_budgets(victims, leader)
 
     @staticmethod
     def _too_few_exist(job: Job, available: Availability) -> bool:
