@@ -30,6 +30,7 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.together import (
+    FleetOnceEmpty,
     GroupPlacement,
     PlacementFailure,
     only,
@@ -138,6 +139,8 @@ class Cycle:
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
+        self._once_empty: FleetOnceEmpty | None = None
+        self._idle_once_empty = 0
 
     def run(
         self, pending: WaitingJobs, usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
@@ -374,19 +377,18 @@ class Cycle:
 
     def _would_fit_on(self, leader: Job, away: Collection[str]) -> tuple[str, ...] | None:
         """Return hosts, without those in ``away``, on which a group fits once their occupants have ended, or None."""
-        jobs, idle, now = self._running.jobs, self._evictor.held_ready, self._deadlines.now
-        hosts = [worker for node_id, worker in self._fleet.workers.items() if node_id not in away]
+        jobs, idle = self._running.jobs, self._evictor.held_ready
+        if self._once_empty is None or len(idle) < self._idle_once_empty:  # spares that leave for a job don't end
 
-        def stays(attempt: AttemptId) -> bool:
-            held = jobs.get(attempt.job_id)
-            return held is not None and held.spec.spare_for is not None and attempt not in idle
+            def stays(attempt: AttemptId) -> bool:
+                held = jobs.get(attempt.job_id)
+                return held is not None and held.spec.spare_for is not None and attempt not in idle
 
-        staying = {who for worker in hosts for who in worker.occupants if stays(who[1])}
-        in_use = {worker.slice_name for worker in hosts if worker.occupants}
-        free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
-        there = without_what_ends(self._fleet, hosts, now, staying)
-        found = place_on(leader.members, there, now, prefer=free)
-        if isinstance(found, PlacementFailure):
+            staying = {who for worker in self._fleet.workers.values() for who in worker.occupants if stays(who[1])}
+            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, staying)
+            self._idle_once_empty = len(idle)
+        found = self._once_empty.place(leader.members, away)
+        if found is None:
             return None
         return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
 

@@ -101,7 +101,7 @@ def place_together(
     return failure
 
 
-def without_what_ends(fleet: Fleet, hosts: Collection[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
+def without_what_ends(fleet: Fleet, hosts: Iterable[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
     """Return a fleet of these hosts as they will be once their occupants have ended.
 
     ``stays`` has the occupants that don't end by themselves. Ends that are unconfirmed for long don't count, either.
@@ -135,6 +135,50 @@ def place_on(
             plan.take((fleet.workers[node_id],), given_away.taken[node_id], given_away.takers[node_id])
     available = Availabilities(fleet, cache, plan, now)
     return place_together(members, fleet, cache, plan, available, now, allowances, prefer)
+
+
+class FleetOnceEmpty:
+    """A fleet as it will be once its occupants have ended, copied once for all groups that a plan asks about.
+
+    Args:
+        fleet: the fleet as it is.
+        now: seconds on the clock of the events.
+        stays: the occupants that don't end by themselves.
+    """
+
+    def __init__(self, fleet: Fleet, now: float, stays: Collection[Occupant]) -> None:
+        workers = fleet.workers.values()
+        in_use = {worker.slice_name for worker in workers if worker.occupants}
+        self._free = {worker.slice_name for worker in workers if worker.slice_name} - in_use
+        self._fleet = without_what_ends(fleet, workers, now, stays)
+        self._cache = CandidateCache()
+        self._now = now
+        self._away: frozenset[str] | None = None
+        self._refused = set[tuple[object, ...]]()  # groups that do not fit without the hosts in `_away`
+
+    def place(self, members: Sequence[Job], away: Collection[str]) -> GroupPlacement | None:
+        """Return a placement of all jobs of a group without some hosts, preferably on slices that are free now."""
+        if self._away is None or away != self._away:
+            self._away = frozenset(away)
+            self._plan = Plan()
+            for node_id in self._away & self._fleet.workers.keys():
+                self._plan.keep(self._fleet.workers[node_id], "")
+            self._available = Availabilities(self._fleet, self._cache, self._plan, self._now)
+            self._refused.clear()
+        key = tuple(map(self._kind, members))
+        if key in self._refused:
+            return None
+        about = self._fleet, self._cache, self._plan, self._available, self._now
+        found = place_together(members, *about, prefer=self._free)
+        if isinstance(found, GroupPlacement):
+            return found
+        self._refused.add(key)
+        return None
+
+    def _kind(self, job: Job) -> tuple[object, ...]:
+        """Return everything about a job that decides where it fits."""
+        avoids = job.spec.user if job.spec.user in self._fleet.avoided else None
+        return job.requirement, num_groups(job), len(job.gangs), job.spec.spreads, job.avoided, avoids
 
 
 def only(hosts: Iterable[Worker]) -> Fleet:
