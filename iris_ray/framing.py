@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 FACTS = b"{"
 """The kind of a frame that has JSON facts."""
@@ -24,6 +24,8 @@ MOST_FRAME_BYTES = 1 << 28
 """A longer frame makes no sense."""
 PROOF_S = 10.0
 """The time within which both ends must prove that they know the token."""
+MOST_STRANGERS = 64
+"""The limit for connections that have not proved the token; the oldest one is dropped for a new one."""
 SILENCE_S = 60
 """The time after which a connection counts as lost whose other end has vanished without a word."""
 POLL_S = 0.02
@@ -320,3 +322,76 @@ class Connection:
 def _proof(token: str, calls: bool, mine: bytes, theirs: bytes) -> bytes:
     role = b"calls" if calls else b"listens"
     return hmac.digest(token.encode(), role + mine + theirs, "sha256")
+
+
+Taken = TypeVar("Taken", bound=Connection)
+
+
+class Door(Generic[Taken]):
+    """Takes connections whose other end proves the token. A stranger costs a descriptor for `PROOF_S`, and no thread.
+
+    Args:
+        listener: listens.
+        token: the secret of both.
+        make: makes a connection of a socket.
+    """
+
+    def __init__(self, listener: socket.socket, token: str, make: Callable[[socket.socket], Taken]) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._token = token
+        self._make = make
+        self._strangers: dict[Taken, tuple[Iterator[None], float]] = {}
+
+    def next(self) -> Taken:
+        """Wait for a connection whose other end knows the token, and return it."""
+        while True:
+            if (found := self.look(LOOK_S if self._strangers else None)) is not None:
+                return found
+
+    def look(self, within_s: float | None) -> Taken | None:
+        """Return a connection whose other end knows the token; None if none comes at once. Wait for something to come.
+
+        Args:
+            within_s: how long to wait; None: for ever.
+        """
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        for stranger in self._strangers:
+            poll.register(stranger, select.POLLIN)
+        poll.poll(None if within_s is None else within_s * 1000)
+        self._accept()
+        for connection, (proving, deadline) in list(self._strangers.items()):
+            try:
+                next(proving)
+            except StopIteration:
+                del self._strangers[connection]
+                return connection
+            except ConnectionLost:
+                self._drop(connection)
+            else:
+                if time.monotonic() > deadline:
+                    self._drop(connection)
+        return None
+
+    def close(self) -> None:
+        """Close this process's copies of all sockets. If a fork has others, those stay open."""
+        self._listener.close()
+        for stranger in self._strangers:
+            stranger.close()
+
+    def _accept(self) -> None:
+        try:
+            connection = self._make(self._listener.accept()[0])
+        except BlockingIOError:
+            return
+        except OSError:  # the other end is gone already, or this process has too many open files
+            time.sleep(POLL_S)
+            return
+        self._strangers[connection] = connection.proving(self._token, calls=False), time.monotonic() + PROOF_S
+        if len(self._strangers) > MOST_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+
+    def _drop(self, connection: Taken) -> None:
+        del self._strangers[connection]
+        connection.end()

@@ -30,15 +30,13 @@ from iris_ray.actors.protocol.services import call_hooks, installed_services, mo
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
-from iris_ray.framing import PROOF_S, Connection, ConnectionLost, Frame
+from iris_ray.framing import Connection, ConnectionLost, Door, Frame
 from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
 """The time in which the run before, which is being ended, must be gone."""
 LOOK_S = 0.5
-"""The interval between two checks whether the run has to end, or a stranger has to go; seconds."""
-MOST_STRANGERS = 64
-"""The limit for connections that have not proved the token yet."""
+"""The interval between two checks whether the run has to end; seconds."""
 CHUNK_BYTES = 1 << 16
 
 OUT, ERR, INPUT, FILE = b"o", b"e", b"i", b"f"
@@ -79,66 +77,10 @@ class HeldDirectory:
         return self.path / "over"
 
 
-class _Door:
-    """Takes connections until one proves the token. A stranger costs a descriptor for `PROOF_S`, and no process.
-
-    When `MOST_STRANGERS` wait, the oldest is dropped: a person's process proves the token at once.
-    """
-
-    def __init__(self, listener: socket.socket, token: str) -> None:
-        listener.setblocking(False)
-        self._listener = listener
-        self._token = token
-        self._strangers: dict[Connection, tuple[Iterator[None], float]] = {}
-
-    def next(self) -> Connection:
-        """Wait for a connection whose other end knows the token, and return it."""
-        while True:
-            poll = select.poll()
-            poll.register(self._listener, select.POLLIN)
-            for stranger in self._strangers:
-                poll.register(stranger, select.POLLIN)
-            poll.poll(LOOK_S * 1000 if self._strangers else None)
-            self._accept()
-            for connection, (proving, deadline) in list(self._strangers.items()):
-                try:
-                    next(proving)
-                except StopIteration:
-                    del self._strangers[connection]
-                    return connection
-                except ConnectionLost:
-                    self._drop(connection)
-                else:
-                    if time.monotonic() > deadline:
-                        self._drop(connection)
-
-    def close(self) -> None:
-        """Close this process's copies of all sockets; those of the process that listens stay open."""
-        self._listener.close()
-        for stranger in self._strangers:
-            stranger.close()
-
-    def _accept(self) -> None:
-        try:
-            connection = Connection(self._listener.accept()[0])
-        except BlockingIOError:
-            return
-        except OSError:  # the other end is gone already, or this process has too many open files
-            time.sleep(FREE_POLL_S)
-            return
-        self._strangers[connection] = connection.proving(self._token, calls=False), time.monotonic() + PROOF_S
-        if len(self._strangers) > MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
-
-    def _drop(self, connection: Connection) -> None:
-        del self._strangers[connection]
-        connection.end()
-
-
 def serve(listener: socket.socket, token: str, directory: HeldDirectory) -> Program:
     """Fork for each connection that proves the token, for ever. Return the program to run, in a run's process only."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
-    door = _Door(listener, token)
+    door = Door(listener, token, Connection)
     while True:
         connection = door.next()
         try:

@@ -102,10 +102,12 @@ class Promise:
         node_ids: the hosts.
         given_up: the victims: attempts, as text, that were asked to leave for the job. With victims the promise is
             firm: until it is kept, only a job of a higher band can get one of the hosts.
+        lent: ids of jobs that run on some of the hosts until the job needs them.
     """
 
     node_ids: tuple[str, ...]
     given_up: tuple[str, ...] = ()
+    lent: tuple[str, ...] = ()
 
     @property
     def is_firm(self) -> bool:
@@ -194,6 +196,11 @@ class Gang:
     def position(self) -> int:
         """Its index among the gangs of its job."""
         return self.tasks[0].index // len(self.tasks)
+
+    @property
+    def groups_had(self) -> int:
+        """The number of groups that it ran on before its last attempt ended or shrank."""
+        return max(len(self.groups), self.groups_wanted)
 
     @property
     def pending(self) -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.framing import ConnectionLost
+from iris_ray.framing import ConnectionLost, Door
 from iris_ray.model.membership import Membership
-from iris_ray.outer.wire import CONNECT_S, ArrayConnection, Header, Leaves
+from iris_ray.outer.wire import ArrayConnection, Header, Leaves
 
 Who = tuple[int, int]
 """A slice's id, and the number of the attempt that runs there."""
@@ -28,8 +28,8 @@ Who = tuple[int, int]
 WAKE_S, LOOK_S = 0.02, 0.1
 EPOCH_S = 2.0
 """How long a process that hears of a newer membership waits until the runtime tells it, too."""
-MOST_STRANGERS = 256
-"""The limit for connections that have not proven the token; the oldest one is closed for a new one."""
+ACCEPT_S = 0.2
+"""The interval at which a process that waits for others looks whether it is to end."""
 LAST_ANSWERS_S = 10.0
 """How long a slice waits at its end until the others have the last result."""
 
@@ -109,7 +109,6 @@ class Member:
         self.admitted: list[Who] = []
         self.late: set[Who] = set()
         self.membership = membership
-        self._strangers: list[ArrayConnection] = []  # connections without a proof of the token, oldest first
         self._readers: dict[ArrayConnection, int] = {}  # the round whose result each waits for
         self._closed = False
 
@@ -216,19 +215,16 @@ class Member:
     # -- what others ask -------------------------------------------------------------------------------------------
 
     def serve(self, listener: socket.socket, token: str) -> None:
-        """Answer other processes of the job until `close`. Strangers take nobody's place: the oldest of many goes."""
-        listener.settimeout(0.2)
+        """Answer other processes of the job until `close`."""
+        door = Door(listener, token, ArrayConnection)
         while not self._closed:
-            with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread can be started now
-                connection = ArrayConnection(listener.accept()[0])
-                with self.changed:
-                    self._strangers.append(connection)
-                    oldest = self._strangers.pop(0) if len(self._strangers) > MOST_STRANGERS else None
-                if oldest is not None:
-                    oldest.end()
+            if (connection := door.look(ACCEPT_S)) is not None:
                 name = "iris_ray.outer answers"
-                threading.Thread(target=self._answer, args=(connection, token), name=name, daemon=True).start()
-        listener.close()
+                try:
+                    threading.Thread(target=self._answer, args=(connection,), name=name, daemon=True).start()
+                except RuntimeError:  # no thread can be started now
+                    connection.end()
+        door.close()
 
     def close(self) -> None:
         """Wait until those who are owed the last result have it, and answer no more."""
@@ -238,14 +234,8 @@ class Member:
                 self.changed.wait(WAKE_S)
             self._closed = True
 
-    def _answer(self, connection: ArrayConnection, token: str) -> None:
+    def _answer(self, connection: ArrayConnection) -> None:
         with contextlib.suppress(ConnectionLost, OSError):
-            try:
-                connection.prove(token, calls=False, within_s=CONNECT_S)
-            finally:
-                with self.changed:
-                    if connection in self._strangers:
-                        self._strangers.remove(connection)
             try:
                 while not self._closed:
                     self._reply(connection, *connection.receive_message(lambda: not self._closed))

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
@@ -83,6 +84,14 @@ class SchedulingResult:
     complete: bool = True
 
 
+_Loan = tuple[Requirement, tuple[int, ...], tuple[str, ...]]
+
+
+def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
+    """Return a key of a job's wants and of the hosts that it may be lent."""
+    return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
+
+
 TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
@@ -136,6 +145,10 @@ class Cycle:
         self._spreads: dict[str, Spreading] = {}  # by job id
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its untried gangs
         self._result = SchedulingResult()
+        self._lent_in_vain: set[_Loan] = set()
+        self._limit_of_group: ReachedLimit | None = None  # the limit at which the latest trial of a group ended
+        self._waiting = WaitingJobs()
+        self._some_keep_reasons = False
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
@@ -143,9 +156,15 @@ class Cycle:
         self._idle_once_empty = 0
 
     def run(
-        self, pending: WaitingJobs, usage: Usage, past: PastUsage | None, idle: Iterable[Job] = ()
+        self,
+        pending: WaitingJobs,
+        usage: Usage,
+        past: PastUsage | None,
+        idle: Iterable[Job] = (),
+        some_keep_reasons: bool = False,
     ) -> SchedulingResult:
-        """Make the plan. Call this only once."""
+        """Make the plan. Call this only once. ``some_keep_reasons``: whether jobs wait that are not tried."""
+        self._waiting, self._some_keep_reasons = pending, some_keep_reasons
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
@@ -256,32 +275,57 @@ class Cycle:
         awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
-        free = None if lifted else available.failed_placements.get(wanted)
+        if self._deadlines.is_returning(job) and len(wanted) > 1 and self._others_wait(job):
+            wanted = tuple(count for count in wanted if count <= gang.groups_had) or wanted[:1]  # growth comes last
+        own = preferred(job, self._fleet, gang)
+        found, free = list[str](), None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
-            if found and job.spec.spreads:
-                found = [self._spread(job, lifted).host(found[0], available)]
-            names = self._allowances.within(job, found, wanted, available)
-            waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
-            if names and not waits:
-                assignment, granted = assign(job, gang, available, names, self._plan)
-                self._allowances.granted(job, granted)
-                self._in_vain.clear()  # the user may have reached a limit
-                self._result.assignments.append(assignment)
-                self._placed[job.spec.job_id] += 1
-                if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
-                    self._spreads[job.spec.job_id].took(assignment.node_id)
-                if lifted or self._promises.has_one(job):
-                    self._let_go(job, lifted, hosts_of(assignment))
-                return granted
-            if found:
-                needed = chips_of(found if waits else found[: wanted[0]], available)
-                self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
-                return None
+            found, free = choose(job, available, own, wanted, hopes, awaits)
             if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
-        self._wait(job, gang, available, free, lifted)
+        lent = self._lend(job, available, wanted) if free < wanted[0] else []
+        if lent:
+            found, _ = choose(job, available, own, wanted, False, False)
+            if not found:
+                self._lent_in_vain.add(_loan(job, wanted, lent))
+        if found and job.spec.spreads:
+            found = [self._spread(job, [*lifted, *lent]).host(found[0], available)]
+        names = self._allowances.within(job, found, wanted, available)
+        waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
+        if names and not waits:
+            assignment, granted = assign(job, gang, available, names, self._plan)
+            self._allowances.granted(job, granted)
+            self._in_vain.clear()  # the user may have reached a limit
+            self._result.assignments.append(assignment)
+            self._placed[job.spec.job_id] += 1
+            if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
+                self._spreads[job.spec.job_id].took(assignment.node_id)
+            if lifted or self._promises.has_one(job):
+                self._let_go(job, lifted, hosts_of(assignment))
+            self._promises.put_back(lent)
+            return granted
+        needed = chips_of(found if waits else found[: wanted[0]], available) if found else 0.0
+        self._promises.put_back(lent)
+        if found:
+            self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
+        else:
+            self._wait(job, gang, available, free, lifted)
         return None
+
+    def _others_wait(self, job: Job) -> bool:
+        """Return whether any other job waits for hosts."""
+        waiting = (one for one in self._waiting.others.values() if not comes_last(one) and one is not job)
+        return bool(self._waiting.by_kind) or self._some_keep_reasons or any(waiting)
+
+    def _lend(self, job: Job, available: Availability, wanted: tuple[int, ...]) -> Lifted:
+        """Free the hosts that are reserved for other jobs and lent to a job, unless they are known not to help."""
+        lent = self._promises.lendable(job)
+        if not lent or _loan(job, wanted, lent) in self._lent_in_vain:
+            return []
+        for worker, _ in lent:
+            self._plan.lift(worker)
+        available.catch_up()
+        return lent
 
     # -- groups of jobs --------------------------------------------------------------------------------------------
 
@@ -334,6 +378,7 @@ class Cycle:
                 self._result.unschedulable.append(TaskUnschedulableEvent(job.spec.job_id, 0, problem))
                 self._let_go(leader, lifted, reason=problem)
                 return
+        self._limit_of_group = None
         node_ids = self._promises.keep_for_group(leader, lifted, lambda own: self._hosts_for(leader, own))
         hosts = [self._fleet.workers[node_id] for node_id in node_ids]
         kept = tuple(dict.fromkeys(worker.slice_name or worker.name for worker in hosts))
@@ -346,17 +391,21 @@ class Cycle:
             available = self._available_to(job)
             free = failure.free if job is failure.job else choose(job, available, {}, num_groups(job), False, False)[1]
             reason = self._explainer.reason(job, available, free, kept, taken_from, None, waits_for)
+            if self._limit_of_group is not None and not kept:
+                reason = limited(job, self._limit_of_group, ())
             reasons.note(job, replace(reason, together=(name.name, which)))
 
     def _hosts_for(self, leader: Job, own: tuple[str, ...]) -> Taking | None:
         """Return the hosts on which a group fits once their occupants have ended; None if there are too few.
 
         Also returns None if suitable hosts are promised to other jobs: only one of the competing jobs has a promise at
-        a time. Spares and jobs that yield leave at once. No other attempts are asked to leave.
+        a time. Spares and jobs that yield leave at once, and lower bands if the group then runs.
         """
-        if own:
-            return self._evictor.idle_on(leader, own)
         jobs, needs = self._running.jobs, [(job, self._available_to(job)) for job in leader.members]
+        if own:
+            is_firm = leader.promise is not None and leader.promise.is_firm
+            evicts = not is_firm and self._would_run_on(leader, own) is not None
+            return self._evictor.leave_for_group(leader, own, evicts)
         if not jobs or any(self._too_few_exist(job, available) for job, available in needs):
             return None
         gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
@@ -364,39 +413,71 @@ class Cycle:
             self._promises.group_comes_next()
             return None
         away = self._plan.kept.keys() | self._plan.taken.keys()
-        if (node_ids := self._would_fit_on(leader, away)) is None:
-            if away and self._would_fit_on(leader, ()) is not None:
+        if not self._would_fit_once_empty(leader, away):
+            if away and self._would_fit_once_empty(leader, ()):
                 self._promises.group_comes_next()
             return None
-        return self._evictor.idle_on(leader, node_ids)
+        hosts = [node_id for node_id in self._fleet.workers if node_id not in away]
+        if (node_ids := self._would_run_on(leader, hosts)) is not None:
+            return self._evictor.leave_for_group(leader, node_ids, evicts=True)
+        if (node_ids := self._would_fit_on(leader, hosts, self._stays)) is not None:
+            return self._evictor.leave_for_group(leader, node_ids, evicts=False)
+        return None
+
+    def _stays(self, attempt: AttemptId) -> bool:
+        """Return whether an attempt may hold its hosts for ever: a spare that does not leave."""
+        held = self._running.jobs.get(attempt.job_id)
+        return held is not None and held.spec.spare_for is not None and attempt not in self._evictor.held_ready
+
+    def _would_run_on(self, leader: Job, node_ids: Collection[str]) -> tuple[str, ...] | None:
+        """Return hosts, among these, on which a group fits as soon as its victims have left, or None."""
+        victims = self._evictor.victims_of_group(leader, node_ids)
+        if not victims:
+            return None
+        return self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims)
 
     @staticmethod
     def _too_few_exist(job: Job, available: Availability) -> bool:
         least = num_groups(job)[0] * (len(job.gangs) if job.spec.coscheduling else 1)
         return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
 
-    def _would_fit_on(self, leader: Job, away: Collection[str]) -> tuple[str, ...] | None:
-        """Return hosts, without those in ``away``, on which a group fits once their occupants have ended, or None."""
-        jobs, idle = self._running.jobs, self._evictor.held_ready
-        if self._once_empty is None or len(idle) < self._idle_once_empty:  # spares that leave for a job don't end
+    def _would_fit_once_empty(self, leader: Job, away: Collection[str]) -> bool:
+        """Return whether a group would fit, without the hosts in ``away``, if only spares that don't leave stayed."""
+        idle = len(self._evictor.held_ready)
+        if self._once_empty is None or idle < self._idle_once_empty:  # spares have left for jobs
+            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, self._stays)
+            self._idle_once_empty = idle
+        found = self._once_empty.place(leader.members, away, self._allowances)
+        if isinstance(found, PlacementFailure):
+            self._limit_of_group = found.limit or self._limit_of_group
+        return isinstance(found, GroupPlacement)
 
-            def stays(attempt: AttemptId) -> bool:
-                held = jobs.get(attempt.job_id)
-                return held is not None and held.spec.spare_for is not None and attempt not in idle
-
-            staying = {who for worker in self._fleet.workers.values() for who in worker.occupants if stays(who[1])}
-            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, staying)
-            self._idle_once_empty = len(idle)
-        found = self._once_empty.place(leader.members, away)
-        if found is None:
+    def _would_fit_on(
+        self, leader: Job, node_ids: Iterable[str], stays: Callable[[AttemptId], bool]
+    ) -> tuple[str, ...] | None:
+        """Return hosts, among these, on which a group fits within its limits once all but some occupants have ended."""
+        hosts, now = [self._fleet.workers[node_id] for node_id in node_ids], self._deadlines.now
+        staying = {who for worker in hosts for who in worker.occupants if who not in worker.ending and stays(who[1])}
+        in_use = {worker.slice_name for worker in hosts if worker.occupants}
+        free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
+        there = without_what_ends(self._fleet, hosts, now, staying)
+        found = place_on(leader.members, there, now, self._allowances, prefer=free)
+        if isinstance(found, PlacementFailure):
+            self._limit_of_group = found.limit or self._limit_of_group
             return None
         return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
 
     def _fits_on(self, leader: Job, node_ids: Collection[str]) -> bool:
-        """Return whether a group fits on the hosts promised to it once their occupants have ended."""
-        hosts = [self._fleet.workers[node_id] for node_id in node_ids]
-        there = without_what_ends(self._fleet, hosts, self._deadlines.now)
-        return isinstance(place_on(leader.members, there, self._deadlines.now), GroupPlacement)
+        """Return whether a group fits on the hosts promised to it once their occupants have ended.
+
+        With victims, only those that leave count as ended.
+        """
+        hosts, now = [self._fleet.workers[node_id] for node_id in node_ids], self._deadlines.now
+        is_firm, leaving = leader.promise is not None and leader.promise.is_firm, self._evictor.leaving()
+        there = (who for host in hosts for who in host.occupants.keys() - host.ending.keys())
+        staying = {who for who in there if is_firm and who[1] not in leaving}
+        left = without_what_ends(self._fleet, hosts, now, staying)
+        return isinstance(place_on(leader.members, left, now), GroupPlacement)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
@@ -459,8 +540,9 @@ class Cycle:
             The names of the groups that are promised to the job, and the hosts that it may take later.
         """
         lifted = self._promises.lift_own(job)
-        available.catch_up()
         own = [worker.node_id for worker, _ in lifted]
+        lifted += self._promises.lift_in_use(job)
+        available.catch_up()
         taking = self._evictor.find(job, available, own, self._placed[job.spec.job_id])
         self._promises.put_back(lifted)
         if isinstance(taking, Taking):

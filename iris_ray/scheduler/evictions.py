@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
@@ -44,7 +44,7 @@ OWNERS_SPARED = 3
 TASKS_AT_ONCE = 16
 """The number of hosts that one search takes for a job of independent tasks."""
 
-_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool]
+_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class Evictor:
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
         self._in_vain: set[_Key] = set()
+        self._lent: dict[str, frozenset[AttemptId]] = {}  # by the id of the job with the reservation
 
     def go_on(self, job: Job) -> None:
         """Count the victims of a job's earlier promise as leaving."""
@@ -119,7 +120,40 @@ class Evictor:
         key = _key(job)
         if not self._has_time or key in self._hopeless or self._fairness.passes_over(key):
             return False
-        return not comes_last(job) and bool(self._idle or self._bands(job))
+        return not comes_last(job) and bool(self._idle or self._lent_by(job) or self._bands(job))
+
+    def leaves_at(self, attempt: AttemptId, job: Job) -> float | None:
+        """Return when an attempt leaves its hosts at the latest if a job evicts it now or as soon as possible.
+
+        Returns None if the job can't evict it.
+        """
+        if attempt in self._idle:
+            return self._now
+        if attempt in self._leaving:
+            eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
+            return self._deadline if eviction is None else eviction.deadline
+        if self._rules is None or not may_evict(job) or attempt.job_id not in self._running.jobs:
+            return None
+        cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
+        return None if cost is None else self._deadline + cost[0]
+
+    def _lent_by(self, job: Job) -> frozenset[AttemptId]:
+        """Return the attempts that were lent hosts reserved for a job, if they leave when it needs these hosts."""
+        if job.promise is None or not job.promise.lent or self._rules is None or not may_evict(job):
+            return frozenset()
+        found = self._lent.get(job.spec.job_id)
+        if found is None:
+            lent, workers, jobs = job.promise.lent, self._fleet.workers, self._running.jobs
+            hosts = (workers[node_id] for node_id in job.promise.node_ids if node_id in workers)
+            there = {who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()}
+            found = frozenset(a for a in there if a.job_id in lent and leaves_for(jobs[a.job_id], job))
+            self._lent[job.spec.job_id] = found
+        return found
+
+    @property
+    def running_jobs(self) -> Mapping[str, Job]:
+        """All jobs by id."""
+        return self._running.jobs
 
     def end_plan(self, complete: bool) -> None:
         """Record the kinds of jobs for which no victims were found; ``complete``: see `SchedulingResult`."""
@@ -160,15 +194,33 @@ class Evictor:
             return None
         return self._taking(job, found, available)
 
-    def idle_on(self, job: Job, node_ids: Collection[str]) -> Taking:
-        """Take these hosts for a job. Spares and yielding jobs on them leave at once."""
-        occupants = (who for node_id in node_ids for who in self._fleet.workers[node_id].occupants)
-        victims = frozenset(attempt for _, attempt in occupants if attempt in self._idle)
+    def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
+        """Return the attempts on some hosts that may leave for a group: those without use and those of lower bands."""
+        lent, reclaim, band = self._lent_by(leader), self._reclaim(leader), leader.spec.priority
+        there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
+
+        def may_leave(attempt: AttemptId) -> bool:
+            if attempt in self._idle or attempt in self._leaving:
+                return True
+            spec = self._running.jobs[attempt.job_id].spec if attempt.job_id in self._running.jobs else None
+            if spec is None or not self._bands(leader) or not (spec.priority > band or attempt in lent):
+                return False
+            by_band = attempt in lent or reclaim.by_band(spec)
+            return by_band and self._costs.of(attempt, band, reclaim, patient=False, lent=lent) is not None
+
+        return frozenset(filter(may_leave, there))
+
+    def leave_for_group(self, leader: Job, node_ids: Collection[str], evicts: bool) -> Taking:
+        """Take hosts for a group. Spares and yielding jobs on them leave, and, if it ``evicts``, its other victims."""
+        there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
+        victims = self.victims_of_group(leader, node_ids) if evicts else frozenset(there & self._idle.keys())
+        victims = frozenset(victims)
         self._costs.leave(victims)
-        self._taken[job.spec.job_id] = victims
+        self._taken[leader.spec.job_id] = victims
         for attempt in victims:
             if self._allowances.teams.exist:
-                self._leaves(attempt, job)
+                self._leaves(attempt, leader)
+        for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking((), tuple(node_ids), tuple(sorted(victims)), self._deadline)
 
@@ -184,7 +236,7 @@ class Evictor:
         gangs of the team's lower bands.
         """
         least, needed = num_groups(job)[0], reached.needed
-        own = self._own_spares(job) if reached.team is None else self._of_team(job)
+        own = self._own_spares(job) if reached.team is None else self._of_team(job, reached)
         if not own or comes_last(job):
             return None
         search = self._search(job, available, least, only=own)
@@ -204,6 +256,8 @@ class Evictor:
         """Return whether `find_within_limit` may find victims for a job, now or later."""
         if reached.team is None:
             return bool(self._own_spares(job))
+        if next(self._of_other_parts(job, reached), None) is not None:
+            return True
         first = next(iter(self._of_account(job)), None)
         return first is not None and (first in self._idle or self._band(first) > job.spec.priority)
 
@@ -211,11 +265,17 @@ class Evictor:
         account = job.spec.user, job.spec.priority
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
-    def _of_team(self, job: Job) -> list[AttemptId]:
-        """Return the spares of a job's team and the possible victims in its lower bands."""
+    def _of_team(self, job: Job, reached: ReachedLimit) -> list[AttemptId]:
+        """Return the possible victims for a job whose team, or a team above it, has used up its quota.
+
+        These are spares and lower bands of the job's team, spares of other teams, and attempts of other parts of the
+        team above that use more than their quota.
+        """
         reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
         found = (
-            a for a in self._of_account(job) if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
+            a
+            for a in chain(self._of_account(job), self._of_other_parts(job, reached))
+            if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
         )
         return list(islice(found, GROUPS_COMPARED))
 
@@ -225,6 +285,17 @@ class Evictor:
         if not self._idle and not any(map(self._running.attempts.get, lower)):
             return ()
         return self._by_account.get(self._allowances.teams.account(job.spec), ())
+
+    def _of_other_parts(self, job: Job, reached: ReachedLimit) -> Iterator[AttemptId]:
+        """Iterate over the attempts of other teams that count towards a reached quota and might leave for a job.
+
+        These are spares and jobs that yield and, if the job may reclaim quota, all others.
+        """
+        own, reclaims = self._allowances.teams.account(job.spec), bool(self._reclaim(job))
+        for account, attempts in self._by_account.items() if reclaims or self._idle else ():
+            spec = self._running.jobs[attempts[0].job_id].spec
+            if account != own and self._allowances.counts_for(reached, spec):
+                yield from attempts if reclaims else takewhile(self._idle.__contains__, attempts)
 
     def _band(self, attempt: AttemptId) -> PriorityBand:
         return self._running.jobs[attempt.job_id].spec.priority
@@ -270,7 +341,8 @@ class Evictor:
         only: Collection[AttemptId] | None = None,
     ) -> VictimSearch:
         reclaim = self._reclaim(job)
-        return VictimSearch(self._costs, self._fleet, self._plan, job, available, needed, reclaim, patient, only)
+        about = self._costs, self._fleet, self._plan, job, available, needed, reclaim
+        return VictimSearch(*about, patient, only, self._lent_by(job))
 
     def _reclaim(self, job: Job) -> Reclaim:
         """Return the job's right to reclaim quota from other teams."""
@@ -297,7 +369,7 @@ class Evictor:
             if found is None:
                 return None
             beyond = self._beyond(search, found)
-            spared = {owner for owner, _ in self._at_budget(found)} if not search.patient else set()
+            spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
             search.spare(spared, beyond)
@@ -308,16 +380,19 @@ class Evictor:
         if not search.reclaim:
             return frozenset()
         jobs = self._running.jobs
-        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
+        victims = self._chargeable(search, found)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
         in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
 
-    def _at_budget(self, found: Room) -> list[tuple[Owner, float]]:
+    def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
+        """Return the victims that would lose hosts which they were not merely lent."""
+        return frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving - search.lent
+
+    def _at_budget(self, search: VictimSearch, found: Room) -> list[tuple[Owner, float]]:
         """Return the owners whose eviction budgets these victims would exceed, with the seconds until they don't."""
-        victims = frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, victims)))
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(search, found))))
         waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
         return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
@@ -332,7 +407,7 @@ class Evictor:
             return None
         victims = sorted(frozenset[AttemptId]().union(*found.values()))
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        some, jobs = self._at_budget(found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        some, jobs = self._at_budget(patient, found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
         at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {owner}" for owner, _ in some))
         wait_s = max([*waits, *(wait_s for _, wait_s in some)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
@@ -377,7 +452,7 @@ class Evictor:
         names: dict[str, None] = {}
         enough = min(max(GROUPS_COMPARED, 2 * search.needed), MOST_COMPARED)
         bands = self._bands(search.job)
-        for attempt in chain(sorted(self._leaving), self._idle, *map(self._in_turn, bands)):
+        for attempt in chain(sorted(self._leaving), self._idle, sorted(search.lent), *map(self._in_turn, bands)):
             if not self._looks or len(names) >= enough:
                 break
             self._looks -= 1
@@ -433,4 +508,11 @@ def may_evict(job: Job) -> bool:
 
 def _key(job: Job) -> _Key:
     """Return the search key of a job. A search that fails for one job fails for others with its key."""
-    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job)
+    has_lent = job.promise is not None and bool(job.promise.lent)
+    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job), has_lent
+
+
+def leaves_for(victim: Job, job: Job) -> bool:
+    """Return whether a job leaves hosts that it was lent within a notice for the job with the reservation."""
+    bands = victim.spec.priority, job.spec.priority
+    return victim.yields or bands[0] > bands[1] or bands == (PriorityBand.BATCH, PriorityBand.BATCH)

@@ -198,7 +198,11 @@ class Allowances:
             given_back: the number of chips that its user frees first.
         """
         mine = self._allowance(job)
-        if chips and self.teams.exist and isinstance(self.teams.quota_source(job, chips - given_back), QuotaExhausted):
+        if (
+            chips
+            and self.teams.exist
+            and isinstance(self.teams.quota_source(job, chips, less=given_back), QuotaExhausted)
+        ):
             return False
         if mine is None:
             return True
@@ -210,7 +214,7 @@ class Allowances:
         """Return whether a job is within a limit once attempts with this number of counted chips have left."""
         if reached.team is None:
             return self.may_take(job, reached.needed, given_back=chips)
-        return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed - chips), QuotaSource)
+        return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed, less=chips), QuotaSource)
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
         """Return whether a job's resources count towards a limit."""

@@ -26,6 +26,7 @@ from iris_ray.state.events import (
     AssignedEvent,
     GroupAssignedEvent,
     JobAssignedEvent,
+    PromiseEvent,
     TasksAssignedEvent,
     TaskUnschedulableEvent,
 )
@@ -33,6 +34,10 @@ from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
 from iris_ray.state.waiting_jobs import WaitingJobs
 
 logger = logging.getLogger(__name__)
+
+
+MOST_ROUNDS = 8
+"""The largest number of plans made at once, each of which places what the one before has made possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +98,34 @@ class Planner:
         self._looked_at_all = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
-        """Make and commit a plan, and return the gangs that it has placed.
+        """Make and commit plans until nothing is left to place, and return the gangs that they have placed.
+
+        A job changes its victims once at most; otherwise a spare could leave and come back for ever.
 
         Args:
             now: seconds since the epoch.
             instructions: the instructions of the committed events are added to these.
         """
+        placements: list[PlacedGang] = []
+        changed: set[str] = set()
+        for _ in range(MOST_ROUNDS):
+            placed, done = self._plan_once(now, instructions, changed)
+            placements += placed
+            if done:
+                return placements
+        logger.warning("planning stopped after %d rounds, and goes on at the next event", MOST_ROUNDS)
+        return placements
+
+    def _plan_once(self, now: float, instructions: Instructions, changed: set[str]) -> tuple[list[PlacedGang], bool]:
+        """Make and commit a plan. Return the gangs that it has placed, and whether nothing is left to place.
+
+        ``changed`` has the ids of the jobs for which earlier plans of this call have asked attempts to leave.
+        """
         state = self._state
         recent = now < self._planned_at + self._look_again_s
         versions = _versions(state)
         if recent and not self.unfinished and self._planned_for == versions:
-            return []  # nothing that a plan depends on has changed
+            return [], True  # nothing that a plan depends on has changed
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
@@ -120,7 +142,7 @@ class Planner:
         queue_version = state.queue_version
         committed = (self._commit(assignment, now, instructions) for assignment in result.assignments)
         placements = [gang for gangs in committed for gang in gangs]
-        apply_safely(state, result.promises, instructions)
+        apply_safely(state, self._first_changes(result.promises, changed), instructions)
         done = state.queue_version == queue_version  # otherwise some gang needs more or fewer spares
         if done:  # the plan's own assignments, which change the versions, leave nothing to place
             self._planned_for = _versions(state)
@@ -129,9 +151,20 @@ class Planner:
         self.unfinished = not result.complete
         if self.left_out:
             self.pending_reasons.replace(self._unplannable.reasons(state.pending(), now))
-        if done or self.unfinished:
-            return placements
-        return placements + self.plan(now, instructions)
+        return placements, done or self.unfinished
+
+    @staticmethod
+    def _first_changes(promises: Iterable[PromiseEvent], changed: set[str]) -> list[PromiseEvent]:
+        """Return the events without those of jobs that would ask attempts to leave a second time, and log these."""
+        first: list[PromiseEvent] = []
+        for event in promises:
+            if event.leave and event.job_id in changed:
+                logger.warning("%s would take hosts a second time from %s", event.job_id, [*map(str, event.leave)])
+                continue
+            first.append(event)
+            if event.leave:
+                changed.add(event.job_id)
+        return first
 
     def _with_last_reason(self, late: TaskUnschedulableEvent) -> TaskUnschedulableEvent:
         """Return the event of a timed-out job, with the reason from the previous plan."""

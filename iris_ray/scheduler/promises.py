@@ -6,7 +6,9 @@ Two kinds of jobs have a promise, which the state remembers (`Job.promise`) unti
   lower one gets one of the hosts, and its chips already count towards its user's limit.
 - A job that does not fit and has waited longer than the backfill bound. It gets as few groups as it can use, first free
   ones, then those closest to being free; an independent task gets a host. Only one of the competing jobs has such a
-  promise at a time. A gang that has just lost hosts may return to its former groups even if they are promised.
+  promise at a time. The hosts are lent until they are complete, and not reserved at all if they are not expected to be
+  complete within `HORIZON_S`; see `calendar.py`. A gang that has just lost hosts may return to its former groups even
+  if they are promised.
 
 A promise waits for running tasks, and for events with a time limit: the deadline of an eviction, the end of a
 suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole once a time limit has passed or a host is
@@ -16,19 +18,22 @@ since it comes first.
 For a returning gang, the plan reserves as many groups as the gang had, in this plan only.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
-from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking
+from iris_ray.scheduler.calendar import HORIZON_S, Calendar, Dates, latest
+from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
+
+NOTHING_BOUNDS = "the jobs on the hosts have run for so long that they may run for hours more"
 
 Lifted = list[tuple[Worker, str]]
 """Hosts temporarily free for a job, each with the id of the job to which it is promised."""
@@ -45,6 +50,7 @@ class _Promise:
         is_lost: whether committing the plan may revoke it in the state, because an earlier job gets some of its hosts.
         taking: the victims that this plan asks to leave for it, or None.
         reason: why it is revoked; otherwise empty.
+        complete_by: when the hosts are free for the job at the latest, until which they are lent; seconds; 0: not lent.
     """
 
     job: Job
@@ -53,6 +59,7 @@ class _Promise:
     is_lost: bool = False
     taking: Taking | None = None
     reason: str = ""
+    complete_by: float = 0.0
 
 
 class PlannedPromises:
@@ -88,6 +95,7 @@ class PlannedPromises:
         self._plan = plan
         self._allowances = allowances
         self._leaving = evictor.leaving()
+        self._calendar = Calendar(evictor, deadlines.now)
         lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
         self._tiers: dict[str, Tier] = {}  # by job id; as of the first read
         for job in lasting:  # so that later jobs of its team don't use up its quota
@@ -108,7 +116,7 @@ class PlannedPromises:
             assert job.promise is not None
             promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
             promise.is_lost = not self._plan.taken.keys().isdisjoint(job.promise.node_ids)
-            promise.reason = self._problem(job, job.promise.node_ids, available_to(job))
+            promise.reason = self._problem(promise, job.promise.node_ids, available_to(job))
             if promise.reason:
                 for one in job.members or (job,):
                     self._allowances.teams.promised(one, 0.0)
@@ -134,6 +142,30 @@ class PlannedPromises:
     def hosts_of(self, job: Job) -> tuple[str, ...]:
         """Return the node ids of the hosts that are promised to a job."""
         return self._hosts(job.spec.job_id)
+
+    # -- lending ---------------------------------------------------------------------------------------------------
+
+    def lendable(self, job: Job) -> Lifted:
+        """Return the hosts with room for a task that are reserved for other jobs and that a job may use meanwhile."""
+        lent: Lifted = []
+        kept, taken, has_room = self._plan.kept, self._plan.taken, job.requirement.has_room
+        for job_id, promise in self._of.items():
+            if promise.complete_by and self._calendar.may_lend(job, promise.job, promise.complete_by):
+                hosts = (self._fleet.workers[node_id] for node_id in promise.node_ids if kept.get(node_id) == job_id)
+                lent += [(host, job_id) for host in hosts if has_room(host, taken.get(host.node_id))]
+        return lent
+
+    def lift_in_use(self, job: Job) -> Lifted:
+        """Free the hosts reserved for higher bands that a job may use meanwhile once victims have left."""
+        lifted: Lifted = []
+        for job_id, promise in self._of.items():
+            may_use = promise.complete_by and promise.job is not job and leaves_for(job, promise.job)
+            if may_use and self._calendar.may_lend(job, promise.job, promise.complete_by):
+                hosts = (node_id for node_id in promise.node_ids if self._plan.kept.get(node_id) == job_id)
+                lifted += [(self._fleet.workers[node_id], job_id) for node_id in hosts]
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
 
     # -- lifting ---------------------------------------------------------------------------------------------------
 
@@ -177,6 +209,9 @@ class PlannedPromises:
         """Replace a job's promise by hosts that victims leave for it."""
         for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
             self._plan.lift(self._fleet.workers[node_id])
+        for other in self._of.values():
+            if not set(other.node_ids).isdisjoint(taking.node_ids) and other.job is not job:
+                self._lose(other)
         self._of.pop(job.spec.job_id, None)  # so that promises are reported in the order in which they were made
         promise = self._of[job.spec.job_id] = _Promise(job, is_firm=True, taking=taking)
         self._keep(promise, taking.node_ids)
@@ -229,6 +264,9 @@ class PlannedPromises:
             names = self._better(job, gang, self._names(job, before), available)
         else:
             names = self._chosen(job, gang, available, returning)
+        dates = self._dates(job, names, available)
+        if not before and not returning and self._is_too_late(dates):
+            return ()
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         if node_ids and returning and not before:
             self._for_now[job.spec.job_id] = node_ids
@@ -237,6 +275,7 @@ class PlannedPromises:
         elif node_ids:
             known = self._of.get(job.spec.job_id)
             self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
+            promise.complete_by = dates.by
             self._keep(promise, node_ids)
         elif before:
             self._allowances.teams.promised(job, 0.0)
@@ -269,8 +308,13 @@ class PlannedPromises:
             return ()
         if (taking := find(self.hosts_of(leader))) is None:
             return ()
+        hosts = [self._fleet.workers[node_id] for node_id in taking.node_ids]
+        dates = self._calendar.free_at(leader, hosts)
+        if self._is_too_late(dates):
+            return ()
         promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
+        promise.complete_by = 0.0 if taking.leave else dates.by
         if not lifted:
             self._of[leader.spec.job_id] = promise
             self._keep(promise, taking.node_ids)
@@ -320,6 +364,15 @@ class PlannedPromises:
         promise.node_ids, promise.reason = node_ids, ""
         for node_id in node_ids:
             self._plan.keep(self._fleet.workers[node_id], promise.job.spec.job_id)
+        self._reserve(promise)
+
+    def _lose(self, promise: _Promise) -> None:
+        """Revoke a reservation, because victims leave one of its hosts for a job that uses it meanwhile."""
+        for node_id in promise.node_ids:
+            if self._plan.kept.get(node_id) == promise.job.spec.job_id:
+                self._plan.lift(self._fleet.workers[node_id])
+        promise.node_ids, promise.reason = (), "a job that leaves in time takes one of the hosts meanwhile"
+        self.given_up = True
         self._reserve(promise)
 
     def _reserve(self, promise: _Promise) -> None:
@@ -372,19 +425,35 @@ class PlannedPromises:
             return False
         return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
 
-    def _problem(self, job: Job, node_ids: tuple[str, ...], available: Availability) -> str:
-        """Return why a promise must be revoked, or an empty string.
+    def _dates(self, job: Job, names: Iterable[str], available: Availability) -> Dates:
+        """Return when these groups are free for a job."""
+        dates = (self._calendar.group_free_at(job, name, available) for name in names)
+        return latest(dates, self._deadlines.now)
+
+    def _is_too_late(self, dates: Dates) -> bool:
+        return dates.expected > self._deadlines.now + HORIZON_S
+
+    def _problem_with_dates(self, promise: _Promise, dates: Dates) -> str:
+        """Set until when a reservation is lent. Return why it must be revoked, or an empty string."""
+        promise.complete_by = dates.by
+        return NOTHING_BOUNDS if self._is_too_late(dates) else ""
+
+    def _problem(self, promise: _Promise, node_ids: tuple[str, ...], available: Availability) -> str:
+        """Return why a promise must be revoked, or an empty string. Sets when its hosts are expected to be free.
 
         A job that has begun to yield loses its promise, since it waits behind all other jobs.
         """
+        job = promise.job
         assert job.promise is not None
         if job.yields:
             return "it yields"
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
             return "a job that comes before it gets some of the hosts"
         if job.members:
-            fits = all(i in self._fleet.workers for i in node_ids) and self._fits_on(job, node_ids)
-            return "" if fits else "its jobs do not fit on the hosts together any more"
+            if not all(i in self._fleet.workers for i in node_ids) or not self._fits_on(job, node_ids):
+                return "its jobs do not fit on the hosts together any more"
+            hosts = (self._fleet.workers[node_id] for node_id in node_ids)
+            return self._problem_with_dates(promise, self._calendar.free_at(job, hosts))
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
         if pauses and not job.promise.is_firm:
             return "it pauses"
@@ -402,9 +471,10 @@ class PlannedPromises:
         stuck = [name for name in names if not available.may_become_free(name)]
         if stuck:
             return f"the end of what ran on {stuck[0]} is not confirmed in time"
-        is_firm, leaving = job.promise.is_firm, self._leaving
-        busy = [name for name in names if not available.is_free_after(name, leaving)] if is_firm else ()
-        return f"{busy[0]} is in use by what does not leave" if busy else ""
+        if job.promise.is_firm:
+            busy = [name for name in names if not available.is_free_after(name, self._leaving)]
+            return f"{busy[0]} is in use by what does not leave" if busy else ""
+        return self._problem_with_dates(promise, self._dates(job, names, available))
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
         workers, coscheduling = self._fleet.workers, job.spec.coscheduling
@@ -415,7 +485,7 @@ class PlannedPromises:
         """Return the groups promised to a job, with groups in use replaced by free ones if possible."""
         free = [name for name in names if available.is_free(name)]
         buckets = {available.candidates.evaluations[name].bucket for name in names}
-        more = best_free(len(names), available, sorted(buckets, reverse=True), preferred(job, self._fleet, gang))
+        more = self._best_free(job, gang, len(names), available, sorted(buckets, reverse=True))
         return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
 
     def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
@@ -428,30 +498,54 @@ class PlannedPromises:
             needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
         if exist < needed or not (returning or not available.is_any_kept(buckets)):
             return ()
-        names = best_free(needed, available, buckets, preferred(job, self._fleet, gang))
-        kept = self._plan.kept.keys()
+        firm = set[str]() if returning else self._left_for_others()
+        names = self._best_free(job, gang, needed, available, buckets, firm)
+        kept = self._plan.kept.keys() | firm
         others = (
             name
             for name in available.closest_to_free(buckets)
             if kept.isdisjoint(available.group(name).node_ids) and (returning or available.may_become_free(name))
         )
-        return (*names, *self._apart_first(others, needed - len(names), available))
+        found = (*names, *self._soonest(job, others, needed - len(names), available))
+        return found if returning or len(found) == needed else ()
 
-    def _apart_first(self, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return the first groups, preferring groups that become free anyway and are not promised to other jobs.
+    def _left_for_others(self) -> set[str]:
+        """Return the hosts that victims leave for jobs later in the queue, which only a job that then runs may take."""
+        firm = (job.promise for job in self._before if job.promise is not None and job.promise.is_firm)
+        return {node_id for promise in firm for node_id in promise.node_ids}
+
+    def _best_free(
+        self,
+        job: Job,
+        gang: Gang,
+        count: int,
+        available: Availability,
+        buckets: Iterable[int],
+        without: Set[str] | None = None,
+    ) -> list[str]:
+        """Return the best free groups for a gang to reserve, at most ``count``, without some hosts."""
+        without = self._left_for_others() if without is None else without
+        names = best_free(count + len(without), available, buckets, preferred(job, self._fleet, gang))
+        return [name for name in names if not without or without.isdisjoint(available.group(name).node_ids)][:count]
+
+    def _soonest(self, job: Job, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
+        """Return groups to reserve: first those that become free anyway, are not promised, and are free soon enough.
 
         Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free.
         """
-        promised = {i for job in self._before if job.promise is not None for i in job.promise.node_ids}
-        if not promised:
-            return [*islice(names, wanted)]
+        if wanted <= 0:
+            return []
+        promised = {i for other in self._before if other.promise is not None for i in other.promise.node_ids}
 
         def is_apart(name: str) -> bool:
             waited_for = not promised.isdisjoint(available.group(name).node_ids)
             return not waited_for and available.is_free_after(name, self._leaving)
 
-        compared = islice(names, max(wanted, GROUPS_COMPARED))
-        return sorted(compared, key=lambda name: not is_apart(name))[:wanted]
+        def key(name: str) -> tuple[bool, bool]:
+            too_late = self._is_too_late(self._calendar.group_free_at(job, name, available))
+            return too_late, bool(promised) and not is_apart(name)
+
+        return sorted(islice(names, max(wanted, GROUPS_COMPARED)), key=key)[:wanted]
 
     def tier_of(self, job: Job) -> Tier:
         """Return a job's place in the queue."""

@@ -147,7 +147,8 @@ class Scheduler:
                 unchanged += [one.spec.job_id for one in job.members or (job,)]
         if not unchanged:
             return None
-        result = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams).run(tried, usage, past)
+        cycle = Cycle(fleet, self._cache, deadlines, most, limits=limits, teams=teams)
+        result = cycle.run(tried, usage, past, some_keep_reasons=True)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None

@@ -148,12 +148,12 @@ class TeamQuotas:
         """Return the name of a job's team, and the type whose quota the job needs, or None."""
         return self._use.path(spec.team)[0], self.kind(spec)
 
-    def quota_source_if_all_stay(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+    def quota_source_if_all_stay(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
         """Return the job's quota source as if the attempts that leave only for this job stayed."""
         stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
         for leaving in stay:
             self._count_leaving(leaving, sign=-1)
-        found = self.quota_source(job, chips)
+        found = self.quota_source(job, chips, less)
         for leaving in stay:
             self._count_leaving(leaving, sign=1)
         return found
@@ -176,14 +176,19 @@ class TeamQuotas:
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
         own = self._aside.get(job.spec.job_id)
+        source: QuotaSource | None = None
         for name, account, used, kept in self._after(path, kind, more - less):
             own_here = own.chips if own is not None and name in own.names else 0.0
             aside = account.aside.total() - own_here if account.aside else 0.0
-            if name != NO_TEAM and _is_within(account, used + aside, kept, band, more + account.aside[band] - own_here):
-                return QuotaSource.OWN if name == path[0] else QuotaSource.SHARED
-            if rounded(used + aside + kept) > account.most:
+            is_over = rounded(used + aside + kept) > account.most
+            if is_over and (source is None or name != NO_TEAM):  # a team above may be full, and reclaims nothing
                 there_are, is_kept_back = rounded(used + aside + kept - more), rounded(used + kept) <= account.most
                 return QuotaExhausted(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
+            in_band = more + account.aside[band] - own_here
+            if source is None and name != NO_TEAM and _is_within(account, used + aside, kept, band, in_band):
+                source = QuotaSource.OWN if name == path[0] else QuotaSource.SHARED
+        if source is not None:
+            return source
         return QuotaSource.BORROWED
 
     def quota_source_within_team(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:

@@ -6,10 +6,11 @@ jobs. This succeeds whenever possible if the jobs ask for different slices or fo
 the jobs' constraints overlap in part, or if tasks of several sizes fill hosts to the last CPU.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import UNCONFIRMED_S, Occupant, Worker, accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import assign, buckets_for, choose, num_groups, preferred
@@ -143,37 +144,37 @@ class FleetOnceEmpty:
     Args:
         fleet: the fleet as it is.
         now: seconds on the clock of the events.
-        stays: the occupants that don't end by themselves.
+        stays: returns whether an attempt does not end by itself.
     """
 
-    def __init__(self, fleet: Fleet, now: float, stays: Collection[Occupant]) -> None:
+    def __init__(self, fleet: Fleet, now: float, stays: Callable[[AttemptId], bool]) -> None:
         workers = fleet.workers.values()
-        in_use = {worker.slice_name for worker in workers if worker.occupants}
-        self._free = {worker.slice_name for worker in workers if worker.slice_name} - in_use
-        self._fleet = without_what_ends(fleet, workers, now, stays)
+        staying = {who for worker in workers for who in worker.occupants if who not in worker.ending and stays(who[1])}
+        self._fleet = without_what_ends(fleet, workers, now, staying)
         self._cache = CandidateCache()
         self._now = now
-        self._away: frozenset[str] | None = None
-        self._refused = set[tuple[object, ...]]()  # groups that do not fit without the hosts in `_away`
+        self._without: dict[frozenset[str], tuple[Plan, Availabilities]] = {}  # the latest two sets of hosts
+        self._refused = set[tuple[object, ...]]()  # groups that do not fit, whatever their limits
 
-    def place(self, members: Sequence[Job], away: Collection[str]) -> GroupPlacement | None:
-        """Return a placement of all jobs of a group without some hosts, preferably on slices that are free now."""
-        if self._away is None or away != self._away:
-            self._away = frozenset(away)
-            self._plan = Plan()
-            for node_id in self._away & self._fleet.workers.keys():
-                self._plan.keep(self._fleet.workers[node_id], "")
-            self._available = Availabilities(self._fleet, self._cache, self._plan, self._now)
-            self._refused.clear()
-        key = tuple(map(self._kind, members))
+    def place(
+        self, members: Sequence[Job], away: Collection[str], allowances: Allowances
+    ) -> GroupPlacement | PlacementFailure | None:
+        """Return a placement of all jobs of a group without some hosts, or None if an equal group did not fit."""
+        known = frozenset(away)
+        key = known, *map(self._kind, members)
         if key in self._refused:
             return None
-        about = self._fleet, self._cache, self._plan, self._available, self._now
-        found = place_together(members, *about, prefer=self._free)
-        if isinstance(found, GroupPlacement):
-            return found
-        self._refused.add(key)
-        return None
+        if known not in self._without:
+            plan = Plan()
+            for node_id in known & self._fleet.workers.keys():
+                plan.keep(self._fleet.workers[node_id], "")
+            self._without = dict([*self._without.items()][-1:])
+            self._without[known] = plan, Availabilities(self._fleet, self._cache, plan, self._now)
+        plan, available = self._without[known]
+        found = place_together(members, self._fleet, self._cache, plan, available, self._now, allowances)
+        if isinstance(found, PlacementFailure) and found.limit is None:
+            self._refused.add(key)
+        return found
 
     def _kind(self, job: Job) -> tuple[object, ...]:
         """Return everything about a job that decides where it fits."""

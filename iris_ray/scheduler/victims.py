@@ -115,7 +115,14 @@ class EvictionCosts:
         self._leaving_of = Counter[Owner]()  # by owner, without idle ones, which no budget counts
         self.leave(a for a in running.evicted if running.jobs[a.job_id].gangs[a.gang].eviction is not None)
 
-    def of(self, attempt: AttemptId, taker: PriorityBand | None, reclaim: Reclaim, patient: bool) -> Cost | None:
+    def of(
+        self,
+        attempt: AttemptId,
+        taker: PriorityBand | None,
+        reclaim: Reclaim,
+        patient: bool,
+        lent: Collection[AttemptId] = (),
+    ) -> Cost | None:
         """Return the cost of an attempt's end; None if the attempt can't be a victim.
 
         An attempt that is about to leave costs nothing more, but only a job that could have evicted it may count on
@@ -126,11 +133,12 @@ class EvictionCosts:
             taker: the band of the job that would take its hosts; None if the job may not evict.
             reclaim: the job's right to reclaim quota.
             patient: whether to include attempts that have not yet run for the minimum time.
+            lent: the attempts that were lent hosts reserved for that job, which they leave at any time.
         """
         if attempt in self.leaving:
             job = self._running.jobs[attempt.job_id]
             by_band = taker is not None and job.spec.priority > taker and reclaim.by_band(job.spec)
-            return NO_COST if is_idle(job) or by_band else None
+            return NO_COST if is_idle(job) or by_band or attempt in lent else None
         known = self._costs.get(attempt)
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
@@ -139,6 +147,8 @@ class EvictionCosts:
             return cost or None
         if taker is None or not cost:
             return None
+        if attempt in lent:
+            return (0.0, 0.0, *cost[2:])
         spec, wait_s, rank = self._running.jobs[attempt.job_id].spec, cost[0], 0
         if band <= taker or not reclaim.by_band(spec):
             owes = reclaim.rank(spec)
@@ -266,6 +276,7 @@ class VictimSearch:
         job: the job that needs room.
         reclaim: the job's right to reclaim quota.
         patient: whether to include attempts that have not yet run for the minimum time.
+        lent: the attempts that were lent hosts reserved for the job.
         needed: the number of groups that the job needs.
         exist: whether that many groups suit the job, free or in use.
     """
@@ -281,9 +292,11 @@ class VictimSearch:
         reclaim: Reclaim,
         patient: bool = False,
         only: Collection[AttemptId] | None = None,
+        lent: frozenset[AttemptId] = frozenset(),
     ) -> None:
         self.job = job
         self.reclaim = reclaim
+        self.lent = lent
         self._spared: frozenset[Owner] = frozenset()
         self._left_out: frozenset[AttemptId] = frozenset()
         self.needed = needed
@@ -406,7 +419,7 @@ class VictimSearch:
             return None
         if self._spared and attempt not in self._costs.leaving and self._costs.is_of(attempt, self._spared):
             return None
-        return self._costs.of(attempt, self._taker, self.reclaim, self.patient)
+        return self._costs.of(attempt, self._taker, self.reclaim, self.patient, self.lent)
 
     def _may_use(self, name: str) -> bool:
         """Return whether the job could use a group if the attempts there ended."""

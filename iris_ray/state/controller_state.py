@@ -214,6 +214,7 @@ class ControllerState:
                 self.limits.set(event.user, event.band, event.limits)
             case TeamsSetEvent():
                 self.teams.set(Teams(event.teams), self.jobs, self._allocations.all_of())
+                self._evictions.tree_changed()
             case SettingSetEvent():
                 self.settings.set(event.name, event.to)
             case TaintLiftedEvent():

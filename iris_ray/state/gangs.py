@@ -240,7 +240,7 @@ class Gangs:
         self._allocations.add(job, allocations)
         for allocation in allocations.values():
             job_table.note_assigned(job, allocation, change.now)
-        self._promises.kept_by(job, hosts)
+        self._promises.kept_by(job, hosts, any(change.now < gang.returning_until for gang, _ in placed))
         self._holders.take(job, hosts, change)
         for gang, _ in placed:
             self._notices.tell_host_notices(job, gang, change)

@@ -6,6 +6,7 @@ that yield get a notice and are stopped at a deadline. If the promise ends first
 
 import heapq
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Eviction, Gang, Job, Promise
@@ -61,12 +62,12 @@ class Promises:
             self._table.changed(job_id)
         return job
 
-    def kept_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Record that a job gets hosts, which fulfils its promise and ends promises of these hosts to other jobs.
+    def kept_by(self, job: Job, node_ids: Collection[str], returns: bool) -> None:
+        """Record that a job gets hosts, which fulfils its promise and ends some promises of these hosts to other jobs.
 
-        A promise without victims to a job of the same band stays, since only a returning gang can take its hosts. A job
-        of independent tasks keeps promised hosts for its remaining tasks. If the job gives up some of its hosts, the
-        queue counts as changed, so that the next plan is made at once.
+        A promise without victims to a job of the same band or a higher one stays: the host is lent, or the job is a
+        gang that ``returns`` to it. A job of independent tasks keeps promised hosts for its remaining tasks. If the job
+        gives up some of its hosts, the queue counts as changed, so that the next plan is made at once.
         """
         if (promise := job.promise) is not None:
             left = () if job.spec.coscheduling else tuple(i for i in promise.node_ids if i not in node_ids)
@@ -74,13 +75,22 @@ class Promises:
             if not set(promise.node_ids) <= {*left, *node_ids}:
                 self._table.queue_changed(job.spec.job_id)
             self._drop(job)
-            self._note(job, Promise(left, promise.given_up) if left else None)
+            self._note(job, replace(promise, node_ids=left) if left else None)
         for node_id in node_ids if self._promised else ():
             other = self._table.jobs.get(self._promised.get(node_id, ""))
             if other is None or other.promise is None:
                 continue
-            if other.spec.priority is not job.spec.priority or other.promise.is_firm:
+            if other.spec.priority > job.spec.priority or other.promise.is_firm:
                 self.release(other)
+            elif not returns:
+                self._lend(other, other.promise, job.spec.job_id)
+
+    def _lend(self, job: Job, promise: Promise, to: str) -> None:
+        """Record that a job with a reservation lends a host to another job, and forget loans that have ended."""
+        jobs = self._table.jobs
+        last = (one for one in promise.lent if one in jobs and any(gang.placed for gang in jobs[one].gangs))
+        job.promise = replace(promise, lent=(*dict.fromkeys((*last, to)),))
+        self._table.changed(job.spec.job_id)
 
     def release(self, job: Job) -> None:
         """End a job's promise."""
@@ -176,6 +186,17 @@ class Evictions:
                 self._ends.evicted(*found, change)
                 self._victims.pop(attempt, None)
 
+    def tree_changed(self) -> None:
+        """Revoke the promises for which attempts of other teams are still to leave, since the rights have changed.
+
+        The next plan decides anew.
+        """
+        for attempt in self.attempts:
+            victim, gang = self._table.jobs[attempt.job_id], self._table.jobs[attempt.job_id].gangs[attempt.gang]
+            taker = self._table.jobs.get(gang.eviction.job_id) if gang.eviction is not None else None
+            if taker is not None and taker.spec.team != victim.spec.team:
+                self._promises.release(taker)
+
     @property
     def attempts(self) -> list[AttemptId]:
         """The attempts that are being evicted."""
@@ -214,9 +235,10 @@ class Evictions:
         """Refuse a victim that is not allowed to be evicted for a job."""
         who = f"{victim.current_attempt(gang)} does not leave its hosts to {event.job_id}"
         is_idle = victim.yields or victim.spec.spare_for is not None
-        taking = self._table.known(event.job_id).spec
+        taker = self._table.known(event.job_id)
+        taking, lent = taker.spec, taker.promise is not None and victim.spec.job_id in taker.promise.lent
         by_quota = self._teams.share_quotas(taking, victim.spec)
-        if not is_idle and not by_quota and victim.spec.priority <= taking.priority:
+        if not is_idle and not by_quota and not lent and victim.spec.priority <= taking.priority:
             raise IllegalTransitionError(f"{who}: it is of no lower band, and of no other team")
         if not any(task.node_id in event.node_ids for task in gang.tasks):
             raise IllegalTransitionError(f"{who}: they are not promised to that job")
@@ -229,6 +251,8 @@ class Evictions:
     def _reason(self, job: Job, victim: Job) -> str:
         """Return the reason for which a gang leaves its hosts, for people."""
         taker = f"{job.spec.job_id} of {job.spec.user}"
+        if job.promise is not None and victim.spec.job_id in job.promise.lent:
+            return f"its hosts were lent to it until {taker}, for which they are reserved, can run"
         if victim.yields:
             return f"its owner has no use for its hosts now, and {taker} waits"
         if self._teams.share_quotas(job.spec, victim.spec):
@@ -286,4 +310,5 @@ class Evictions:
 def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
     """Return the new promise. It keeps the victims of the earlier one, unless it has new hosts and no victims."""
     goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
-    return Promise(node_ids, tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up)
+    told = tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up
+    return Promise(node_ids, told, before.lent if before is not None else ())

@@ -20,8 +20,8 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.dev.code_directory import CodeDirectory
 from iris_ray.dev.held_job import Held, HeldHost
 from iris_ray.dev.held_run import HeldRun, Sent
-from iris_ray.dev.warm_process import MOST_STRANGERS
 from iris_ray.errors import SessionError, TaskMovedError
+from iris_ray.framing import MOST_STRANGERS
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.gangs import alive
 from tests.support.held_hosts import HeldHosts

@@ -1,0 +1,119 @@
+"""Reserved hosts are lent: to whom, until when, and how the job with the reservation gets them back."""
+
+import pytest
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.calendar import HORIZON_S
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from tests.support.worlds import PlannedWorld, is_told_to_leave, promised
+
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+LATE = BACKFILL_BOUND_S + 1
+
+
+def reserved(world: PlannedWorld, band: PriorityBand = INTERACTIVE, max_runtime: float | None = 3000.0) -> Job:
+    """A job with a reservation of both slices, of which "a" is free and "b" in use for 3,000 s more, or unknown."""
+    one, _ = (world.submit(name, user="other", priority=band, max_runtime=max_runtime) for name in ("one", "other"))
+    world.turn()
+    world.now += 1.0
+    for name in ("one", "other"):
+        world.report_all(world.state.jobs[name], TaskState.RUNNING)
+    large = world.submit("large", user="me", slices=(2,), priority=band)
+    world.turn(LATE)
+    assert len(promised(large)) == 4
+    world.finish(one)
+    world.turn()
+    return large
+
+
+@pytest.fixture
+def world() -> PlannedWorld:
+    return PlannedWorld(*"ab")
+
+
+@pytest.mark.parametrize(
+    ("options", "is_lent"),
+    [
+        ({"max_runtime": 2000.0}, True),
+        ({"max_runtime": 2500.0}, False),
+        ({}, False),
+        ({"priority": BATCH, "max_retries_preemption": 3}, True),
+        ({"priority": BATCH}, False),  # it would end for good
+    ],
+)
+def test_reserved_host_runs_jobs_that_surely_leave_in_time(
+    world: PlannedWorld, options: dict[str, object], is_lent: bool
+) -> None:
+    large = reserved(world)  # complete in 2,399 s
+    small = world.submit("small", user="new", **options)
+    world.turn()
+    assert small.gang.placed == is_lent
+    assert len(promised(large)) == 4
+    assert not large.gang.placed
+
+
+@pytest.mark.parametrize("band", [INTERACTIVE, BATCH])
+def test_lent_host_is_given_back_within_a_notice_once_the_job_can_run(world: PlannedWorld, band: PriorityBand) -> None:
+    large = reserved(world, band)
+    small = world.submit("small", user="new", priority=BATCH, max_retries_preemption=3)
+    world.turn()
+    world.report_all(small, TaskState.RUNNING)
+    world.turn(1.0)
+    assert not is_told_to_leave(small), "the other slice is still in use"
+    world.finish(world.state.jobs["other"])
+    world.turn(1.0)
+    assert is_told_to_leave(small)
+    world.turn(31.0)
+    world.confirm(small, 1)
+    world.turn(1.0)
+    assert large.gang.placed
+    assert small.gang.pending
+    assert small.evictions == 1
+
+
+def test_lent_job_of_the_same_band_is_not_evicted(world: PlannedWorld) -> None:
+    large = reserved(world)
+    small = world.submit("small", user="new", max_runtime=1000.0)
+    world.turn()
+    world.finish(world.state.jobs["other"])
+    world.turn(1.0)
+    assert small.gang.placed
+    assert not is_told_to_leave(small)
+    assert len(promised(large)) == 4
+
+
+def test_nothing_is_reserved_if_nothing_bounds_the_wait(world: PlannedWorld) -> None:
+    """A service runs on "b" for ever. Whatever comes free is for others."""
+    large = reserved(world, max_runtime=None)
+    world.turn(HORIZON_S)
+    assert not promised(large)
+    small = world.submit("small", user="new")
+    world.turn()
+    assert small.gang.placed
+    world.finish(small)
+    world.finish(world.state.jobs["other"])
+    world.turn(1.0)
+    assert large.gang.placed
+
+
+def test_loans_end_with_the_jobs_that_had_them(world: PlannedWorld) -> None:
+    large = reserved(world)
+    for number in range(3):
+        small = world.submit(f"small-{number}", user="new", max_runtime=60.0)
+        world.turn()
+        assert large.promise is not None
+        assert large.promise.lent == (f"small-{number}",)
+        world.finish(small)
+        world.turn(1.0)
+
+
+def test_loans_outlive_the_controller(world: PlannedWorld) -> None:
+    reserved(world)
+    world.submit("small", user="new", priority=BATCH, max_retries_preemption=3)
+    world.turn()
+    new = PlannedWorld(*"ab")
+    new.restore(world)
+    assert new.state.jobs["large"].promise == world.state.jobs["large"].promise
+    assert new.state.jobs["large"].promise.lent == ("small",)
