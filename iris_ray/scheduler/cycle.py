@@ -31,6 +31,7 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.together import (
+    FleetOnceEmpty,
     GroupPlacement,
     PlacementFailure,
     only,
@@ -153,6 +154,8 @@ class Cycle:
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
+        self._once_empty: FleetOnceEmpty | None = None
+        self._idle_once_empty = 0
 
     def run(
         self,
@@ -414,13 +417,15 @@ class Cycle:
             self._promises.group_comes_next()
             return None
         away = self._plan.kept.keys() | self._plan.taken.keys()
+        if not self._would_fit_once_empty(leader, away):
+            if away and self._would_fit_once_empty(leader, ()):
+                self._promises.group_comes_next()
+            return None
         hosts = [node_id for node_id in self._fleet.workers if node_id not in away]
         if (taking := self._evicting(leader, hosts)) is not None:
             return taking
         if (node_ids := self._would_fit_on(leader, hosts, self._stays)) is not None:
             return self._evictor.leave_for_group(leader, node_ids)
-        if away and self._would_fit_on(leader, self._fleet.workers, self._stays) is not None:
-            self._promises.group_comes_next()
         return None
 
     def _stays(self, attempt: AttemptId) -> bool:
@@ -448,6 +453,17 @@ class Cycle:
     def _too_few_exist(job: Job, available: Availability) -> bool:
         least = num_groups(job)[0] * (len(job.gangs) if job.spec.coscheduling else 1)
         return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
+
+    def _would_fit_once_empty(self, leader: Job, away: Collection[str]) -> bool:
+        """Return whether a group would fit, without the hosts in ``away``, if only spares that don't leave stayed."""
+        idle = len(self._evictor.held_ready)
+        if self._once_empty is None or idle < self._idle_once_empty:  # spares have left for jobs
+            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, self._stays)
+            self._idle_once_empty = idle
+        found = self._once_empty.place(leader.members, away, self._allowances)
+        if isinstance(found, PlacementFailure):
+            self._limit_of_group = found.limit or self._limit_of_group
+        return isinstance(found, GroupPlacement)
 
     def _would_fit_on(
         self, leader: Job, node_ids: Iterable[str], stays: Callable[[AttemptId], bool]
