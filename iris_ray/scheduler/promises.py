@@ -26,7 +26,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
-from iris_ray.scheduler.calendar import HORIZON_S, Calendar, Dates, latest
+from iris_ray.scheduler.calendar import Calendar, horizon_s
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.limits import Allowances, least_chips
@@ -53,7 +53,7 @@ class _Promise:
         is_lost: whether committing the plan may revoke it in the state, because an earlier job gets some of its hosts.
         taking: the victims that this plan asks to leave for it, or None.
         reason: why it is revoked; otherwise empty.
-        complete_by: when the hosts are free for the job at the latest, until which they are lent; seconds; 0: not lent.
+        complete_at: when the hosts are expected to be free for the job; seconds. Until then they are lent; 0: not.
     """
 
     job: Job
@@ -62,7 +62,7 @@ class _Promise:
     is_lost: bool = False
     taking: Taking | None = None
     reason: str = ""
-    complete_by: float = 0.0
+    complete_at: float = 0.0
 
 
 class PlannedPromises:
@@ -98,6 +98,7 @@ class PlannedPromises:
         self._plan = plan
         self._allowances = allowances
         self._leaving = evictor.leaving()
+        self._evictor = evictor
         self._calendar = Calendar(evictor, deadlines.now)
         lasting = [job for job in pending if job.promise is not None and deadlines.timed_out(job) is None]
         self._tiers: dict[str, Tier] = {}  # by job id; as of the first read
@@ -154,7 +155,7 @@ class PlannedPromises:
         """Return the hosts with room for a task that are reserved for other jobs and that a job may use meanwhile."""
         lent: Lifted = []
         for job_id, promise in self._of.items():
-            if promise.complete_by and self._calendar.may_lend(job, promise.job, promise.complete_by):
+            if promise.complete_at and self._calendar.may_lend(job, promise.job, promise.complete_at):
                 lent += [(host, job_id) for host in self._with_room(promise, job.requirement)]
         return lent
 
@@ -173,8 +174,8 @@ class PlannedPromises:
         """Free the hosts reserved for higher bands that a job may use meanwhile once victims have left."""
         lifted: Lifted = []
         for job_id, promise in self._of.items():
-            may_use = promise.complete_by and promise.job is not job and leaves_for(job, promise.job)
-            if may_use and self._calendar.may_lend(job, promise.job, promise.complete_by):
+            may_use = promise.complete_at and promise.job is not job and leaves_for(job, promise.job)
+            if may_use and self._calendar.may_lend(job, promise.job, promise.complete_at):
                 hosts = (node_id for node_id in promise.node_ids if self._plan.kept.get(node_id) == job_id)
                 lifted += [(self._fleet.workers[node_id], job_id) for node_id in hosts]
         for worker, _ in lifted:
@@ -281,8 +282,8 @@ class PlannedPromises:
             names = self._better(job, gang, self._names(job, before), available)
         else:
             names = self._chosen(job, gang, available, returning)
-        dates = self._dates(job, names, available)
-        if not before and not returning and self._is_too_late(dates):
+        complete_at = self._complete_at(job, names, available)
+        if not before and not returning and self._is_too_late(complete_at, job):
             self._late.add(kind)
             return ()
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
@@ -293,7 +294,7 @@ class PlannedPromises:
         elif node_ids:
             known = self._of.get(job.spec.job_id)
             self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
-            promise.complete_by = dates.by
+            promise.complete_at = complete_at
             self._keep(promise, node_ids)
         elif before:
             self._allowances.teams.promised(job, 0.0)
@@ -327,12 +328,12 @@ class PlannedPromises:
         if (taking := find(self.hosts_of(leader))) is None:
             return ()
         hosts = [self._fleet.workers[node_id] for node_id in taking.node_ids]
-        dates = self._calendar.free_at(leader, hosts)
-        if self._is_too_late(dates):
+        complete_at = self._calendar.free_at(leader, hosts)
+        if self._is_too_late(complete_at, leader):
             return ()
         promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
-        promise.complete_by = 0.0 if taking.leave else dates.by
+        promise.complete_at = 0.0 if taking.leave else complete_at
         if not lifted:
             self._of[leader.spec.job_id] = promise
             self._keep(promise, taking.node_ids)
@@ -443,18 +444,18 @@ class PlannedPromises:
             return False
         return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
 
-    def _dates(self, job: Job, names: Iterable[str], available: Availability) -> Dates:
-        """Return when these groups are free for a job."""
-        dates = (self._calendar.group_free_at(job, name, available) for name in names)
-        return latest(dates, self._deadlines.now)
+    def _complete_at(self, job: Job, names: Iterable[str], available: Availability) -> float:
+        """Return when these groups are expected to be free for a job; seconds."""
+        return max((self._calendar.group_free_at(job, name, available) for name in names), default=0.0)
 
-    def _is_too_late(self, dates: Dates) -> bool:
-        return dates.expected > self._deadlines.now + HORIZON_S
+    def _is_too_late(self, complete_at: float, job: Job) -> bool:
+        """Return whether a job's reservation would idle hosts for too long; see `horizon_s`."""
+        return complete_at > self._deadlines.now + horizon_s(self._deadlines.now - job.submitted_at)
 
-    def _problem_with_dates(self, promise: _Promise, dates: Dates) -> str:
+    def _problem_with_date(self, promise: _Promise, complete_at: float) -> str:
         """Set until when a reservation is lent. Return why it must be revoked, or an empty string."""
-        promise.complete_by = dates.by
-        return NOTHING_BOUNDS if self._is_too_late(dates) else ""
+        promise.complete_at = complete_at
+        return NOTHING_BOUNDS if self._is_too_late(complete_at, promise.job) else ""
 
     def _problem(self, promise: _Promise, node_ids: tuple[str, ...], available: Availability) -> str:
         """Return why a promise must be revoked, or an empty string. Sets when its hosts are expected to be free.
@@ -471,7 +472,7 @@ class PlannedPromises:
             if not all(i in self._fleet.workers for i in node_ids) or not self._fits_on(job, node_ids):
                 return "its jobs do not fit on the hosts together any more"
             hosts = (self._fleet.workers[node_id] for node_id in node_ids)
-            return self._problem_with_dates(promise, self._calendar.free_at(job, hosts))
+            return self._problem_with_date(promise, self._calendar.free_at(job, hosts))
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
         if pauses and not job.promise.is_firm:
             return "it pauses"
@@ -492,7 +493,7 @@ class PlannedPromises:
         if job.promise.is_firm:
             busy = [name for name in names if not available.is_free_after(name, self._leaving)]
             return f"{busy[0]} is in use by what does not leave" if busy else ""
-        return self._problem_with_dates(promise, self._dates(job, names, available))
+        return self._problem_with_date(promise, self._complete_at(job, names, available))
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
         workers, coscheduling = self._fleet.workers, job.spec.coscheduling
@@ -547,9 +548,10 @@ class PlannedPromises:
         return [name for name in names if not without or without.isdisjoint(available.group(name).node_ids)][:count]
 
     def _soonest(self, job: Job, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return groups to reserve: first those that become free anyway, are not promised, and are free soon enough.
+        """Return the groups to reserve: those that are free soon, become free anyway and are not promised, soonest first.
 
-        Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free.
+        Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free. Slices
+        of spares come last, since spares leave at once for any job.
         """
         if wanted <= 0:
             return []
@@ -559,9 +561,12 @@ class PlannedPromises:
             waited_for = not promised.isdisjoint(available.group(name).node_ids)
             return not waited_for and available.is_free_after(name, self._leaving)
 
-        def key(name: str) -> tuple[bool, bool]:
-            too_late = self._is_too_late(self._calendar.group_free_at(job, name, available))
-            return too_late, bool(promised) and not is_apart(name)
+        spares = self._evictor.held_ready
+
+        def key(name: str) -> tuple[bool, bool, bool, float]:
+            of_spare = any(who[1] in spares for host in available.group(name).workers for who in host.occupants)
+            free_at = self._calendar.group_free_at(job, name, available)
+            return self._is_too_late(free_at, job), bool(promised) and not is_apart(name), of_spare, free_at
 
         return sorted(islice(names, max(wanted, GROUPS_COMPARED)), key=key)[:wanted]
 

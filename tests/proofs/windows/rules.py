@@ -284,6 +284,10 @@ class Rules(SeenLimits):
             assert any(task.node_id in event.node_ids for task in gang.tasks), f"{who} gets no host of {attempt}"
             if job.yields or job.spec.spare_for is not None or attempt in self._let_stay:
                 continue
+            if taker.promise is not None and job.spec.job_id in taker.promise.lent:
+                bands = job.spec.priority, taker.spec.priority
+                assert bands[0] > bands[1] or bands == (PriorityBand.BATCH,) * 2, f"{who} lent {attempt} no host"
+                continue
             assert self._may_evict(taker, job, gang), f"{who} may not evict {attempt}"
         self._is_enough(taker, event.node_ids, event.leave, who)
         assert taker.spec.coscheduling or len(event.node_ids) <= len(taker.pending), f"{who} gets too many hosts"
