@@ -53,6 +53,6 @@ def test_error_knows_that_neighbouring_points_depend_on_each_other() -> None:
 
 
 def test_few_jobs_and_a_rise_below_one_unit_prove_nothing() -> None:
-    assert not slope(figures(50.0, points=9, noise=0.0)).exceeds(1.0)
-    assert not slope(figures(4.0, points=20, noise=0.0)).exceeds(1.0)
-    assert slope(figures(50.0, points=20, noise=0.0)).exceeds(1.0)
+    assert not slope(figures(50.0, points=19, noise=0.0)).exceeds(1.0)
+    assert not slope(figures(4.0, points=24, noise=0.0)).exceeds(1.0)
+    assert slope(figures(50.0, points=24, noise=0.0)).exceeds(1.0)

@@ -209,8 +209,8 @@ class Soak:
             over.set()
             visitors.join()
             watch.join()
+            self._found(JOBS, meter.slopes())
             self._end(callers)
-        self._found(JOBS, meter.slopes())
         for kind in (TASKS, ACTORS):
             self._plain(cluster, kind)
 
