@@ -23,6 +23,7 @@ def test_nothing_grows_within_minutes(tmp_path: Path) -> None:
     soak.run(mean_gap_s=30)
     print(HEAD, *soak.rows, sep="\n")
     assert not [str(row) for row in soak.rows if row.fails]
+    assert not soak.troubles
     assert sum(soak.done.values()) >= 20
 
 

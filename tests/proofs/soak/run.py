@@ -147,12 +147,14 @@ class Soak:
         done: how many jobs each Ray job has done.
         drivers: the process of each Ray job's driver.
         slopes: what was found, by phase.
+        troubles: of callers that came and went.
     """
 
     def __init__(self, seconds: float, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
         self.done: Counter[str] = Counter()
         self.drivers: dict[str, int] = {}
         self.slopes: dict[str, dict[Thing, Slope]] = {}
+        self.troubles: list[str] = []
         self._seconds, self._say = seconds, say
         self._lock = threading.Lock()
         self._chaos = Chaos(
@@ -219,7 +221,10 @@ class Soak:
         while not over.is_set():
             visitor = Caller(address, "visit", self._count)
             over.wait(VISIT_S)
-            self._end([visitor])
+            try:
+                visitor.end()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                self.troubles.append(str(error))
             for caller in callers:
                 if not caller.runs:
                     self._say(f"the caller {caller.kind} has ended")
