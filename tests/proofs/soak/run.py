@@ -147,7 +147,7 @@ class Soak:
         done: how many jobs each Ray job has done.
         drivers: the process of each Ray job's driver.
         slopes: what was found, by phase.
-        troubles: of callers that came and went.
+        troubles: callers that ended with an error, or did not end.
     """
 
     def __init__(self, seconds: float, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
@@ -221,10 +221,7 @@ class Soak:
         while not over.is_set():
             visitor = Caller(address, "visit", self._count)
             over.wait(VISIT_S)
-            try:
-                visitor.end()
-            except (AssertionError, subprocess.TimeoutExpired) as error:
-                self.troubles.append(str(error))
+            self._end([visitor])
             for caller in callers:
                 if not caller.runs:
                     self._say(f"the caller {caller.kind} has ended")
@@ -261,7 +258,10 @@ class Soak:
         for caller in callers:
             caller.tell_to_end()
         for caller in callers:
-            caller.end()
+            try:
+                caller.end()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                self.troubles.append(str(error))
 
     def _count(self, ray_job: str, pid: int, number: int) -> None:
         with self._lock:
