@@ -24,7 +24,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos marin pythons ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos soak marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
@@ -110,6 +110,9 @@ kernel: $(READY)  ## the kernel without any service, and everything else without
 
 chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
 	$(BIN)/python -m tests.proofs.chaos
+
+soak: $(READY)  ## an hour of small jobs and faults, and what grows with them; shorter with: .venv/bin/python -m tests.proofs.soak --minutes 10
+	$(BIN)/python -m tests.proofs.soak
 
 marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
 	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/unit/history/test_parquet.py tests/cluster/marin $(ARGS)

@@ -15,6 +15,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.preflight",
     "iris_ray.capacity",
     "iris_ray.metadata",
+    "iris_ray.cleaning",
     "iris_ray.secrets",
     "iris_ray.handover",
     "iris_ray.selftest",

@@ -83,6 +83,15 @@ CONTAINER_ENGINE = Variable(
     str,
 )
 
+GCS_BOUNDS: Mapping[str, int] = {
+    "RAY_maximum_gcs_destroyed_actor_cached_count": 1000,
+    "RAY_maximum_gcs_dead_worker_cached_count": 1000,
+    "RAY_task_events_max_num_task_in_gcs": 1000,
+}
+"""Ray's variables that bound what its GCS remembers of dead actors, dead workers and tasks, and good values for them.
+Ray's default is 100,000 of each, and each task of iris_ray is an actor with a worker of its own. They are set on the
+head before `ray start`."""
+
 VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
 
 SENT_VARIABLES = "IRIS_RAY_SENT_VARIABLES"

@@ -36,6 +36,9 @@ TURN_S = 120.0
 """The time between two leases within a turn, at most. A name is leased for that, and two intervals between turns."""
 GIVEN_BACK = "given-back"
 """The taint of slices that are about to be deleted."""
+CLOSED_S = 3600.0
+"""The time after which this taint expires by itself, so that none stays of a provisioner that has died; seconds. Each
+turn that deletes the slice sets it again."""
 
 
 class Jobs:
@@ -62,7 +65,7 @@ class Jobs:
         """Keep new jobs off a slice, if it has hosts."""
         with suppress(UnknownNameError):
             why = "iris-ray cluster provision gives it back"
-            ControllerConnection().ask(ControllerInterface.taint, name, GIVEN_BACK, why, current_user())
+            ControllerConnection().ask(ControllerInterface.taint, name, GIVEN_BACK, why, current_user(), CLOSED_S)
 
     def reopen(self, name: str) -> None:
         """Let a slice take new jobs again."""

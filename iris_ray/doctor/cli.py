@@ -23,7 +23,7 @@ from iris_ray.doctor.cluster import (
     check_quarantine,
 )
 from iris_ray.doctor.host_look import versions
-from iris_ray.doctor.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
+from iris_ray.doctor.hosts import ask_head, ask_hosts, check_answers, check_gcs, claimed_nodes, tpu_hosts
 from iris_ray.doctor.machine import (
     check_chips,
     check_credentials,
@@ -42,9 +42,10 @@ from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismat
 def doctor(as_json: bool) -> None:
     """Check this machine, the cluster and each of its TPU hosts; say what to do.
 
-    On this machine: versions, user, ports, metadata server, credentials. In the cluster: labels, slices, Controller. On
-    every TPU host, all at once and for half a minute at most: which processes hold its chips or libtpu's lock, its
-    disks, the metadata server, versions. Hosts that do not answer are named.
+    On this machine: versions, user, ports, metadata server, credentials. In the cluster: labels, slices, Controller,
+    the memory of Ray's GCS, the cleaning of disks. On every TPU host, all at once and for half a minute at most: which
+    processes hold its chips or libtpu's lock, its disks, the metadata server, versions. Hosts that do not answer are
+    named.
 
     The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing.
 
@@ -97,6 +98,7 @@ def _examine_cluster() -> Iterator[Finding]:
     address = chosen_address() if chosen_address() != AUTO else ray.get_runtime_context().gcs_address
     found = f"{address} answers: {alive} nodes; its Ray and Python are the same as here"  # Ray refuses others
     yield Finding(Level.OK, "cluster", found)
+    yield check_gcs(ask_head())
     yield from check_hosts(table, reserved_chips())
     hosts = tpu_hosts(table)
     if hosts and on_a_terminal():

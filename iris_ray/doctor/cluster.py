@@ -135,6 +135,15 @@ def check_about(about: Mapping[str, Any]) -> Iterator[Finding]:
         if one.longest_step_s > LONG_STEP_S:
             found = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
             yield Finding(Level.INFO, "service", found)
+    cleaning = services.get("cleaning", {})
+    if "files" in cleaning:
+        found = f"{counted(cleaning['files'], 'old file')} with {cleaning['bytes'] >> 20} MB in all were removed from"
+        found += f" hosts and head since {duration(now - cleaning['since'])}"
+        if cleaning["trouble"] is None:
+            yield Finding(Level.OK, "cleaning", found)
+        else:
+            advice = "remove it there, as its owner or root"
+            yield Finding(Level.WARNING, "cleaning", f"{found}; what can't be removed: {cleaning['trouble']}", advice)
     history = services.get("history", {})
     if trouble := history.get("trouble"):
         found = f"{history['path']}: {trouble}; {history['lost']} records are lost"

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,6 +50,22 @@ def look_around() -> dict[str, Any]:
         "lockable": lockable_bytes(),
         "versions": versions(),
     }
+
+
+def gcs_variables(names: Sequence[str], session: str) -> dict[str, str | None] | None:
+    """Return variables in the environment of the GCS of a session of Ray's on this machine.
+
+    Returns:
+        The values by name, None for a variable that is not set; None if the GCS's environment can't be read.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name == "gcs_server" and any(session in Path(word).parts for word in words):
+                lines = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+                given = dict(line.split("=", 1) for line in lines if "=" in line)
+                return {name: given.get(name) for name in names}
+    return None
 
 
 def lockable_bytes() -> int | None:

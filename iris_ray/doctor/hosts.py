@@ -1,5 +1,6 @@
 """The checks of ``iris-ray doctor`` on every TPU host of the cluster, all hosts at once."""
 
+import contextlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from iris_ray.cli.printing import Finding, Level, counted, one_line
 from iris_ray.doctor import host_look
 from iris_ray.model.workers import TPU
+from iris_ray.settings import GCS_BOUNDS
 
 if TYPE_CHECKING:
     from iris_ray.actors.controller.node_table import NodeTable
@@ -17,6 +19,8 @@ LOOK_TIMEOUT_S = 30.0
 """How long all hosts together may take to start a process and look around."""
 LOCKED_BYTES = 64 << 30
 """The limit that Google's documentation for v5e on Vertex AI asks for (ulimit -l 68719476736)."""
+GENEROUS = 10
+"""A bound of the GCS may be larger than ours by this factor."""
 _NAMED = 4
 _INSTALL = "install the same in the cluster's image and here"
 _JAX = "jax"
@@ -71,7 +75,6 @@ def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[
         timeout_s: how many seconds to wait for all of them.
     """
     import ray
-    from ray import cloudpickle
     from ray.exceptions import RayError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -84,23 +87,71 @@ def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[
         except RayError as error:
             return f"{type(error).__name__}: {one_line(str(error).strip().partition(chr(10))[0])}"
 
-    travelling = [sys.modules[name] for name in host_look.TRAVELS]
-    for module in travelling:
-        cloudpickle.register_pickle_by_value(module)
-    try:
+    with _by_value():
         look = ray.remote(num_cpus=0, max_retries=0)(host_look.look_around)
         refs = {
             look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)).remote(): host
             for host in hosts
         }
-    finally:
-        for module in travelling:
-            cloudpickle.unregister_pickle_by_value(module)
     ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
     return {
         host: answer(ref) if ref in ready else f"no answer within {timeout_s:g} s"
         for ref, host in refs.items()
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """Have the modules of `host_look` travel by value: a node with another iris_ray, or without one, answers too."""
+    from ray import cloudpickle
+
+    travelling = [sys.modules[name] for name in host_look.TRAVELS]
+    for module in travelling:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in travelling:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def ask_head(timeout_s: float = LOOK_TIMEOUT_S) -> dict[str, str | None] | None:
+    """Return the variables of `GCS_BOUNDS` in the environment of the cluster's GCS; None if the head can't tell."""
+    import ray
+    from ray.exceptions import RayError
+
+    from iris_ray.actors.calls.ray_internals import logs_directory
+    from iris_ray.actors.controller.bootstrap import ON_HEAD
+
+    with _by_value():
+        look = ray.remote(host_look.gcs_variables).options(max_retries=0, **ON_HEAD)
+        try:
+            asked = look.remote(list(GCS_BOUNDS), logs_directory().parent.name)
+            found: dict[str, str | None] | None = ray.get(asked, timeout=timeout_s)
+        except RayError:
+            return None
+    return found
+
+
+def check_gcs(variables: Mapping[str, str | None] | None) -> Finding:
+    """Check that the GCS forgets dead actors, workers and tasks early enough.
+
+    Args:
+        variables: what `ask_head` returned.
+    """
+    check = "memory of Ray's GCS"
+    if variables is None:
+        return Finding(Level.INFO, check, "the environment of the GCS can't be read on the head")
+    unbounded = [
+        f"{name}={bound}"
+        for name, bound in GCS_BOUNDS.items()
+        if not (value := variables.get(name) or "").isdecimal() or int(value) > GENEROUS * bound
+    ]
+    if not unbounded:
+        return Finding(Level.OK, check, "bounded: it forgets old actors, workers and tasks")
+    found = "it remembers up to 100,000 dead actors, workers and tasks of each kind, and grows for as many"
+    advice = f"set these on the head before `ray start`, see docs/operating.md: {' '.join(unbounded)}"
+    return Finding(Level.WARNING, check, found, advice)
 
 
 def check_answers(

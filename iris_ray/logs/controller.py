@@ -6,7 +6,7 @@ Clients that follow a job only ask where the logs are, and read them on the host
 import asyncio
 import heapq
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -69,6 +69,7 @@ class LogsInController(ControllerPart):
                 for index, host in enumerate(hosts, order.first_task * order.processes_per_host):
                     key = TaskAttemptId(order.attempt.job_id, index, order.attempt.number)
                     self._memory.placed(key, host.node_id)
+        self._memory.forget_all_but(self._state.jobs)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -237,6 +238,8 @@ def find_attempt_log(state: ControllerState, job: Job, task_index: int, attempt:
 
 ATTEMPT_BYTES = 240
 """The memory of an attempt besides its lines: its key, its host, and its share of a dictionary that has room left."""
+FEW_JOBS = 32
+"""It is not worth a search to forget fewer jobs than this."""
 JOB_BYTES = 400
 """The memory of a job besides its attempts."""
 
@@ -295,6 +298,16 @@ class LogMemory:
         known = self._find(key)
         if known is None or known[1] <= last.end:  # else this message was overtaken by a later one
             self._put(key, (sys.intern(last.node_id), last.end, last.data))
+
+    def forget_all_but(self, jobs: Collection[str]) -> None:
+        """Forget jobs that the Controller has forgotten: nobody can ask for their logs. Some may stay a little longer.
+
+        Args:
+            jobs: ids of the jobs that the Controller knows.
+        """
+        if len(self._jobs) > len(jobs) + max(FEW_JOBS, len(jobs) // 8):
+            for job_id in [job_id for job_id in self._jobs if job_id not in jobs]:
+                self.held_bytes -= self._jobs.pop(job_id).held_bytes
 
     def node_of(self, key: TaskAttemptId) -> str | None:
         """Return the host that an attempt ran on."""

@@ -118,6 +118,7 @@ def tpu_host(
             "TPU_WORKER_HOSTNAMES": ",".join(addresses),
             "TPU_ACCELERATOR_TYPE": config.accelerator_type,
             "TPU_TOPOLOGY": topology,
+            "TPU_LOG_DIR": str(directory / "tpu_logs"),  # not where this machine's own programs keep theirs
             "TPU_SKIP_MDS_QUERY": "true",  # libtpu needs nothing from Google's metadata server
         },
         metadata={

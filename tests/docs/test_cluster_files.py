@@ -23,6 +23,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 
 from iris_ray.cli.give_notice import give_notice
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import GCS_BOUNDS
 from tests.docs.pages import REPOSITORY
 
 CLUSTERS = REPOSITORY / "examples" / "clusters"
@@ -109,6 +110,15 @@ def test_cluster_for_gke_needs_no_feature_gate_and_keeps_its_records() -> None:
     claim = load("gke.yaml", "PersistentVolumeClaim")["metadata"]["name"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim
     assert head["securityContext"]["fsGroup"], "KubeRay sets none, and a new volume is root's"
+
+
+def test_every_cluster_bounds_what_its_gcs_remembers() -> None:
+    wanted = {name: str(bound) for name, bound in GCS_BOUNDS.items()}
+    for cluster in (raycluster(), gated_raycluster()):
+        (container,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+        assert wanted.items() <= {one["name"]: one["value"] for one in container["env"]}.items()
+    (start,) = (line for line in load("gce.yaml")["head_start_ray_commands"] if "ray start" in line)
+    assert all(f"{name}={bound}" in start.split() for name, bound in wanted.items())
 
 
 def test_gated_cluster_for_gke_leaves_the_volume_to_kuberay() -> None:

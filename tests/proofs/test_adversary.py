@@ -140,7 +140,7 @@ def test_a_plan_ends_when_a_group_over_its_users_limit_waits_beside_a_spare() ->
     world.turn()
     world.report_all(runs, TaskState.RUNNING)
     world.turn()
-    submit_group(world, *(gang_spec(f"{name}-of-group", TYPE, user="ann", **MANY) for name in "xy"))
+    submit_group(world, *(gang_spec(f"{name}-of-group", TYPE, user="ann") for name in "xy"))
     for seconds in (0.0, BOUND_S + 1.0, 1.0, BOUND_S):
         world.now += seconds
         world.do(TimePassedEvent(world.now))

@@ -33,7 +33,7 @@ from iris_ray.actors.protocol.status import (
 )
 from iris_ray.actors.protocol.version import package_directory
 from iris_ray.errors import UnknownNameError
-from iris_ray.model.checks import unknown, unknown_number
+from iris_ray.model.checks import Seconds, require, unknown, unknown_number
 from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.containment import SetAside
 from iris_ray.model.jobs import Job
@@ -46,6 +46,9 @@ from iris_ray.state.events import (
     TaintedEvent,
     TaintLiftedEvent,
 )
+
+TAINTED = Seconds(0, most=365 * 86_400.0, or_none=True)
+"""The time for which a taint may be set."""
 
 
 class UserCalls(ControllerProcess):
@@ -124,11 +127,13 @@ class UserCalls(ControllerProcess):
         self._permissions.require_operator(user, what)
 
     @checked
-    async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
+    async def taint(self, target: str, taint: str, reason: Words, user: str, seconds: float | None = None) -> list[str]:
         await self.ping()
+        require("seconds", seconds, TAINTED)
         self._permissions.require_operator(user, "drain and taint hosts")
         node_ids = self._hosts(target)
-        await self._events.recorded([TaintedEvent(target, taint, reason)])
+        until = None if seconds is None else self._clock.now() + seconds
+        await self._events.recorded([TaintedEvent(target, taint, reason, until)])
         return node_ids
 
     @checked

@@ -81,7 +81,7 @@ class SlicePoolManager:
         self._watches_idle_slices = False
         self._others = OthersWaiting()
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
-        self._had: set[str] = set()  # jobs that this process has run
+        self._had: set[str] = set()  # jobs that this process has run within `REPEATED_WITHIN_S` after its start
         self._began = time.monotonic()
         self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
 
@@ -96,7 +96,8 @@ class SlicePoolManager:
         run = JobRun(self._slices, self._controller, self._services, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
         self._gangs |= {(run.job_id, number): gang for number, gang in enumerate(run.gangs)}
-        self._had.add(run.job_id)
+        if self._callers_repeat:
+            self._had.add(run.job_id)
         try:
             await self._controller.connect()
             await self._warm_slices_left(request)
@@ -198,7 +199,7 @@ class SlicePoolManager:
             return None
         gang = self._gangs.get((order.spare_for, 0) if order.spare_for else _gang_of(order.attempt))
         if gang is None:
-            if order.attempt.job_id not in self._had and time.monotonic() < self._began + REPEATED_WITHIN_S:
+            if self._callers_repeat and order.attempt.job_id not in self._had:
                 raise NotYetError(
                     f"job {order.attempt.job_id} has not come back since its pool's process was started anew"
                 )
@@ -233,6 +234,11 @@ class SlicePoolManager:
             await self._give_back(lambda held: held.name == name)
         await self._slices.left(name)
         return name not in self._slices
+
+    @property
+    def _callers_repeat(self) -> bool:
+        """Whether callers may still repeat jobs that an earlier process of this pool had."""
+        return time.monotonic() < self._began + REPEATED_WITHIN_S
 
     def _only_request(self) -> RunRequest | None:
         run = next(iter(self._runs.values()), None)

@@ -136,8 +136,15 @@ class ForPeople(Protocol):
             NotPermittedError: the user is not an operator.
         """
 
-    async def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
+    async def taint(self, target: str, taint: str, reason: str, user: str, seconds: float | None = None) -> list[str]:
         """Keep jobs that don't tolerate the taint off a host or slice. Return the ids of the tainted hosts.
+
+        Args:
+            target: the host or slice.
+            taint: the taint's name.
+            reason: is shown to people.
+            user: who asks.
+            seconds: the time after which the taint expires, unless it is set again; None: never.
 
         Raises:
             UnknownNameError: there is no such host or slice.

@@ -70,6 +70,11 @@ class _HeadNode(Node):  # type: ignore[misc]
             super().start_api_server(include_dashboard=True, raise_on_failure=raise_on_failure)
 
     def start_ray_processes(self) -> None:
+        # Each of Ray's processes makes this a link to libtpu's logs, unless it is a directory. Ray's log monitor would
+        # show all that this machine's programs have ever left there in the driver's terminal.
+        libtpus = Path(self.get_logs_dir_path(), "tpu_logs")
+        libtpus.unlink(missing_ok=True)
+        libtpus.mkdir(exist_ok=True)
         super().start_ray_processes()
         # Node looks for itself in the GCS next; if it looks too early, it looks again only after a second.
         (raylet,) = self.all_processes[ray_constants.PROCESS_TYPE_RAYLET]

@@ -18,6 +18,7 @@ from ray._raylet import (  # type: ignore[attr-defined]
     get_port_filename,
 )
 
+from iris_ray.settings import GCS_BOUNDS
 from iris_ray.testing.machine import script_command
 
 Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
@@ -81,6 +82,8 @@ _RAY_SETTINGS = {
     "RAY_enable_metrics_collection": "0",
     # Every raylet would watch the same machine's memory, and kill workers because of the other hosts' use.
     "RAY_memory_monitor_refresh_ms": "0",
+    # The GCS stays small, however many jobs there were.
+    **{name: str(bound) for name, bound in GCS_BOUNDS.items()},
 }
 
 

@@ -7,7 +7,8 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import ray
@@ -26,6 +27,7 @@ from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, SMALL_D
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
+"""Where faults happen, and to how many jobs at a time, unless a run says otherwise."""
 PRELOAD = ["iris_ray.checkpoint"]
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
@@ -40,6 +42,10 @@ class Chaos:
         seed: decides what happens; when exactly, the machine has its say, too.
         directory: where the jobs leave their traces.
         say: takes a line about what is going on.
+        slices, jobs: the number of slices to which faults happen, and of jobs at a time that run there.
+        states: whether one of the jobs keeps a state of JAX in memory.
+        others: the number of other slices of each TPU type, which faults leave alone.
+        beside: what goes on beside the jobs; entered when the cluster is there, left before it is checked.
 
     Attributes:
         odd_slices: how many slices came that were odd, by what was odd.
@@ -51,7 +57,18 @@ class Chaos:
         jobs_done: how many jobs have ended, all well.
     """
 
-    def __init__(self, seed: int, directory: Path, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        seed: int,
+        directory: Path,
+        say: Callable[[str], None] = print,
+        *,
+        slices: int = SLICES,
+        jobs: int = JOBS,
+        states: bool = True,
+        others: Mapping[str, int] | None = None,
+        beside: Callable[[SimulatedCluster], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.odd_slices: Counter[str] = Counter()
         self.false_alarms: list[str] = []
         self.overlaps: list[str] = []
@@ -60,6 +77,8 @@ class Chaos:
         self.redone = 0
         self.jobs_done = 0
         self._say = say
+        self._slices, self._jobs, self._states = slices, jobs, states
+        self._others, self._beside = dict(others or {}), beside
         self._chance = random.Random(seed)
         self._directory = directory
         self._running: dict[int, Running] = {}
@@ -86,33 +105,39 @@ class Chaos:
             mean_gap_s: between two of them; 0 for none at all.
         """
         networks = os.geteuid() == 0
-        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=networks) as self._cluster, self._mounts:
+        slices = {TPU_TYPE: self._slices, **self._others}
+        with SimulatedCluster(slices, quiet=True, networks=networks) as self._cluster, self._mounts:
             self._faults = Faults(self._cluster, self._chance, self._running)
-            end = time.monotonic() + seconds
-            self._fill_up()
-            while time.monotonic() < end:
-                if not mean_gap_s:
-                    self._wait(end - time.monotonic())
-                    break
-                self._wait(min(self._chance.expovariate(1 / mean_gap_s), 3 * mean_gap_s))
-                if happened := self._faults.happen():
-                    self._say(f"{happened}   [{self._stand()}]")
-            self._say("no more faults; the jobs go on to their ends")
-            self._faults.end_what_passes()
-            deadline = time.monotonic() + PATIENCE_S
-            while self._running:
-                assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s these still run: {self._stand()}"
-                self._settle(start_more=False)
-                time.sleep(0.2)
+            with self._beside(self._cluster):
+                self._disturb(seconds, mean_gap_s)
             release()
             self._check_nothing_left()
 
+    def _disturb(self, seconds: float, mean_gap_s: float) -> None:
+        """Have faults happen for a while, then wait until all jobs are done."""
+        end = time.monotonic() + seconds
+        self._fill_up()
+        while time.monotonic() < end:
+            if not mean_gap_s:
+                self._wait(end - time.monotonic())
+                break
+            self._wait(min(self._chance.expovariate(1 / mean_gap_s), 3 * mean_gap_s, end - time.monotonic()))
+            if happened := self._faults.happen():
+                self._say(f"{happened}   [{self._stand()}]")
+        self._say("no more faults; the jobs go on to their ends")
+        self._faults.end_what_passes()
+        deadline = time.monotonic() + PATIENCE_S
+        while self._running:
+            assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s these still run: {self._stand()}"
+            self._settle(start_more=False)
+            time.sleep(0.2)
+
     def _fill_up(self) -> None:
-        while len(self._running) < JOBS:
+        while len(self._running) < self._jobs:
             number, self._started = self._started, self._started + 1
             directory = self._directory / str(number)
             directory.mkdir()
-            keeps = not any(job.keeps for job in self._running.values())
+            keeps = self._states and not any(job.keeps for job in self._running.values())
             counts: list[int | list[int]] = [1, 2, 2, [1, 2]] if keeps else [1, 1, 2, [1, 2]]
             slices = self._chance.choice(counts)
             steps = self._chance.randrange(300, 1200) if keeps else self._chance.randrange(60, 300)
@@ -129,7 +154,7 @@ class Chaos:
         """Check the jobs that have ended, replace what is broken."""
         for number in [n for n, job in self._running.items() if ray.wait([job.ref], timeout=0)[0]]:
             self._check(self._running.pop(number))
-        if len(self._faults.sound_slices()) < SLICES:
+        if len(self._faults.sound_slices()) < self._slices:
             self._add_slice()
         if start_more:
             self._fill_up()

@@ -47,7 +47,20 @@ class Fault(Enum):
 fstat = os.fstat
 MADE = {"fork", "thread", "pipe", "openpty", "pidfd_open", "socketpair"}
 """Operations that make what goes with the process; each can be refused for lack of room."""
-READS = {"open", "stat", "lstat", "listdir", "scandir", "read", "fstat", "kv read", "connect", "recv", "ask", *MADE}
+READS = {
+    "open",
+    "stat",
+    "lstat",
+    "listdir",
+    "scandir",
+    "read",
+    "fstat",
+    "kv read",
+    "connect",
+    "recv",
+    *MADE,
+    "request read",
+}
 """Operations that change nothing: losing their answer is no different from refusing them."""
 WRITES = {"write", "pwrite"}
 """Operations that can be done by half."""
@@ -73,6 +86,10 @@ def faults_of(operation: str) -> list[Fault]:
 
 class ConnectionLostError(ConnectionResetError):
     """A connection is lost, at both ends."""
+
+
+class NoAnswerError(Exception):
+    """A request has no answer. A scenario turns this into the error of its client."""
 
 
 class StoreIsAwayError(Exception):
@@ -270,6 +287,8 @@ def _error_of(name: str) -> Exception:
         return sqlite3.OperationalError("disk I/O error")
     if name == "thread":
         return RuntimeError("can't start new thread")
+    if name.startswith("request"):
+        return NoAnswerError(f"{name} has no answer")
     if name.startswith("kv"):
         return StoreIsAwayError("the GCS does not answer")
     if name in ("connect", "send", "sendall", "recv"):

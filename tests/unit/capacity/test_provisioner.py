@@ -31,6 +31,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from iris_ray.testing.compute_server import ComputeServer
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 from tests.unit.dashboard.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
@@ -480,6 +481,17 @@ def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> 
     jobs.lease("iris", "process 1 of a", 60.0)
     with pytest.raises(ProvisionerTakenError, match=r"named iris: process 1 of a\."):
         jobs.lease("iris", "process 2 of b", 60.0)
+
+
+def test_taint_of_provisioner_that_has_died_expires(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioner_module, "CLOSED_S", 1.0)
+    jobs = Jobs()
+    name = next(iter(jobs.look()[1]))
+    jobs.close(name)
+    assert jobs.look()[1][name].closed
+    wait_until(lambda: not jobs.look()[1][name].closed)
 
 
 def test_slow_turn_asks_for_nothing_once_another_has_the_name(

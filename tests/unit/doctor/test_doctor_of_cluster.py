@@ -12,6 +12,7 @@ from iris_ray.cli.conventions import FAILED
 from iris_ray.doctor import cli as doctor
 from iris_ray.doctor.host_look import versions
 from iris_ray.doctor.hosts import Answer, Host, claimed_nodes, tpu_hosts
+from iris_ray.settings import GCS_BOUNDS
 from tests.support.command_line import address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -27,10 +28,11 @@ SOUND: dict[str, Any] = {
 
 
 class Hosts:
-    """What each host answers, by name; all others are sound."""
+    """What each host answers, by name; all others are sound. And the variables of the GCS."""
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
+        self.gcs: dict[str, str | None] | None = {name: str(bound) for name, bound in GCS_BOUNDS.items()}
 
     def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
         return {host: self.answers.get(host.name.partition(" (")[0], SOUND) for host in hosts}
@@ -40,12 +42,24 @@ class Hosts:
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     hosts = Hosts()
     monkeypatch.setattr(doctor, "ask_hosts", hosts.ask)
+    monkeypatch.setattr(doctor, "ask_head", lambda: hosts.gcs)
     monkeypatch.setenv("GCE_METADATA_HOST", address_of_nobody())
     return hosts
 
 
 def found_by(world: ControllerInProcess, **expected: int) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in world.json("doctor", **expected)}
+
+
+def test_doctor_names_the_bounds_that_the_gcs_lacks(world: ControllerInProcess, hosts: Hosts) -> None:
+    assert found_by(world)["memory of Ray's GCS"]["level"] == "OK"
+    unset, large, *_ = GCS_BOUNDS
+    hosts.gcs = {**dict.fromkeys(GCS_BOUNDS, "2000"), unset: None, large: "100000"}
+    found = found_by(world)["memory of Ray's GCS"]
+    assert found["level"] == "WARNING"
+    assert found["advice"].endswith(f": {unset}=1000 {large}=1000")
+    hosts.gcs = None
+    assert found_by(world)["memory of Ray's GCS"]["level"] == "INFO"
 
 
 def test_doctor_accepts_healthy_cluster(world: ControllerInProcess, hosts: Hosts) -> None:

@@ -50,6 +50,17 @@ def test_line_memory_counts_its_real_size(jobs: int, tasks: int) -> None:
     assert taken <= memory.held_bytes <= 2 * taken
 
 
+def test_lines_of_forgotten_jobs_are_forgotten() -> None:
+    memory, known = LogMemory(), {f"job-{number}" for number in range(900, 1000)}
+    for number in range(1000):
+        memory.remember(last(0, b"x" * 1000, job_id=f"job-{number}"))
+        memory.forget_all_but(known if number >= 900 else {f"job-{n}" for n in range(max(0, number - 99), number + 1)})
+    assert all(memory.last_lines(TaskAttemptId(job_id, 0, 1)) for job_id in known)
+    assert memory.held_bytes < 150 * 2000
+    memory.forget_all_but(set())
+    assert memory.held_bytes == 0
+
+
 def test_job_with_many_tasks_does_not_displace_others_lines() -> None:
     memory = LogMemory(most_bytes=50_000)
     for index in range(10):

@@ -8,6 +8,7 @@ from tests.proofs.every_operation.scenarios.code import code
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
 from tests.proofs.every_operation.scenarios.history import history
+from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
 
@@ -17,6 +18,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "exec": exec_,
     "exports": exports,
     "history": history,
+    "provisioner": provisioner,
     "records": records,
     "secrets": secrets,
 }
