@@ -338,7 +338,7 @@ class _Plan:
 
 
 def _in_background(function: Callable[[], None]) -> Future[None]:
-    """Run a function in a thread that doesn't keep the process from ending. Return its end."""
+    """Run a function in a thread that doesn't keep the process from ending, or now if there is none. Return its end."""
     end: Future[None] = Future()
 
     def run() -> None:
@@ -349,5 +349,9 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
         else:
             end.set_result(None)
 
-    threading.Thread(target=run, name="iris_ray.checkpoint", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="iris_ray.checkpoint", daemon=True).start()
+    except RuntimeError as error:  # the other processes wait for what it does
+        logger.warning("a save holds the program up, as it can't go on in the background: %s", error)
+        run()
     return end

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import UNCONFIRMED_S, Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evictions import Evictor, leaves_for, may_evict
@@ -40,6 +41,7 @@ class Calendar:
         self._evictor = evictor
         self._now = now
         self._jobs = evictor.running_jobs
+        self._known: dict[tuple[AttemptId, PriorityBand, str, bool, str], Dates] = {}
 
     def free_at(self, job: Job, hosts: Iterable[Worker], needed: int | None = None) -> "Dates":
         """Return when as many of these hosts as a job needs, or all, are free for its tasks."""
@@ -88,7 +90,16 @@ class Calendar:
         """Return when an occupant leaves a host for a job."""
         if (since := host.ending.get(occupant)) is not None:
             return Dates(since + UNCONFIRMED_S, since + UNCONFIRMED_S)
-        attempt = occupant[1]
+        return self._attempt_leaves_at(job, occupant[1])
+
+    def _attempt_leaves_at(self, job: Job, attempt: AttemptId) -> "Dates":
+        lends_as = job.spec.job_id if job.promise is not None and job.promise.lent else ""
+        key = attempt, job.spec.priority, job.spec.team, may_evict(job), lends_as
+        if key not in self._known:
+            self._known[key] = self._date(job, attempt)
+        return self._known[key]
+
+    def _date(self, job: Job, attempt: AttemptId) -> "Dates":
         if (at := self._evictor.leaves_at(attempt, job)) is not None:
             return Dates(at, at)
         running = self._jobs.get(attempt.job_id)

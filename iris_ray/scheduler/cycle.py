@@ -31,6 +31,7 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.together import (
+    FleetOnceEmpty,
     GroupPlacement,
     PlacementFailure,
     only,
@@ -91,6 +92,8 @@ def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
     return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
 
 
+VICTIMS_SPARED = 64
+"""The number of a group's victims for which the plan tries whether they may stay."""
 TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
@@ -151,6 +154,8 @@ class Cycle:
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
+        self._once_empty: FleetOnceEmpty | None = None
+        self._idle_once_empty = 0
 
     def run(
         self,
@@ -382,7 +387,9 @@ class Cycle:
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
             self._result.starving.append(leader.spec.job_id)
         told, now = self._evictor.told(), self._deadlines.now
-        waits_for = awaited_events(hosts, failure.job.requirement, told, now) if kept else ()
+        waits_for: tuple[str, ...] = ()
+        if kept:
+            waits_for = awaited_events(leader, hosts, failure.job.requirement, told, now, self._running.jobs)
         taken_from = self._evictor.taken_from(leader) if kept else ()
         for job in about:
             available = self._available_to(job)
@@ -401,8 +408,8 @@ class Cycle:
         jobs, needs = self._running.jobs, [(job, self._available_to(job)) for job in leader.members]
         if own:
             is_firm = leader.promise is not None and leader.promise.is_firm
-            evicts = not is_firm and self._would_run_on(leader, own) is not None
-            return self._evictor.leave_for_group(leader, own, evicts)
+            taking = None if is_firm else self._evicting(leader, own)
+            return taking or self._evictor.leave_for_group(leader, own)
         if not jobs or any(self._too_few_exist(job, available) for job, available in needs):
             return None
         gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
@@ -410,13 +417,15 @@ class Cycle:
             self._promises.group_comes_next()
             return None
         away = self._plan.kept.keys() | self._plan.taken.keys()
+        if not self._would_fit_once_empty(leader, away):
+            if away and self._would_fit_once_empty(leader, ()):
+                self._promises.group_comes_next()
+            return None
         hosts = [node_id for node_id in self._fleet.workers if node_id not in away]
-        if (node_ids := self._would_run_on(leader, hosts)) is not None:
-            return self._evictor.leave_for_group(leader, node_ids, evicts=True)
+        if (taking := self._evicting(leader, hosts)) is not None:
+            return taking
         if (node_ids := self._would_fit_on(leader, hosts, self._stays)) is not None:
-            return self._evictor.leave_for_group(leader, node_ids, evicts=False)
-        if away and self._would_fit_on(leader, self._fleet.workers, self._stays) is not None:
-            self._promises.group_comes_next()
+            return self._evictor.leave_for_group(leader, node_ids)
         return None
 
     def _stays(self, attempt: AttemptId) -> bool:
@@ -424,17 +433,37 @@ class Cycle:
         held = self._running.jobs.get(attempt.job_id)
         return held is not None and held.spec.spare_for is not None and attempt not in self._evictor.held_ready
 
-    def _would_run_on(self, leader: Job, node_ids: Collection[str]) -> tuple[str, ...] | None:
+    def _evicting(self, leader: Job, node_ids: Collection[str]) -> Taking | None:
         """Return hosts, among these, on which a group fits as soon as its victims have left, or None."""
         victims = self._evictor.victims_of_group(leader, node_ids)
-        if not victims:
+        found = self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims) if victims else None
+        if found is None:
             return None
-        return self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims)
+        needed = self._evictor.victims_of_group(leader, found)
+        for victim in sorted(needed)[:VICTIMS_SPARED]:
+            fewer = needed - {victim}
+            if self._would_fit_on(leader, found, lambda attempt, fewer=fewer: attempt not in fewer) is not None:  # type: ignore[misc]
+                needed = fewer
+        return self._evictor.leave_for_group(leader, found, needed) if self._may_leave(needed, leader) else None
+
+    def _may_leave(self, victims: Collection[AttemptId], leader: Job) -> bool:
+        return bool(victims) and self._evictor.are_within_budgets(victims, leader)
 
     @staticmethod
     def _too_few_exist(job: Job, available: Availability) -> bool:
         least = num_groups(job)[0] * (len(job.gangs) if job.spec.coscheduling else 1)
         return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
+
+    def _would_fit_once_empty(self, leader: Job, away: Collection[str]) -> bool:
+        """Return whether a group would fit, without the hosts in ``away``, if only spares that don't leave stayed."""
+        idle = len(self._evictor.held_ready)
+        if self._once_empty is None or idle < self._idle_once_empty:  # spares have left for jobs
+            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, self._stays)
+            self._idle_once_empty = idle
+        found = self._once_empty.place(leader.members, away, self._allowances)
+        if isinstance(found, PlacementFailure):
+            self._limit_of_group = found.limit or self._limit_of_group
+        return isinstance(found, GroupPlacement)
 
     def _would_fit_on(
         self, leader: Job, node_ids: Iterable[str], stays: Callable[[AttemptId], bool]
@@ -619,7 +648,8 @@ class Cycle:
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
         hosts = (worker for group in groups for worker in group.workers)
-        return awaited_events(hosts, job.requirement, self._evictor.told(), self._deadlines.now)
+        about = self._evictor.told(), self._deadlines.now, self._running.jobs
+        return awaited_events(job, hosts, job.requirement, *about)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""

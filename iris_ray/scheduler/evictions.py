@@ -210,19 +210,24 @@ class Evictor:
 
         return frozenset(filter(may_leave, there))
 
-    def leave_for_group(self, leader: Job, node_ids: Collection[str], evicts: bool) -> Taking:
-        """Take hosts for a group. Spares and yielding jobs on them leave, and, if it ``evicts``, its other victims."""
+    def leave_for_group(self, leader: Job, node_ids: Collection[str], victims: Collection[AttemptId] = ()) -> Taking:
+        """Take hosts for a group. Spares and yielding jobs on them leave, and these victims."""
         there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
-        victims = self.victims_of_group(leader, node_ids) if evicts else frozenset(there & self._idle.keys())
-        victims = frozenset(victims)
-        self._costs.leave(victims)
-        self._taken[leader.spec.job_id] = victims
-        for attempt in victims:
+        leave = frozenset(victims) | (there & self._idle.keys())
+        self._costs.leave(leave)
+        self._taken[leader.spec.job_id] = leave
+        for attempt in leave:
             if self._allowances.teams.exist:
                 self._leaves(attempt, leader)
-        for attempt in victims & self._idle.keys():
+        for attempt in leave & self._idle.keys():
             del self._idle[attempt]
-        return Taking((), tuple(node_ids), tuple(sorted(victims)), self._deadline)
+        return Taking((), tuple(node_ids), tuple(sorted(leave)), self._deadline)
+
+    def are_within_budgets(self, victims: Collection[AttemptId], leader: Job) -> bool:
+        """Return whether these victims may leave for a group at once."""
+        charged = set(victims) - self._idle.keys() - self._leaving - self._lent_by(leader)
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, charged)))
+        return not any(self._costs.owner_waits_s(owner, count) for owner, count in counts.items())
 
     @property
     def held_ready(self) -> Collection[AttemptId]:

@@ -3,6 +3,7 @@
 `ImpossibleConstraints` finds jobs that can't ever run because no host can evaluate one of their constraints.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +20,7 @@ from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.runtime_limits import ends_at
 
 OBSTACLES_NAMED = 4
 """The number of groups that a shortage names."""
@@ -144,16 +146,21 @@ class Explainer:
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
 
 
-def awaited_events(hosts: Iterable[Worker], need: Requirement, told: Told, now: float) -> tuple[str, ...]:
+def awaited_events(
+    job: Job, hosts: Iterable[Worker], need: Requirement, told: Told, now: float, jobs: Mapping[str, Job]
+) -> tuple[str, ...]:
     """Return the events, as text, that must happen before a job can use the hosts reserved for it.
 
     Args:
+        job: the job with the reservation.
         hosts: the hosts.
-        need: the job's requirement.
+        need: the requirement of the tasks that are to run there.
         told: the deadline of each evicted attempt; seconds.
         now: the time on the same clock.
+        jobs: all jobs by id.
     """
     found: dict[str, None] = {}
+    lent = job.promise.lent if job.promise is not None else ()
     for host in hosts:
         if host.suspected and now < host.suspected_until:
             found[f"{host.name}, which may be lost: {host.suspected_until - now:.0f} s more"] = None
@@ -166,7 +173,11 @@ def awaited_events(hosts: Iterable[Worker], need: Requirement, told: Told, now: 
             elif attempt in told:
                 found[f"the end of {attempt.job_id}, notice for {max(0.0, told[attempt] - now):.0f} s more"] = None
             else:
-                found[f"the end of {attempt.job_id}"] = None
+                runs = jobs.get(attempt.job_id)
+                left_s = math.inf if runs is None else ends_at(runs) - now
+                by = f", in {left_s:.0f} s at the latest" if 0 < left_s < math.inf else ""
+                how = ", to which it is lent" if attempt.job_id in lent else ""
+                found[f"the end of {attempt.job_id}{how}{by}"] = None
     return tuple(found)
 
 

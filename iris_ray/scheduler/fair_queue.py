@@ -280,21 +280,25 @@ class _Shares:
 
     def of(self, who: str) -> float:
         """Return the share of a user or team."""
-        if who not in self._shares:
+        share = self._shares.get(who)
+        if share is None:
             self._counted[who] = {} if self._past is None else self._past.hours(who, self._now)
-            self._add(who, self._usage.get(who, {}))
-        return self._shares[who]
+            share = self._add(who, self._usage.get(who, {}))
+        return share
 
     def count(self, who: str, resources: Mapping[str, float]) -> None:
         """Count resources granted during the pass."""
-        self.of(who)
+        if who not in self._shares:
+            self.of(who)
         self._add(who, resources)
 
-    def _add(self, who: str, resources: Mapping[str, float]) -> None:
+    def _add(self, who: str, resources: Mapping[str, float]) -> float:
         counted, totals = self._counted[who], self._totals
         for resource, amount in resources.items():
             counted[resource] = counted.get(resource, 0.0) + amount
-        self._shares[who] = max([amount / totals[r] for r, amount in counted.items() if totals.get(r)], default=0.0)
+        shares = [amount / totals[resource] for resource, amount in counted.items() if totals.get(resource)]
+        share = self._shares[who] = max(shares, default=0.0)
+        return share
 
 
 class _Line:
@@ -347,26 +351,27 @@ class _Line:
                 self._drop_first()
                 self.first = self._runs[0][-1][0] if self._runs else None
             return
-        share, _, number, part = self._turns[0]
+        turns = self._turns
+        share, _, number, part = turns[0]
         part.had_its_turn(was_granted, comes_again)
-        if len(self._turns) == 1:
+        if len(turns) == 1:
             self.first = part.first
             return
         if part.first is None:
-            heapq.heappop(self._turns)
-        elif part.parts and not was_granted:  # a team's share changes only in its own turns
-            heapq.heapreplace(self._turns, (share, part.first.number, number, part))
+            heapq.heappop(turns)
         else:
-            heapq.heapreplace(self._turns, part._turn(number))
-        self.first = self._turns[0][-1].first
+            if was_granted or not part.parts:  # a team's share changes only in its own turns
+                share = part._share()
+            heapq.heapreplace(turns, (share, part.first.number, number, part))
+        self.first = turns[0][-1].first
 
     def _drop_first(self) -> None:
         _, index, run = self._runs[0]
         run.popleft()
-        if run and not self._needs_no_turns(run):
-            heapq.heapreplace(self._runs, (run[0].number, index, run))
-        else:
+        if not run or self._needs_no_turns(run):
             heapq.heappop(self._runs)
+        else:
+            heapq.heapreplace(self._runs, (run[0].number, index, run))
 
     def _turn(self, number: int) -> "tuple[float, int, int, _Line]":
         first = self.first

@@ -176,7 +176,8 @@ class Allowances:
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Count resources that the plan has granted to a job."""
         mine, chips = self._allowance(job), accelerators(resources)
-        self.teams.took(job, chips)
+        if self.teams.exist:
+            self.teams.took(job, chips)
         if mine is not None:
             mine.chips = rounded(mine.chips + chips)
             if mine.is_new(job):

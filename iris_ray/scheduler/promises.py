@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
 from iris_ray.scheduler.calendar import HORIZON_S, Calendar, Dates, latest
@@ -33,6 +34,8 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
 
+MOST_LATE = 16
+"""The number of kinds of jobs in a plan for which hosts may turn out not to be free in time."""
 NOTHING_BOUNDS = "the jobs on the hosts have run for so long that they may run for hours more"
 
 Lifted = list[tuple[Worker, str]]
@@ -107,6 +110,8 @@ class PlannedPromises:
         self._of: dict[str, _Promise] = {}  # by job id; includes revoked ones
         self._for_now: dict[str, tuple[str, ...]] = {}  # job id → node ids reserved for a returning gang
         self._waiting: dict[str, int] = {}  # job id → number of its remaining tasks, once the plan has placed one
+        self._rooms: dict[tuple[str, Requirement], tuple[int, list[Worker]]] = {}  # see `_with_room`
+        self._late: set[object] = set()  # kinds of jobs whose reservations would not be complete in time
         self.given_up = False
 
     def begin(self, tier: Tier, available_to: Callable[[Job], Availability]) -> None:
@@ -148,12 +153,21 @@ class PlannedPromises:
     def lendable(self, job: Job) -> Lifted:
         """Return the hosts with room for a task that are reserved for other jobs and that a job may use meanwhile."""
         lent: Lifted = []
-        kept, taken, has_room = self._plan.kept, self._plan.taken, job.requirement.has_room
         for job_id, promise in self._of.items():
             if promise.complete_by and self._calendar.may_lend(job, promise.job, promise.complete_by):
-                hosts = (self._fleet.workers[node_id] for node_id in promise.node_ids if kept.get(node_id) == job_id)
-                lent += [(host, job_id) for host in hosts if has_room(host, taken.get(host.node_id))]
+                lent += [(host, job_id) for host in self._with_room(promise, job.requirement)]
         return lent
+
+    def _with_room(self, promise: _Promise, need: Requirement) -> list[Worker]:
+        """Return the hosts reserved by a promise that have room for a task."""
+        key, version = (promise.job.spec.job_id, need), len(self._plan.touched)
+        seen, found = self._rooms.get(key, (-1, []))
+        if seen != version:
+            kept, taken = self._plan.kept, self._plan.taken
+            hosts = (self._fleet.workers[node_id] for node_id in promise.node_ids if kept.get(node_id) == key[0])
+            found = [host for host in hosts if need.has_room(host, taken.get(host.node_id))]
+            self._rooms[key] = version, found
+        return found
 
     def lift_in_use(self, job: Job) -> Lifted:
         """Free the hosts reserved for higher bands that a job may use meanwhile once victims have left."""
@@ -259,6 +273,9 @@ class PlannedPromises:
             self.put_back(lifted)
         if not before and not returning and not self._may_have_one(job, gang):
             return ()
+        kind = job.requirement, num_groups(job), job.spec.priority, job.spec.team, available
+        if not before and not returning and (kind in self._late or len(self._late) >= MOST_LATE):
+            return ()
         available.catch_up()
         if before:
             names = self._better(job, gang, self._names(job, before), available)
@@ -266,6 +283,7 @@ class PlannedPromises:
             names = self._chosen(job, gang, available, returning)
         dates = self._dates(job, names, available)
         if not before and not returning and self._is_too_late(dates):
+            self._late.add(kind)
             return ()
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         if node_ids and returning and not before:

@@ -6,10 +6,11 @@ jobs. This succeeds whenever possible if the jobs ask for different slices or fo
 the jobs' constraints overlap in part, or if tasks of several sizes fill hosts to the last CPU.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import UNCONFIRMED_S, Occupant, Worker, accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import assign, buckets_for, choose, num_groups, preferred
@@ -101,7 +102,7 @@ def place_together(
     return failure
 
 
-def without_what_ends(fleet: Fleet, hosts: Collection[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
+def without_what_ends(fleet: Fleet, hosts: Iterable[Worker], now: float, stays: Collection[Occupant] = ()) -> Fleet:
     """Return a fleet of these hosts as they will be once their occupants have ended.
 
     ``stays`` has the occupants that don't end by themselves. Ends that are unconfirmed for long don't count, either.
@@ -135,6 +136,50 @@ def place_on(
             plan.take((fleet.workers[node_id],), given_away.taken[node_id], given_away.takers[node_id])
     available = Availabilities(fleet, cache, plan, now)
     return place_together(members, fleet, cache, plan, available, now, allowances, prefer)
+
+
+class FleetOnceEmpty:
+    """A fleet as it will be once its occupants have ended, copied once for all groups that a plan asks about.
+
+    Args:
+        fleet: the fleet as it is.
+        now: seconds on the clock of the events.
+        stays: returns whether an attempt does not end by itself.
+    """
+
+    def __init__(self, fleet: Fleet, now: float, stays: Callable[[AttemptId], bool]) -> None:
+        workers = fleet.workers.values()
+        staying = {who for worker in workers for who in worker.occupants if who not in worker.ending and stays(who[1])}
+        self._fleet = without_what_ends(fleet, workers, now, staying)
+        self._cache = CandidateCache()
+        self._now = now
+        self._without: dict[frozenset[str], tuple[Plan, Availabilities]] = {}  # the latest two sets of hosts
+        self._refused = set[tuple[object, ...]]()  # groups that do not fit, whatever their limits
+
+    def place(
+        self, members: Sequence[Job], away: Collection[str], allowances: Allowances
+    ) -> GroupPlacement | PlacementFailure | None:
+        """Return a placement of all jobs of a group without some hosts, or None if an equal group did not fit."""
+        known = frozenset(away)
+        key = known, *map(self._kind, members)
+        if key in self._refused:
+            return None
+        if known not in self._without:
+            plan = Plan()
+            for node_id in known & self._fleet.workers.keys():
+                plan.keep(self._fleet.workers[node_id], "")
+            self._without = dict([*self._without.items()][-1:])
+            self._without[known] = plan, Availabilities(self._fleet, self._cache, plan, self._now)
+        plan, available = self._without[known]
+        found = place_together(members, self._fleet, self._cache, plan, available, self._now, allowances)
+        if isinstance(found, PlacementFailure) and found.limit is None:
+            self._refused.add(key)
+        return found
+
+    def _kind(self, job: Job) -> tuple[object, ...]:
+        """Return everything about a job that decides where it fits."""
+        avoids = job.spec.user if job.spec.user in self._fleet.avoided else None
+        return job.requirement, num_groups(job), len(job.gangs), job.spec.spreads, job.avoided, avoids
 
 
 def only(hosts: Iterable[Worker]) -> Fleet:

@@ -82,19 +82,20 @@ T = TypeVar("T")
 
 
 class ChangeLog(Generic[T]):
-    """A log of the latest changes, for readers that remember the version up to which they have read."""
+    """A log of the latest changes, for readers that remember the version up to which they have read.
+
+    Attributes:
+        version: the number of changes so far.
+    """
 
     def __init__(self) -> None:
+        self.version = 0
         self._changed: list[T] = []
         self._forgotten = 0  # how many older changes were dropped
 
-    @property
-    def version(self) -> int:
-        """The number of changes so far."""
-        return self._forgotten + len(self._changed)
-
     def note(self, what: T, most: int) -> None:
         """Add a change. If there are more than ``most``, drop the older half."""
+        self.version += 1
         self._changed.append(what)
         if len(self._changed) > most:
             old = len(self._changed) // 2

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from copy import deepcopy
+from itertools import chain, combinations
 from typing import Any
 
 import pytest
@@ -10,12 +11,16 @@ from hypothesis import given, settings
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AttemptEndConfirmedEvent, GangMovedEvent, PromiseEvent, SliceHeldEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
 from tests.support.proofs import examples
 from tests.support.worlds import World, asked_to_leave, one_by_one, promised
+
+MOST_LENT = 4
+"""For so many jobs it is tried whether their rooms are lent."""
 
 
 def commit_what_both_plan(world: World) -> None:
@@ -24,7 +29,7 @@ def commit_what_both_plan(world: World) -> None:
     result, full = world.plan(gives_back=False), world.plan()
     before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
     seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits, state.jobs
-    reference = ReferencePlan(state.pending(), *seen)
+    reference = closest(result, state.pending(), *seen)
     assert one_by_one(result.assignments) == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
@@ -33,9 +38,10 @@ def commit_what_both_plan(world: World) -> None:
     limited = {job_id for job_id, reason in reasons.items() if reason.limit}
     assert limited <= reference.limited
     assert all(map(reasons.is_shared, reference.limited - limited))  # told the reason of one before it, as of then
-    assert set(result.starving) == reference.starving
-    assert {i: sorted(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
-        job_id: sorted(names) for job_id, names in reference.kept.items() if names
+    open_to = set(reference.lent)  # of their rooms, any part may be kept
+    assert {*result.starving} - open_to == reference.starving - open_to
+    assert {i: sorted(r.kept) for i, r in result.pending_reasons.items() if r.kept and i not in open_to} == {
+        job_id: sorted(names) for job_id, names in reference.kept.items() if names and job_id not in open_to
     }
     world.scheduler.check(world.now)
     asked = asked_to_leave(full)
@@ -46,14 +52,31 @@ def commit_what_both_plan(world: World) -> None:
     if asked:
         check_taken(world, asked)
     else:
-        kept = {job_id: promised(job) for job_id, job in state.jobs.items() if promised(job)}
-        given_up = reference.timed_out | reference.unschedulable
+        given_up = reference.timed_out | reference.unschedulable | open_to
+        kept = {i: promised(job) for i, job in state.jobs.items() if promised(job) and i not in open_to}
         assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
     for account in state.limits.accounts:
         most, held = state.limits.of(*account).chips, state.limits.held(*account).chips
         assert most is not None
         assert held <= max(most, before.get(account, 0.0)), f"{account} holds more than the limit"
     state.check()
+
+
+def closest(result: SchedulingResult, *seen: Any) -> ReferencePlan:
+    """Return the plan that the scheduler made, of those that the rules allow; the strictest one if it made none.
+
+    The rules leave open which part is kept of room whose completion nothing bounds: see `ReferencePlan`.
+    """
+    made = one_by_one(result.assignments)
+    strictest = ReferencePlan(*seen)
+    for returns_larger in (True, False):
+        first = ReferencePlan(*seen, (), returns_larger)
+        jobs = sorted(first.may_be_lent)[:MOST_LENT]
+        for lent in chain.from_iterable(combinations(jobs, size) for size in range(len(jobs) + 1)):
+            plan = ReferencePlan(*seen, lent, returns_larger) if lent else first
+            if plan.assignments == made:
+                return plan
+    return strictest
 
 
 def check_taken(world: World, asked: list[PromiseEvent]) -> None:
@@ -146,3 +169,35 @@ def test_gang_that_comes_back_is_planned_on_the_slices_it_had() -> None:
     world.confirm(job)
     commit_what_both_plan(world)
     assert job.gang.groups == ("a", "b", "e")
+
+
+def reference_of(world: World, **changes: Any) -> ReferencePlan:
+    state = world.state
+    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits, state.jobs
+    return ReferencePlan(state.pending(), *seen, **changes)
+
+
+def room_for_two(**of_the_long_one: Any) -> World:
+    """A job for both slices has waited too long, and a short one wants the free slice."""
+    world = World("a", "b")
+    world.start("long", **of_the_long_one)
+    world.submit("large", slices=(2,))
+    world.now += LONG
+    world.submit("short", max_runtime=60.0)
+    return world
+
+
+def test_reference_lends_bounded_room_only_to_a_job_that_is_gone_in_time() -> None:
+    bounded = reference_of(room_for_two(max_runtime=LONG + 61.0))
+    assert [event.job_id for event in bounded.assignments] == ["short"]
+    assert not bounded.may_be_lent
+    too_late = reference_of(room_for_two(max_runtime=LONG + 59.0))
+    assert not too_late.assignments
+
+
+def test_reference_keeps_or_lends_room_whose_completion_nothing_bounds() -> None:
+    world = room_for_two()
+    kept = reference_of(world)
+    assert (kept.assignments, kept.may_be_lent) == ([], {"large"})
+    lent = reference_of(world, lent=["large"])
+    assert [event.job_id for event in lent.assignments] == ["short"]

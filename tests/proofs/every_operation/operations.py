@@ -4,6 +4,7 @@
 processes by ones that count each call. At one of them, the fault happens.
 """
 
+import asyncio
 import builtins
 import contextlib
 import errno
@@ -15,7 +16,8 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from enum import Enum
 from typing import Any
 
@@ -33,6 +35,7 @@ class Fault(Enum):
         REFUSED_THEN_KILLED, ANSWER_LOST_THEN_KILLED: as before; the process is gone after its next report.
         KILLED: it is done; then the process is gone.
         KILLED_TORN: half of a write is done; then the process is gone.
+        CANCELLED: the task that waits there is cancelled.
     """
 
     REFUSED = "refused"
@@ -42,6 +45,7 @@ class Fault(Enum):
     TORN = "half written"
     KILLED = "killed after it"
     KILLED_TORN = "killed half-way"
+    CANCELLED = "cancelled"
 
 
 fstat = os.fstat
@@ -75,6 +79,8 @@ OS_FUNCTIONS = (
 
 def faults_of(operation: str) -> list[Fault]:
     """Return the faults that are tried at an operation."""
+    if operation == "await":
+        return [Fault.CANCELLED]
     if operation in READS:
         return [Fault.REFUSED]
     if operation == "pipe write":  # the kernel refuses one only if nobody reads
@@ -142,6 +148,25 @@ class Operations:
             case Fault.KILLED:
                 function(*args, **kwargs)
                 self._exit(KILLED)
+            case Fault.CANCELLED:
+                function(*args, **kwargs)
+                if (task := asyncio.current_task()) is not None:
+                    task.cancel()
+
+    @types.coroutine
+    def awaited(self, work: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """Do the work of a coroutine in this task. Each time that it waits counts as an operation, ``await``."""
+        go_on, value = work.send, None
+        while True:
+            try:
+                waits_for = go_on(value)
+            except StopIteration as end:
+                return end.value
+            self.do("await", lambda: None)
+            try:
+                go_on, value = work.send, (yield waits_for)
+            except BaseException as error:
+                go_on, value = work.throw, error
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -291,7 +316,7 @@ def _error_of(name: str) -> Exception:
         return NoAnswerError(f"{name} has no answer")
     if name.startswith("kv"):
         return StoreIsAwayError("the GCS does not answer")
-    if name in ("connect", "send", "sendall", "recv"):
+    if name in ("connect", "send", "sendall", "recv", "call"):
         return ConnectionLostError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
     number = errno.ENOSPC if name in {*WRITES, "mkdir", "link", "symlink"} else errno.EIO
     if name in MADE:

@@ -31,7 +31,7 @@ FAILED = 1
 """The exit code of a process that has found something."""
 LONGEST_S = 30.0
 """A process that takes longer hangs."""
-SETTLE_S = 2.0
+SETTLE_S = 10.0
 """Threads and child processes of the scenario have this time to end."""
 
 

@@ -1,11 +1,20 @@
 """One plan. Every job looks at every worker whenever it is its turn.
 
 What the plan has handed out so far counts as if it were in use already.
+
+What the rules decide (docs/sharing-a-cluster.md): the order; which groups suit a job, and which of them it takes;
+limits; that room past the bound is for one job at a time among those that compete; that bounded room is lent only to
+jobs that are surely gone when it can be complete.
+
+What they leave open: whether room whose completion nothing bounds is kept in part, and which part of it. A plan is
+right whether it keeps such a room or lends it: `may_be_lent` has its jobs, and `lent` says for which of them this plan
+takes the room for lent. A gang that returns comes first with as many groups as it had. If it can use more, it takes
+them by `returns_larger` at once, as the scheduler did at first; else as growth, after every job that waits.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import AttributeValue
@@ -69,6 +78,7 @@ class ReferencePlan:
         rooms: for each job that has waited too long, or that others leave hosts to, its hosts until it runs.
         reserved: for each job that others leave hosts to, the chips that count towards its user's limit already.
         starving: jobs among them that did not get hosts.
+        may_be_lent: jobs for which room was or could be kept, though nothing bounds when it is complete.
     """
 
     def __init__(
@@ -81,8 +91,11 @@ class ReferencePlan:
         bound: float,
         limits: UserLimits,
         all_jobs: Mapping[str, Job],
+        lent: Collection[str] = (),
+        returns_larger: bool = True,
     ) -> None:
         pending = list(pending)
+        self.lent, self.may_be_lent, self.returns_larger = lent, set[str](), returns_larger
         self.workers = list(fleet.workers.values())
         self.avoided_by_users = fleet.avoided
         self.holders, self.now, self.bound = fleet.holders, now, bound
@@ -178,6 +191,9 @@ class ReferencePlan:
                 for job_id, hosts in others.items()
             }
         options, wanted = self.options(job), self.may_have(job, counts(job))
+        if not self.returns_larger and self.returns(job) and gang.groups:
+            had = [count for count in wanted if count <= len(gang.groups)]
+            wanted = had or wanted[:1]
         found = self.choose(job, gang, options, wanted)
         chosen = next((found[:n] for n in reversed(wanted) if n <= len(found) and self.may_take(job, found[:n])), [])
         self.rooms = others
@@ -440,10 +456,35 @@ class ReferencePlan:
         return len(exact if len(exact) >= counts(job)[0] else found)
 
     def is_kept(self, option: Option) -> bool:
-        return any(self.is_host_kept(worker) for worker in option.hosts)
+        """Whether some of a group is in a job's room, lent or not: among jobs that compete, one has room at a time."""
+        rooms = {node_id for hosts in self.rooms.values() for node_id in hosts} | self.kept_for_now
+        return any(worker.node_id in rooms for worker in option.hosts)
 
-    def is_host_kept(self, worker: Worker) -> bool:
-        return worker.node_id in self.kept_for_now or any(worker.node_id in hosts for hosts in self.rooms.values())
+    def is_host_kept(self, worker: Worker, spec: JobSpec | None = None) -> bool:
+        """Whether a host is kept for a job, and not lent: to others, or to a given one."""
+        rooms = [job_id for job_id, hosts in self.rooms.items() if worker.node_id in hosts]
+        return worker.node_id in self.kept_for_now or not all(self.is_lent(job_id, spec) for job_id in rooms)
+
+    def is_lent(self, job_id: str, spec: JobSpec | None) -> bool:
+        """Whether a job's room is lent: to everybody, or to a job that is gone when the room can be complete."""
+        if self.reserved.get(job_id):
+            return False  # others have left it
+        by = self.complete_by(self.rooms[job_id])
+        if by == math.inf:
+            self.may_be_lent.add(job_id)
+        most_s = None if spec is None else spec.max_runtime
+        return job_id in self.lent or (most_s is not None and self.now + most_s <= by < math.inf)
+
+    def complete_by(self, hosts: Sequence[str]) -> float:
+        """When all that runs on these hosts is surely gone; infinite if nobody says so of something."""
+        by = self.now
+        for worker in self.workers:
+            for occupant in worker.occupants if worker.node_id in hosts else ():
+                other = self.all_jobs.get(occupant[1].job_id)
+                if occupant not in worker.ending:
+                    limit = None if other is None else other.spec.max_runtime
+                    by = max(by, math.inf if limit is None or other is None else other.began_at + limit)
+        return by
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -491,7 +532,7 @@ class ReferencePlan:
         return left
 
     def has_room(self, spec: JobSpec, worker: Worker, once_ended: bool = False) -> bool:
-        return not self.is_host_kept(worker) and lack(spec, worker, self.free(worker, once_ended)) == 0
+        return not self.is_host_kept(worker, spec) and lack(spec, worker, self.free(worker, once_ended)) == 0
 
     def is_stuck(self, spec: JobSpec, option: Option) -> bool:
         """Whether the group does not get free for now, whatever ends: what has ended there is not confirmed in time."""

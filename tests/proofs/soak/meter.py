@@ -18,6 +18,7 @@ from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
 
 from iris_ray.actors.host.host_actor import ENDED_KEPT
+from iris_ray.logs.files import logs_directory
 from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 
 MB = 1e6
@@ -97,8 +98,7 @@ class Meter:
         counts: Counter[str] = Counter(f"actors {one['ActorClassName']}" for one in actors)
         counts.update(f"placement groups {one['state']}" for one in placement_group_table().values())
         counts.update(self._keys())
-        for place, roots in {"hosts": self._hosts, "Ray's session": [self._session]}.items():
-            number, size = _files(roots)
+        for place, (number, size) in self._files().items():
             counts[f"files of {place}"] = number
             self._note(Thing(f"files of {place}", "MB"), None, jobs, size / MB)
         for name in {thing.name for thing in self._points if thing.unit == ""} | counts.keys():
@@ -135,6 +135,13 @@ class Meter:
                 self._note(Thing(name, "MB"), who, jobs, int(anonymous[1]) * 1024 / MB)
                 self._note(Thing(name, "descriptors"), who, jobs, descriptors)
                 self._note(Thing(name, "threads"), who, jobs, threads)
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """Return how many files are in each place, and their bytes. Logs of tasks are kept for days, in bounds."""
+        number, size = _files(self._hosts)
+        logs = _files([logs_directory(host) for host in self._hosts])
+        others = number - logs[0], size - logs[1]
+        return {"hosts": others, "tasks' logs": logs, "Ray's session": _files([self._session])}
 
     def _note(self, thing: Thing, who: object, jobs: float, value: float) -> None:
         self._points[thing][who].append(Point(jobs, value))

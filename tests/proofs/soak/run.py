@@ -1,6 +1,7 @@
 """One soak: callers beside chaos, a meter, and then plain Ray on the same cluster."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -9,9 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import ray
 
+from iris_ray.actors.controller.write_ahead_log import MOST_ENTRIES
+from iris_ray.settings import GCS_BOUNDS
+from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.run import Chaos
 from tests.proofs.soak.caller import TPU_TYPE
@@ -26,11 +31,15 @@ END_S = 240.0
 """The time in which a caller ends: its last job may wait for slices, and cold ones start on a busy machine."""
 LOOKS = 150
 """How often the meter looks, in the whole run; but not more often than each second, nor less than each 20 s."""
+GCS_BOUND = 100
+"""How many dead actors, dead workers and tasks the GCS remembers here: few, so that the warm-up has more."""
 PHASES = JOBS, TASKS, ACTORS, STORM = "jobs", "plain tasks", "plain actors", "storm"
 PARTS = {JOBS: 0.7, TASKS: 0.05, ACTORS: 0.15, STORM: 0.1}
 """Which part of the time each phase has."""
 OURS = (*OUR_ACTORS, "GCS", "raylet", "actors ", "placement groups CREATED", "keys iris_ray", "files of hosts")
 """What may not grow, by the beginning of its name."""
+BOUNDED = {"keys iris_ray/log": 2 * MOST_ENTRIES, "keys iris_ray/job": 1.2 * FINISHED_JOBS_KEPT}
+"""What grows until there is as much of it as the Controller keeps, and how much there may be at last."""
 RAYS_OWN = {
     Thing("GCS", "MB"): Thing("GCS", "MB"),
     **{Thing(name, "MB"): Thing("driver", "MB") for name in ("SlicePoolManager", "SliceActor", "TPUHostActor")},
@@ -111,6 +120,8 @@ class Row:
 
     @property
     def fails(self) -> bool:
+        if (most := BOUNDED.get(self.thing.name)) is not None:
+            return self.slope.last > most
         return self.limit is not None and self.slope.exceeds(self.limit)
 
     def __str__(self) -> str:
@@ -154,8 +165,9 @@ class Soak:
         Args:
             mean_gap_s: between two faults; 0 for none.
         """
-        self._chaos.run(self._seconds * PARTS[JOBS], mean_gap_s)
-        self._found(STORM, storm(self._seconds * PARTS[STORM]))
+        with mock.patch.dict(os.environ, dict.fromkeys(GCS_BOUNDS, str(GCS_BOUND))):
+            self._chaos.run(self._seconds * PARTS[JOBS], mean_gap_s)
+            self._found(STORM, storm(self._seconds * PARTS[STORM]))
 
     def _found(self, phase: str, slopes: dict[Thing, Slope]) -> None:
         """Keep what a phase has shown, and tell it: the next phase may go wrong."""
@@ -173,7 +185,7 @@ class Soak:
 
     def _limit(self, phase: str, thing: Thing) -> float | None:
         """Return 1 for what is ours, and beside that what plain actors cost in its place."""
-        if phase not in (JOBS, STORM) or not thing.name.startswith(OURS):
+        if phase not in (JOBS, STORM) or not thing.name.startswith(OURS) or thing.name in BOUNDED:
             return None
         rays = self.slopes.get(ACTORS, {}).get(RAYS_OWN.get(thing, thing)) if phase == JOBS else None
         return 1.0 + (0.0 if rays is None or thing not in RAYS_OWN else max(0.0, rays.value + SIGMAS * rays.error))

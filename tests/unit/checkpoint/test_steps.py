@@ -3,6 +3,7 @@
 import errno
 import os
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,20 @@ def test_full_disk_keeps_nothing_of_a_file_that_did_not_fit(
     with pytest.raises(OSError, match="No space"):
         calls[full]()
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 0
+
+
+def test_step_is_whole_also_if_a_process_has_no_thread_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, start = Pair(tmp_path), threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "iris_ray.checkpoint":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert pair.save(1) == [True, True]
+    assert restored_from(tmp_path, 1)[0] == 1
 
 
 def test_process_whose_save_fails_at_once_stays_in_step_with_the_others(

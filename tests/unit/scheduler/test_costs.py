@@ -13,9 +13,10 @@ from iris_ray.scheduler.evaluation import Evaluation, evaluate
 from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent
 from iris_ray.state.groups import Group
 from tests.support.costs import calls, peak_bytes
-from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, tagged
+from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, submit_group, tagged
 
 ABOUT_TWICE = 2.6
+PRODUCTION, _, BATCH = PriorityBand
 
 
 def cpu_spec(job_id: str, cpus: float) -> JobSpec:
@@ -112,7 +113,7 @@ def small_tasks(count: int) -> World:
     """A host full of tasks of one CPU, and a job of a higher band that needs the whole host."""
     world = World()
     world.do(cpu_host("w", cpus=float(count)))
-    world.start_tasks("low", count, priority=PriorityBand.BATCH, resources={"CPU": 1.0})
+    world.start_tasks("low", count, priority=BATCH, resources={"CPU": 1.0})
     world.now += 1000.0
     world.do(JobSubmittedEvent(cpu_spec("high", float(count)), world.now))
     return world
@@ -123,7 +124,7 @@ def gangs_to_evict(count: int) -> World:
     world = World()
     for number in range(count):
         world.add_slice(f"s{number:04}")
-        world.start(f"low-{number}", priority=PriorityBand.BATCH)
+        world.start(f"low-{number}", priority=BATCH)
     world.now += 1000.0
     world.submit("high", slices=(count,))
     return world
@@ -151,6 +152,21 @@ def test_host_is_compared_with_many_values_at_once() -> None:
         world.submit_tasks("job", 1, constraints=(elsewhere,))
         costs.append(calls(world.plan))
     assert costs[1] < ABOUT_TWICE * costs[0]
+
+
+def test_groups_that_do_not_fit_share_a_copy_of_the_fleet() -> None:
+    """A few slices are too few for two jobs that each need most of them, even once all are free."""
+    costs = []
+    for groups in (1, 10):
+        world = World()
+        for number in range(40):
+            world.add_slice(f"s{number:02}")
+            world.start(f"running-{number}")
+        for number in range(groups):
+            each = [gang_spec(f"{number}-{part}", slices=(30 - number,), priority=PRODUCTION) for part in "ab"]
+            submit_group(world, *each, name=f"group-{number}")
+        costs.append(calls(world.plan))
+    assert costs[1] < 4.5 * costs[0], "ten times as many groups"
 
 
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:

@@ -52,6 +52,11 @@ def test_reserved_host_runs_jobs_that_surely_leave_in_time(
     assert small.gang.placed == is_lent
     assert len(promised(large)) == 4
     assert not large.gang.placed
+    if is_lent and "max_runtime" in options:
+        world.report_all(small, TaskState.RUNNING)
+        world.turn(100.0)
+        reason = str(world.planner.pending_reasons["large"])
+        assert "small, to which it is lent, in 1900 s at the latest" in reason
 
 
 @pytest.mark.parametrize("band", [INTERACTIVE, BATCH])

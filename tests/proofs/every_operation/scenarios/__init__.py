@@ -1,24 +1,34 @@
 """The scenarios, by name. Each is a function that imports what it needs and returns a `Scenario`."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from tests.proofs.every_operation.runs import Scenario
 from tests.proofs.every_operation.scenarios.archive import archive
+from tests.proofs.every_operation.scenarios.checkpoints import checkpoints
 from tests.proofs.every_operation.scenarios.code import code
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
 from tests.proofs.every_operation.scenarios.history import history
+from tests.proofs.every_operation.scenarios.models import models
+from tests.proofs.every_operation.scenarios.parquet import parquet
 from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
+from tests.proofs.every_operation.scenarios.serving import serving
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "archive": archive,
+    "checkpoints": checkpoints,
     "code": code,
     "exec": exec_,
     "exports": exports,
     "history": history,
+    "models": models,
     "provisioner": provisioner,
     "records": records,
     "secrets": secrets,
+    "serving": serving,
 }
+if find_spec("pyarrow") is not None:
+    SCENARIOS["parquet"] = parquet

@@ -42,7 +42,7 @@ def _ended() -> JobStory:
     return story(world, job)
 
 
-def _steps() -> list[list[Record]]:
+def steps() -> list[list[Record]]:
     """Return what is written, one writing after the other."""
     ended = _ended()
     users = (UserSample("v4-16", "batch", "ann", "", 8.0),)
@@ -56,12 +56,12 @@ def _steps() -> list[list[Record]]:
 
 
 def _prepare(place: Path) -> None:
-    _file(place).write(_steps()[0])
+    _file(place).write(steps()[0])
 
 
 def _act(place: Path, said: Said, operations: Operations) -> None:
     file = _file(place)
-    for step, records in enumerate(_steps()):
+    for step, records in enumerate(steps()):
         if step:
             said("writes", step)
             file.write(records)
@@ -91,7 +91,7 @@ def _judge(place: Path, said: list[list[Any]]) -> None:
     assert orphans == (0,)
     assert sorted(one.name for one in path.parent.iterdir() if one.name != f"{path.name}-journal") == [path.name]
     file = _file(place)
-    for records in _steps():
+    for records in steps():
         file.write(records)
     file.tidy()
     with closing(connect(path)) as db:
