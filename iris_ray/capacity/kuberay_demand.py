@@ -18,6 +18,7 @@ from iris_ray.capacity.autoscaler import AutoscalerDemand, Demand, Slices, since
 from iris_ray.capacity.demand import ARRIVAL_S
 from iris_ray.capacity.kuberay import (
     SCALE_UP_EVENTS,
+    Raise,
     WorkerGroup,
     obstacles,
     pod_troubles,
@@ -67,6 +68,7 @@ class KubeRayDemand(Demand):
         self._looked_at = self._asked_why_at = self._asked_crashes_at = -float("inf")
         self._before: object = None  # what was missing at the last look
         self._raised = Counter[str]()  # group → slices that it was asked for here and that have not come
+        self._unanswered: dict[str, Raise] = {}  # group → the last change of which it is not known whether it was made
         self._spare: dict[str, tuple[float, int]] = {}  # type → since when at least so many are missed by nobody
         self._types: dict[str, str] = {}  # group → type
         self._there_before = Counter[str]()
@@ -79,7 +81,7 @@ class KubeRayDemand(Demand):
 
     @property
     def is_gone(self) -> bool:
-        return not self.asked and not self._raised
+        return not self.asked and not self._raised and not self._unanswered
 
     def words(self, device: str) -> tuple[str, ...]:
         return self._words.get(get_tpu_config(device).name, ())
@@ -92,7 +94,7 @@ class KubeRayDemand(Demand):
         settled = self._settled({t: there[t] + sum(gangs) for t, gangs in missing.items()}, now)
         if not missing:
             self.asked, self._words = {}, {}
-            if not self._raised:
+            if not self._raised and not self._unanswered:
                 self._before = None
                 return
         if self._before == (settled, missing) and now - self._looked_at < LOOK_S:
@@ -123,18 +125,23 @@ class KubeRayDemand(Demand):
     ) -> None:
         cluster = self._api.ray_cluster()
         groups = worker_groups(cluster)
+        self._note_changes(groups)
         changes = [
             change
             for tpu_type, gangs in missing.items()
             for change in raises(_of(groups, tpu_type), there[tpu_type], gangs, settled[tpu_type])
         ]
         if changes:
-            groups = worker_groups(self._api.patch_ray_cluster([op for change in changes for op in change.patch]))
+            self._unanswered = {change.group.name: change for change in changes}
+            try:
+                groups = worker_groups(self._api.patch_ray_cluster([op for change in changes for op in change.patch]))
+            except ProviderError as error:
+                if error.__cause__ is None:  # a refusal: nothing was changed
+                    self._unanswered = {}
+                raise
+            self._note_changes(groups)
             named = ", ".join(f"{change.to} of group {change.group.name}" for change in changes)
             logger.info("KubeRay is asked for slices: there are to be %s", named)
-            for change in changes:
-                self._raised[change.group.name] += change.to - change.group.wanted
-                self._types[change.group.name] = change.group.tpu_type
         elif self._raised:
             groups = self._withdraw(cluster, groups, missing, there, now)
         coming = {t: max(0, _wanted(groups, t) - there[t]) for t in missing}
@@ -149,6 +156,15 @@ class KubeRayDemand(Demand):
                 *obstacles(its_groups, there[tpu_type], gangs),
                 *(why for group in its_groups for why in troubles.get(group.name, ())),
             )
+
+    def _note_changes(self, groups: Sequence[WorkerGroup]) -> None:
+        """Count what was asked for, now that it can be seen: the answer to a change may have been lost."""
+        for group in groups:
+            if (change := self._unanswered.pop(group.name, None)) is not None:
+                self._raised[group.name] += max(0, min(group.wanted, change.to) - change.group.wanted)
+                self._types[group.name] = group.tpu_type
+        self._unanswered = {}
+        self._raised = +self._raised
 
     def _note_arrivals(self, there: Counter[str]) -> None:
         """Match new slices with this process's requests, so that it never withdraws a request of somebody else."""

@@ -98,7 +98,7 @@ class KubernetesApi:
 
         Raises:
             ProviderDeniedError: the account may not do that.
-            ProviderError: the API can't be reached, or refuses for another reason.
+            ProviderError: the API refuses for another reason; or there is no answer, and its cause is the error.
         """
         what = f"{method} {path.rpartition('/namespaces/')[2]}"
         token = None if self.client else _text(ACCOUNT / "token")  # Kubernetes renews the file

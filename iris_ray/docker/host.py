@@ -7,12 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from secrets import token_hex
 from types import FrameType
 
 from iris_ray.actors.host.exit_status import ProgramExit, in_words
@@ -261,7 +262,8 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
     """End the container of a task and remove it and its secrets, if it has one. Block until it is gone.
 
     Returns:
-        The container if it still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``.
+        The container if it still runs after ``timeout_s`` seconds, as ``container <name> (<why>)``; or its secrets, if
+        they can't be removed.
 
     Raises:
         OSError: as `ContainerRecord.read`.
@@ -273,7 +275,12 @@ def end_container(files: TaskFiles, timeout_s: float = REMOVAL_S) -> list[str]:
     if problem is not None:
         return [f"container {record.name} ({problem})"]
     if record.secrets is not None and os.path.normpath(record.secrets).startswith(f"{MEMORY}/{SECRETS}"):
-        shutil.rmtree(record.secrets, ignore_errors=True)
+        try:
+            shutil.rmtree(record.secrets)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            return [f"the secrets of container {record.name} ({error})"]
     with contextlib.suppress(OSError):
         files.owned(OWNER).unlink(missing_ok=True)
     return []
@@ -300,15 +307,19 @@ def run_in_container(spec: ContainerSpec) -> None:
     assert files is not None, "which has its files"
     engine, name = find_engine(), container_name(task)
     texts = {variable: Path(os.environ[variable]).read_bytes() for variable in spec.secrets}
-    secrets = tempfile.mkdtemp(prefix=SECRETS, dir=MEMORY) if texts else None
+    secrets = f"{MEMORY}/{SECRETS}{token_hex(8)}" if texts else None
     ContainerRecord(engine.path, name, secrets).write(files)
+    if secrets is not None:
+        os.mkdir(secrets, 0o700)
     for variable, text in texts.items():
         _write_secret(f"{secrets}/{variable}", text)
     variables = container_environment(os.environ, spec, task, secrets)
     relay = _SigtermRelay(engine, name, files)
     arguments = run_arguments(name, spec, variables, task, secrets)
-    code = engine.run(arguments, client_environment(os.environ, variables))
-    relay.over.set()
+    try:
+        code = engine.run(arguments, client_environment(os.environ, variables))
+    finally:
+        relay.end()
     state = engine.state(name)
     end_container(files, KEPT_S)
     end = container_exit(engine.name, code, state)
@@ -351,6 +362,10 @@ class _SigtermRelay:
     """Passes each SIGTERM of this process on to the container, as soon as the container runs.
 
     A notice comes with a SIGTERM. If that came before this handler was installed, the notice's file shows it.
+    The thread that passes them on starts before the container: a full process table would refuse it later.
+
+    Raises:
+        ContainerEngineError: the host has no room for a thread.
     """
 
     def __init__(self, engine: ContainerEngine, name: str, files: TaskFiles) -> None:
@@ -358,7 +373,14 @@ class _SigtermRelay:
         self._name = name
         self._files = files
         self._told = False
-        self.over = threading.Event()
+        self._over = threading.Event()
+        self._wanted: SimpleQueue[bool] = SimpleQueue()
+        try:
+            threading.Thread(target=self._pass_on, daemon=True).start()
+        except RuntimeError as error:
+            raise ContainerEngineError(
+                f"this host has no room for another thread beside a container: {error}"
+            ) from None
         signal.signal(signal.SIGTERM, self._on_sigterm)
         if os.path.exists(files.notice):
             self._on_sigterm()
@@ -367,8 +389,14 @@ class _SigtermRelay:
         if (has_notice := os.path.exists(self._files.notice)) and self._told:
             return
         self._told = has_notice
-        threading.Thread(target=self._pass_on, daemon=True).start()
+        self._wanted.put(True)
+
+    def end(self) -> None:
+        """Pass nothing on any more."""
+        self._over.set()
+        self._wanted.put(False)
 
     def _pass_on(self) -> None:
-        while not self.over.is_set() and not self._engine.terminate(self._name):
-            self.over.wait(AGAIN_S)
+        while self._wanted.get():
+            while not self._over.is_set() and not self._engine.terminate(self._name):
+                self._over.wait(AGAIN_S)

@@ -7,8 +7,10 @@ from tests.proofs.every_operation.runs import Scenario
 from tests.proofs.every_operation.scenarios.archive import archive
 from tests.proofs.every_operation.scenarios.checkpoints import checkpoints
 from tests.proofs.every_operation.scenarios.code import code
+from tests.proofs.every_operation.scenarios.docker import docker
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
+from tests.proofs.every_operation.scenarios.gke import gke
 from tests.proofs.every_operation.scenarios.history import history
 from tests.proofs.every_operation.scenarios.models import models
 from tests.proofs.every_operation.scenarios.parquet import parquet
@@ -21,8 +23,10 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "archive": archive,
     "checkpoints": checkpoints,
     "code": code,
+    "docker": docker,
     "exec": exec_,
     "exports": exports,
+    "gke": gke,
     "history": history,
     "models": models,
     "provisioner": provisioner,
