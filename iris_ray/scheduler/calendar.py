@@ -88,7 +88,7 @@ class Calendar:
             return False
         if self._ends_at(to) <= self._now + SHARE_LENT * (complete_at - self._now):
             return True
-        if complete_at < self._now + LEAST_LOAN_S or not may_evict(job):
+        if complete_at < self._now + LEAST_LOAN_S or not self._evictor.evicts or not may_evict(job):
             return False
         return leaves_for(to, job) and not to.spec.runs_once
 

@@ -152,6 +152,11 @@ class Evictor:
         return found
 
     @property
+    def evicts(self) -> bool:
+        """Whether attempts may be evicted at all."""
+        return self._rules is not None and bool(self._running.jobs)
+
+    @property
     def running_jobs(self) -> Mapping[str, Job]:
         """All jobs by id."""
         return self._running.jobs

@@ -90,7 +90,7 @@ class Allowances:
         if job.members:
             return self._quota_source_of_all(job.members)
         found = self.teams.quota_source(job, num_groups(job)[0] * chips_per_group(job))
-        return found if isinstance(found, QuotaSource) else QuotaSource.BORROWED
+        return found if isinstance(found, QuotaSource) else found.in_turn_as
 
     def _quota_source_of_all(self, members: Sequence[Job]) -> QuotaSource:
         needed: dict[str | None, tuple[Job, float]] = {}  # by type
@@ -98,7 +98,7 @@ class Allowances:
             kind = self.teams.kind(job.spec)
             needed[kind] = job, needed.get(kind, (job, 0.0))[1] + least_chips(job)
         found = (self.teams.quota_source(job, chips) for job, chips in needed.values())
-        return max(one if isinstance(one, QuotaSource) else QuotaSource.BORROWED for one in found)
+        return max(one if isinstance(one, QuotaSource) else one.in_turn_as for one in found)
 
     def keep_quota_for(self, job: Job, quota_source: int) -> None:
         """Reserve quota for a job that could run with a quota source if its own team's lower bands used less.
@@ -107,7 +107,8 @@ class Allowances:
         """
         needed = num_groups(job)[0] * chips_per_group(job)
         found = self.teams.quota_source_within_team(job, needed)
-        if isinstance(found, QuotaSource) and found <= quota_source and self._reached_by_user(job) is None:
+        source = found if isinstance(found, QuotaSource) else found.in_turn_as
+        if source <= min(quota_source, QuotaSource.SHARED) and self._reached_by_user(job) is None:
             own, *above = self.teams.path(job.spec)[:-1]
             self.teams.keep_for(job, needed, above[-1] if above and quota_source > QuotaSource.OWN else own)
 

@@ -526,7 +526,7 @@ class PlannedPromises:
             if kept.isdisjoint(available.group(name).node_ids) and (returning or available.may_become_free(name))
         )
         found = (*names, *self._soonest(job, others, needed - len(names), available))
-        return found if returning or len(found) == needed else ()
+        return () if firm and len(found) < needed else found
 
     def _left_for_others(self) -> set[str]:
         """Return the hosts that victims leave for jobs later in the queue, which only a job that then runs may take."""
@@ -548,10 +548,10 @@ class PlannedPromises:
         return [name for name in names if not without or without.isdisjoint(available.group(name).node_ids)][:count]
 
     def _soonest(self, job: Job, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return the groups to reserve: those that are free soon, become free anyway and are not promised, soonest first.
+        """Return the groups to reserve: first those that are free in time, become free anyway and are not promised.
 
-        Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free. Slices
-        of spares come last, since spares leave at once for any job.
+        Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free. Then
+        those without a spare, since spares leave at once for any job, and the soonest to be free.
         """
         if wanted <= 0:
             return []

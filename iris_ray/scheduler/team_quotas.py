@@ -45,6 +45,8 @@ class QuotaExhausted:
         most: the number of chips that the team may use.
         used: the number of chips in use, including those that its subteams don't lend.
         is_kept_back: whether quota would be left without reservations for other jobs.
+        in_turn_as: the job's quota source in the queue's order. A job within its own team's quota keeps its turn even
+            if a team above can't borrow more.
     """
 
     team: str
@@ -52,6 +54,7 @@ class QuotaExhausted:
     most: float
     used: float
     is_kept_back: bool
+    in_turn_as: QuotaSource = QuotaSource.BORROWED
 
 
 @dataclass(slots=True)
@@ -183,7 +186,8 @@ class TeamQuotas:
             is_over = rounded(used + aside + kept) > account.most
             if is_over and (source is None or name != NO_TEAM):  # a team above may be full, and reclaims nothing
                 there_are, is_kept_back = rounded(used + aside + kept - more), rounded(used + kept) <= account.most
-                return QuotaExhausted(name.rstrip("/"), kind, account.most, there_are, is_kept_back)
+                in_turn_as = QuotaSource.BORROWED if source is None else source
+                return QuotaExhausted(name.rstrip("/"), kind, account.most, there_are, is_kept_back, in_turn_as)
             in_band = more + account.aside[band] - own_here
             if source is None and name != NO_TEAM and _is_within(account, used + aside, kept, band, in_band):
                 source = QuotaSource.OWN if name == path[0] else QuotaSource.SHARED

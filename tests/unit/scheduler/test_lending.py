@@ -6,7 +6,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.calendar import HORIZON_S
-from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.planner import Planner
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
 from tests.support.worlds import PlannedWorld, is_told_to_leave, promised
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -57,6 +58,14 @@ def test_reserved_host_runs_jobs_that_surely_leave_in_time(
         world.turn(100.0)
         reason = str(world.planner.pending_reasons["large"])
         assert "small, to which it is lent, in 200 s at the latest" in reason
+
+
+def test_nothing_is_lent_until_a_notice_while_evictions_are_off(world: PlannedWorld) -> None:
+    world.planner = Planner(world.state, 0.5, Scheduler(evictions=None))
+    reserved(world)
+    small = world.submit("small", user="new", priority=BATCH, max_retries_preemption=3)
+    world.turn()
+    assert small.gang.pending
 
 
 @pytest.mark.parametrize("band", [INTERACTIVE, BATCH])
