@@ -238,7 +238,7 @@ def seconds_of_plans(world: World, rounds: int) -> Iterator[float]:
 def change(state: ControllerState, number: int, now: float) -> None:
     """Have a running job end, or submit one more that is like the last."""
     if number % 2:
-        like = next(reversed(state.jobs.values())).spec
+        like = list(state.jobs.values())[-1].spec
         state.handle_event(JobSubmittedEvent(replace(like, job_id=f"more-{number}", group=None), now))
         return
     running = (job for job in state.jobs.values() if len(job.gangs) == 1 and job.gang.placed)

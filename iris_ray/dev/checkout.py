@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from iris_ray.dev.code_directory import CodeDirectory, git, looks_secret
+from iris_ray.errors import InvalidMessageError
 
 MOST_STORED_BYTES = 48 << 10
 """The limit for a compressed record, which lies in the memory of the cluster's GCS: a longer difference is cut."""
+MOST_BYTES = 16 << 20
+"""The limit for a record that was unpacked: a few bytes can be packed gigabytes."""
 CUT = "\n… cut here: the difference is too large to be kept\n"
 
 
@@ -42,14 +45,28 @@ class CodeRecord:
     def to_bytes(self) -> bytes:
         """Return it as it is stored, with as much of the difference as there is room for."""
         record = self
-        while len(stored := zlib.compress(json.dumps(asdict(record)).encode())) > MOST_STORED_BYTES:
+        while (
+            len(text := json.dumps(asdict(record)).encode()) > MOST_BYTES
+            or len(stored := zlib.compress(text)) > MOST_STORED_BYTES
+        ):
             kept = record.difference.removesuffix(CUT)
             record = replace(record, difference=kept[: len(kept) // 2] + CUT)
         return stored
 
     @staticmethod
     def of_bytes(stored: bytes) -> "CodeRecord":
-        return CodeRecord(**json.loads(zlib.decompress(stored)))
+        """Return a record that was stored, by whomever.
+
+        Raises:
+            InvalidMessageError: it is no record.
+        """
+        try:
+            found = json.loads(zlib.decompressobj().decompress(stored, MOST_BYTES))
+            if not all(isinstance(value, str) for value in found.values()):
+                raise TypeError("not all of it is text")
+            return CodeRecord(**found)
+        except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidMessageError(f"the record of the job's code makes no sense: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

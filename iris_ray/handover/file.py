@@ -204,7 +204,7 @@ def read(lines: Iterable[str], name: str) -> Export:
             kind = line["kind"]
             if kind == "job" and export is not None:
                 line["job_id"], line["spec"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             what = "is not a line of an export" if number > 1 else "is not an export of iris_ray"
             raise InvalidRequestError(
                 f"{name}, line {number} {what}; it may be cut off: give a file that `iris-ray cluster controller"

@@ -59,7 +59,11 @@ def read_history(
         InvalidQueryError: the statement writes, makes no sense, or takes too much time or memory.
         HistoryUnavailableError: there is no history yet, or it can't be read.
     """
-    if not path.is_file():
+    try:
+        is_there = path.is_file()
+    except OSError as error:  # such as a name that is too long
+        raise HistoryUnavailableError(f"there can be no history at {path}: {error.strerror}") from None
+    if not is_there:
         raise HistoryUnavailableError(f"there is no history at {path} yet: no job has had hosts, or it was moved away")
     asked = {
         "uri": f"file:{quote(str(path))}?mode=ro", "sql": sql, "parameters": dict(parameters or {}),

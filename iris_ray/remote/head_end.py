@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from iris_ray.actors.calls.ray_internals import delete_packages, fetch_package, logs_directory
 from iris_ray.errors import SessionError
 from iris_ray.framing import Frame, Frames
+from iris_ray.remote.seal import Seal, SealedFile
 
 if TYPE_CHECKING:
     from iris_ray.sessions.channels import ByteChannel, RunningCommand
@@ -80,13 +81,20 @@ def file_name(word: str, number: int) -> str:
     return f"{word}-{number}.tunnel"
 
 
-def serve_tunnel(word: str) -> Iterator[str]:
-    """Be the head's end of a tunnel. Yield the id of the node that has the files, once the first one exists."""
+def serve_tunnel(word: str, other: str) -> Iterator[tuple[str, str]]:
+    """Be the head's end of a tunnel. Yield the id of the node that has the files, once the first one exists.
+
+    Args:
+        word: of the tunnel.
+        other: `Seal.public` of the person's end; that of this end is yielded, too.
+    """
     import ray
 
-    with Downstream(logs_directory(), word) as downstream:
-        yield ray.get_runtime_context().get_node_id()
-        asyncio.run(HeadEnd(word, downstream).run())
+    seal = Seal(is_head=True)
+    seal.meet(other)
+    with Downstream(logs_directory(), word, seal) as downstream:
+        yield ray.get_runtime_context().get_node_id(), seal.public
+        asyncio.run(HeadEnd(word, downstream, seal).run())
 
 
 class Downstream:
@@ -96,11 +104,12 @@ class Downstream:
     has opened the next file: the dashboard, which follows it for the person, then notices the closed connection.
     """
 
-    def __init__(self, directory: Path, word: str) -> None:
+    def __init__(self, directory: Path, word: str, seal: Seal) -> None:
         self._directory = directory
         self._word = word
+        self._seal = seal
         self._number = 0
-        self._files: dict[int, int] = {}
+        self._files: dict[int, tuple[int, SealedFile]] = {}
         self._size = 0
         self._begin()
 
@@ -114,39 +123,41 @@ class Downstream:
         self.drop(self._number + 1)
 
     def send(self, frame: Frame) -> None:
-        data = frame.packed()
-        self._write(data)
-        self._size += len(data)
+        self._size += self._write(self._number, frame)
         if self._size > MOST_FILE_BYTES:
             before = self._number
             self._begin()
-            os.write(self._files[before], Frame.of(Kind.NEXT, number=self._number).packed())
+            self._write(before, Frame.of(Kind.NEXT, number=self._number))
 
     def drop(self, before: int) -> None:
         """Delete the files before this number, which the person's end has read."""
         old = [number for number in self._files if number < before]
         self._wake(old)
         for number in old:
-            os.close(self._files.pop(number))
+            os.close(self._files.pop(number)[0])
             with contextlib.suppress(FileNotFoundError):
                 self._path(number).unlink()
 
     def _begin(self) -> None:
         self._number += 1
         path = self._path(self._number)
-        self._files[self._number] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._files[self._number] = file, SealedFile(self._seal, self._number)
         self._size = 0
-        self._write(Frame(Kind.PING).packed())  # the dashboard answers once the file has bytes
+        self._write(self._number, Frame(Kind.PING))  # the dashboard answers once the file has bytes
 
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+    def _write(self, number: int, frame: Frame) -> int:
+        """Append a frame to a file. Return the number of bytes."""
+        file, sealed = self._files[number]
+        data = rest = memoryview(sealed.sealed(frame))
         while rest:
-            rest = rest[os.write(self._files[self._number], rest) :]
+            rest = rest[os.write(file, rest) :]
+        return len(data)
 
     def _wake(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             with contextlib.suppress(OSError):  # the disk is full
-                os.write(self._files[number], Frame(Kind.PING).packed())
+                self._write(number, Frame(Kind.PING))
 
     def _path(self, number: int) -> Path:
         return self._directory / file_name(self._word, number)
@@ -158,10 +169,12 @@ class HeadEnd:
     Args:
         word: of the tunnel.
         downstream: the files to the person.
+        seal: of this end.
     """
 
-    def __init__(self, word: str, downstream: Downstream) -> None:
+    def __init__(self, word: str, downstream: Downstream, seal: Seal) -> None:
         self._word = word
+        self._seal = seal
         self._send = downstream.send
         self._downstream = downstream
         self._channels: dict[int, _Channel] = {}
@@ -191,6 +204,12 @@ class HeadEnd:
                 await asyncio.sleep(min(max(silent_s / 20, BRISK_S), SLOW_S))
                 continue
             await asyncio.to_thread(delete_packages, name)
+            try:
+                data = self._seal.opened(data, number)
+            except SessionError as error:
+                for channel in self._channels:
+                    self._send(Frame.of(Kind.OVER, channel, error=str(error)))
+                return
             self._send(Frame(Kind.TAKEN))
             number, heard_at = number + 1, time.monotonic()
             for frame in frames.feed(data):

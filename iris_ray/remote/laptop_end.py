@@ -19,7 +19,7 @@ import aiohttp
 from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.errors import SessionError
-from iris_ray.framing import Frame, Frames
+from iris_ray.framing import Frame
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.head_end import (
     CHUNK_BYTES,
@@ -33,6 +33,7 @@ from iris_ray.remote.head_end import (
     serve_tunnel,
 )
 from iris_ray.remote.ray_jobs import RayJobs
+from iris_ray.remote.seal import Seal, SealedFile
 
 if TYPE_CHECKING:
     from iris_ray.sessions.core import CommandLine, Piece, Size
@@ -73,9 +74,11 @@ class Tunnel:
         self._trouble: SessionError | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._carrying: set[asyncio.Task[None]] = set()
-        call = HeadCall.send(jobs, "tunnel", partial(serve_tunnel, self._word), **more)
+        self._seal = Seal(is_head=False)
+        call = HeadCall.send(jobs, "tunnel", partial(serve_tunnel, self._word, self._seal.public), **more)
         try:
-            self._node_id: str = call.answer(str)
+            self._node_id, other = call.answer(tuple[str, str])
+            self._seal.meet(other)
         except BaseException:
             call.stop()
             raise
@@ -159,7 +162,7 @@ class Tunnel:
             while not self._pending.empty() and sum(map(len, parts)) < MOST_PACKAGE_BYTES:
                 parts.append(self._pending.get_nowait())
             await self._room.acquire()
-            await self._put(package_name(self._word, number), b"".join(parts))
+            await self._put(package_name(self._word, number), self._seal.sealed(b"".join(parts), number))
             for _ in parts:
                 self._pending.task_done()
 
@@ -177,21 +180,21 @@ class Tunnel:
     # -- from the head ------------------------------------------------------------------------------------------------
 
     async def _receive(self) -> None:
-        number, frames, known = 1, Frames(), 0
+        file, known = SealedFile(self._seal, 1), 0
         while True:
             follows, why = None, "it has closed the connection"
             try:
-                async with contextlib.aclosing(self._followed(number, known)) as pieces:
+                async with contextlib.aclosing(self._followed(file.number, known)) as pieces:
                     async for data in pieces:
                         known += len(data)
                         self._heard_at = time.monotonic()
-                        if (follows := self._take_all(frames.feed(data))) is not None:
+                        if (follows := self._take_all(file.opened(data))) is not None:
                             break
             except SILENT as error:
                 why = type(error).__name__
             if follows is not None:
-                number, frames, known = follows, Frames(), 0
-                self._send(Frame.of(Kind.OPENED, number=number))
+                file, known = SealedFile(self._seal, follows), 0
+                self._send(Frame.of(Kind.OPENED, number=follows))
                 continue
             if time.monotonic() - self._heard_at > SILENCE_S:
                 raise SessionError(f"the dashboard at {self._url} does not answer any more ({why})")

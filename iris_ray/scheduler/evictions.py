@@ -103,6 +103,7 @@ class Evictor:
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
         self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
+        self._deadlines_told: dict[AttemptId, float] = {}  # as of the last call of `told`
         self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → its victims by this plan
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
@@ -444,9 +445,11 @@ class Evictor:
 
     def told(self) -> Mapping[AttemptId, float]:
         """Return the deadline of each attempt that is about to leave its hosts; seconds."""
-        jobs = self._running.jobs
-        gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
-        return {a: gang.eviction.deadline if gang.eviction is not None else self._deadline for a, gang in gangs}
+        if len(self._deadlines_told) < len(self._leaving):  # in a plan, attempts only ever join these
+            jobs = self._running.jobs
+            gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
+            self._deadlines_told = {a: self._deadline if g.eviction is None else g.eviction.deadline for a, g in gangs}
+        return self._deadlines_told
 
     @property
     def _deadline(self) -> float:

@@ -317,7 +317,7 @@ def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
     """
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidSlotError(f"{path} can't be read: {error}") from None
     with _at(str(path)):
         _check_names(table, {"name", "host", "port", "timeout_s", "hosts", "models", "keys", "policy"})

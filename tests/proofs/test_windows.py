@@ -12,7 +12,8 @@ from iris_ray.model import workers
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.promises import PlannedPromises
 from iris_ray.state import promises
-from tests.proofs.windows.__main__ import play
+from tests.proofs.windows.__main__ import EACH, play, play_by
+from tests.proofs.windows.outsider import OutsidersRules
 from tests.support.proofs import EXAMPLES, a_seed, examples
 
 
@@ -28,6 +29,12 @@ def test_some_windows_have_no_finding() -> None:
 @pytest.mark.parametrize("seed", [2, 3])
 def test_many_windows_have_no_finding(seed: int) -> None:
     play(seed=a_seed(seed), steps=examples(80_000))
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600 * max(1.0, EXAMPLES))
+def test_many_windows_keep_an_outsiders_rules() -> None:
+    play_by(OutsidersRules, "windows.outsider")(a_seed(5), examples(40_000), 0, EACH)
 
 
 def test_a_world_is_the_same_each_time() -> None:

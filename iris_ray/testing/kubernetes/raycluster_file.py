@@ -72,7 +72,7 @@ def read_cluster_file(source: str | Path | Mapping[str, Any], feature_gates: Col
             documents = list(yaml.safe_load_all(Path(source).read_text()))
         except OSError as error:
             raise InvalidClusterFileError(f"{name} can't be read: {error.strerror}.") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise InvalidClusterFileError(f"{name} is no YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, Mapping) else None for document in documents]
     if kinds.count("RayCluster") != 1:

@@ -40,9 +40,10 @@ def main(arguments: list[str]) -> int:
     growing = [row for row in soak.rows if row.fails]
     for row in growing:
         print(f"GROWS: {row}")
-    for finding in soak.chaos.findings:
+    wrong = [*soak.chaos.findings, *soak.troubles]
+    for finding in wrong:
         print(f"  {finding}")
-    return 1 if growing or soak.chaos.findings else 0
+    return 1 if growing or wrong else 0
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def gang() -> int:
 def cpu() -> int:
     """Run a job of two tasks without chips."""
     handle = IrisClient().submit(nothing, resources=ResourceSpec(cpu=0.5, replicas=2))
-    assert handle.result(timeout=120) == [1, 1]
+    assert handle.result() == [1, 1]
     return 1
 
 

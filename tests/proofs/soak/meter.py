@@ -31,11 +31,12 @@ _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
 WARM_UP: Final = 0.3
 """Which part of the jobs that a process has seen is left out, at its beginning."""
-REMEMBERED: Final = {"Controller": FINISHED_JOBS_KEPT, "TPUHostActor": ENDED_KEPT}
-"""How many jobs, or processes, a process of ours remembers that are over. Its memory grows until there are so many."""
+REMEMBERED: Final = {"Controller": 5 * FINISHED_JOBS_KEPT, "TPUHostActor": ENDED_KEPT}
+"""How many jobs fill what a process of ours remembers of earlier ones: its warm-up is as long at least.
+A Controller has a thousand finished jobs, and ten thousand of their writings and changes."""
 LEAST_POINTS: Final = 8
 """How many points of a process make it count."""
-LEAST_JOBS: Final = 100
+LEAST_JOBS: Final = 200
 """How many jobs one process must have seen, after its warm-up, before its slope is judged."""
 SIGMAS: Final = 2.0
 

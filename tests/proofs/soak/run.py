@@ -147,12 +147,14 @@ class Soak:
         done: how many jobs each Ray job has done.
         drivers: the process of each Ray job's driver.
         slopes: what was found, by phase.
+        troubles: callers that ended with an error, or did not end.
     """
 
     def __init__(self, seconds: float, directory: Path, seed: int, say: Callable[[str], None] = print) -> None:
         self.done: Counter[str] = Counter()
         self.drivers: dict[str, int] = {}
         self.slopes: dict[str, dict[Thing, Slope]] = {}
+        self.troubles: list[str] = []
         self._seconds, self._say = seconds, say
         self._lock = threading.Lock()
         self._chaos = Chaos(
@@ -209,8 +211,8 @@ class Soak:
             over.set()
             visitors.join()
             watch.join()
+            self._found(JOBS, meter.slopes())
             self._end(callers)
-        self._found(JOBS, meter.slopes())
         for kind in (TASKS, ACTORS):
             self._plain(cluster, kind)
 
@@ -256,7 +258,10 @@ class Soak:
         for caller in callers:
             caller.tell_to_end()
         for caller in callers:
-            caller.end()
+            try:
+                caller.end()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                self.troubles.append(str(error))
 
     def _count(self, ray_job: str, pid: int, number: int) -> None:
         with self._lock:

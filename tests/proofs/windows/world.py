@@ -103,6 +103,7 @@ class WindowWorld:
 
     Args:
         seed: of all chance.
+        rules: what must hold.
 
     Attributes:
         steps: events that states have handled.
@@ -117,7 +118,7 @@ class WindowWorld:
         slices, tpu_type: the names of the slices, all of one type.
     """
 
-    def __init__(self, seed: str) -> None:
+    def __init__(self, seed: str, rules: type[Rules] = Rules) -> None:
         self.chance = chance = Random(seed)
         self.steps = 0
         self.counts: Counter[str] = Counter()
@@ -143,7 +144,7 @@ class WindowWorld:
         least_run_s = dict.fromkeys(PriorityBand, chance.choice((0.0, 0.0, 20.0, 60.0)))
         del least_run_s[PriorityBand.PRODUCTION]
         self.evictions = EvictionRules(self.grace_s, least_run_s) if chance.random() < 0.95 else None
-        self.rules = Rules(self.evictions, self.bound_s)
+        self.rules = rules(self.evictions, self.bound_s)
         self.tpu_type = chance.choice(("v4-8", "v4-16"))
         self.slices = "abcdef"[: chance.choice((2, 2, 3, 3, 4, 4, 6))]
         for name in self.slices:

@@ -2,11 +2,14 @@
 
 import random
 import subprocess
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import pytest
 
 from iris_ray.dev.checkout import CUT, MOST_STORED_BYTES, Checkout, CodeRecord
+from iris_ray.errors import InvalidMessageError
 from tests.unit.dev.test_code_directory import git, write
 
 
@@ -90,6 +93,33 @@ def test_directory_outside_of_checkout_is_none(here: Path, tmp_path: Path) -> No
     (tmp_path / "empty").mkdir()
     git(tmp_path / "empty", "init", "--quiet")
     assert Checkout.of(tmp_path / "empty") is None  # no commit yet
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        zlib.compress(b'{"commit": "' + bytes(100 << 20) + b'"}'),
+        zlib.compress(b"[" * 50_000),
+        zlib.compress(b'{"commit": 1, "branch": "", "difference": "", "sent": ""}'),
+        zlib.compress(b"{}"),
+        zlib.compress(b"3"),
+        b"no zlib",
+    ],
+    ids=["a bomb", "deep", "a number", "empty", "no dict", "not compressed"],
+)
+def test_record_of_a_stranger_is_refused(stored: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidMessageError, match="makes no sense"):
+            CodeRecord.of_bytes(stored)
+        assert tracemalloc.get_traced_memory()[1] < 90 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_difference_that_compresses_well_is_cut_as_well() -> None:
+    stored = CodeRecord("1" * 40, "main", "+" * (20 << 20), "1 files").to_bytes()
+    assert CodeRecord.of_bytes(stored).difference.endswith(CUT)
 
 
 def test_large_difference_is_cut_and_says_so() -> None:

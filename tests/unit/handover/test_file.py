@@ -161,6 +161,7 @@ def lines(*kinds: str) -> list[str]:
         (['{"kind": "job"}\n'], "line 1 is not the header"),
         ([lines()[0], '{"kind": "job"}'], "line 2 is not a line of an export"),
         ([lines()[0], '{"kind": "jo'], "line 2 is not a line of an export; it may be cut off"),
+        ([lines()[0], "[" * 50_000], "line 2 is not a line of an export; it may be cut off"),
         (
             [json.dumps({"kind": HEADER, "format": FORMAT + 1, "iris_ray": "9.9"})],
             "with iris_ray 9.9 or newer",

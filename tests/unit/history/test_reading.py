@@ -166,3 +166,5 @@ def test_missing_or_foreign_file_is_unavailable(tmp_path: Path, made: bool, why:
     with pytest.raises(HistoryUnavailableError, match=why) as refused:
         read_history(path, "SELECT 1 FROM jobs")
     assert isinstance(refused.value, IrisError)
+    with pytest.raises(HistoryUnavailableError, match="there can be no history at"):
+        read_history(tmp_path / ("long" * 100), "SELECT 1 FROM jobs")

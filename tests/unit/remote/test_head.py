@@ -17,6 +17,7 @@ from iris_ray.dev.checkout import CodeRecord
 from iris_ray.remote import cli, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.cli import DashboardHead
+from iris_ray.remote.seal import Seal
 from iris_ray.sessions.core import CommandLine, Size
 from tests.support.command_line import invoke
 from tests.support.dashboard import Dashboard
@@ -171,7 +172,7 @@ def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     async def follow(*_: object) -> int:
         return OK
 
-    monkeypatch.setattr(HeadCall, "answer", lambda *_: "a-node")
+    monkeypatch.setattr(HeadCall, "answer", lambda *_: ("a-node", Seal(is_head=True).public))
     monkeypatch.setattr(cli, "Tunnel", EndlessTunnel)
     monkeypatch.setattr("iris_ray.sessions.client.follow", follow)
     return commands

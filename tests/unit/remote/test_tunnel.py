@@ -13,9 +13,11 @@ import pytest
 from aiohttp import web
 
 from iris_ray.errors import SessionError
+from iris_ray.framing import Frame
 from iris_ray.remote import head_end, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.laptop_end import Tunnel, TunnelChannel
+from iris_ray.remote.seal import Seal
 from iris_ray.sessions.client import follow
 from iris_ray.sessions.core import CommandLine, Piece, Size
 
@@ -30,6 +32,8 @@ class Dashboard:
         packages: by name, as the GCS has them.
         breaks: connections that follow a file end when it is set.
         url: where it serves.
+        public: the public key of the head's end.
+        seen: the bytes of all packages and files.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -40,13 +44,15 @@ class Dashboard:
         self.followed = 0
         self.url = ""
         self.head: threading.Thread | None = None
+        self.public = ""
+        self.seen = b""
 
     @property
     def _access(self) -> tuple[str, dict[str, Any]]:
         return self.url, {}
 
-    def answer(self, _: object) -> str:
-        return "a-node"
+    def answer(self, _: object) -> tuple[str, str]:
+        return "a-node", self.public
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[None]:
@@ -61,6 +67,7 @@ class Dashboard:
 
     async def _put(self, request: web.Request) -> web.Response:
         self.packages[request.match_info["name"]] = await request.read()
+        self.seen += self.packages[request.match_info["name"]]
         self.most_packages = max(self.most_packages, len(self.packages))
         return web.Response()
 
@@ -72,6 +79,7 @@ class Dashboard:
             await response.prepare(request)
             while True:
                 if data := file.read(1 << 16):
+                    self.seen += data
                     await response.write(data)
                 elif self.breaks.is_set():
                     self.breaks.clear()
@@ -94,10 +102,13 @@ def through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story]
                 for name in [name for name in dashboard.packages if name.startswith(beginning)]:
                     del dashboard.packages[name]
 
-            def serve(word: str) -> None:
-                with head_end.Downstream(tmp_path, word) as downstream:
+            def serve(word: str, other: str) -> None:
+                seal = Seal(is_head=True)
+                seal.meet(other)
+                with head_end.Downstream(tmp_path, word, seal) as downstream:
+                    dashboard.public = seal.public
                     begun.set()
-                    asyncio.run(head_end.HeadEnd(word, downstream).run())
+                    asyncio.run(head_end.HeadEnd(word, downstream, seal).run())
 
             def send(_: object, name: str, function: Any) -> Dashboard:
                 assert (name, function.func) == ("tunnel", head_end.serve_tunnel)
@@ -253,6 +264,28 @@ def test_end_of_tunnel_ends_commands(
 
     through(story)
     assert not Path(f"/proc/{file.read_text()}").exists()
+
+
+def test_readers_of_logs_and_packages_read_nothing_and_type_nothing(
+    through: Callable[[Story], None], command: Callable[..., CommandLine], tmp_path: Path
+) -> None:
+    typed = tmp_path.with_name(f"{tmp_path.name}-typed")
+
+    async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
+        text = f"import sys\nprint('a-secret', flush=True)\nopen({str(typed)!r}, 'w').write(sys.stdin.readline())"
+        channel = tunnel.run(command(text, takes_input=True))
+        pieces = channel.pieces()
+        assert (await anext(pieces)).out.startswith(b"a-secret")
+        assert b"a-secret" not in dashboard.seen
+        assert b"print" not in dashboard.seen
+        stranger = Frame(head_end.Kind.DATA, 1, b"rm -rf\n").packed()
+        for number in range(1, 20):
+            dashboard.packages.setdefault(head_end.package_name(tunnel._word, number), stranger)
+        with pytest.raises(SessionError, match="somebody else has written"):
+            await output_of(channel)
+
+    through(story)
+    assert not typed.exists() or typed.read_text() == ""
 
 
 def test_connections_carry_bytes_and_say_why_they_fail(through: Callable[[Story], None]) -> None:

@@ -106,6 +106,8 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
     [
         ("port = 0", "prot = 0", "there is no 'prot'; did you mean port"),
         ("port = 0", "port = ", "can't be read"),
+        ("port = 0", "port = " + "[" * 50_000, "can't be read"),
+        ("port = 0", "port = " + "9" * 5000, "can't be read"),
         ("[[hosts]]", "[hosts]", r"write \[\[hosts\]\]"),
         ('kind = "gpu"', 'kind = "npu"', "kind is 'npu'; give one of"),
         ("replicas = 1", "replica = 1", r"\[models.llama\]: there is no 'replica'; did you mean replicas"),

@@ -48,6 +48,8 @@ def test_odd_numbers_and_names_survive_a_file() -> None:
     ("text", "says"),
     [
         ("[teams.a", "can't be read"),
+        ("a = " + "9" * 5000, "can't be read"),
+        ("a = " + "[" * 50_000, "can't be read"),
         ("[teams.a.b]", 'a part of it is [teams."a/b"]'),
         ('[teams."a/b"]', "is a part of a, which does not exist"),
         ("[teams.a]\nlimit = 3", "there are only quota, weight, users"),

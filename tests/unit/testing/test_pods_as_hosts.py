@@ -1,6 +1,7 @@
 """What Ray makes of a pod's environment, and which files a cluster of pods can't start from."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,3 +55,11 @@ def test_file_that_no_cluster_can_start_from_is_refused(
     file.write_text(GKE.read_text().replace(written, instead))
     with pytest.raises(InvalidClusterFileError, match=rf"line \d+.*{refused}|{refused}.*line \d+"):
         SimulatedCluster.from_raycluster(file)
+
+
+def test_slice_whose_pods_are_gone_is_preempted_without_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SimulatedCluster.from_raycluster(GKE)
+    gone = SimpleNamespace(machine=SimpleNamespace(running=False), host=SimpleNamespace(worker_id=0))
+    monkeypatch.setattr(cluster, "_slice", lambda name: [gone])
+    assert not hasattr(cluster, "kubernetes"), "asking it for a node would raise"
+    assert cluster.preempt_slice("v6e-16-0").wait(10.0)
