@@ -141,8 +141,10 @@ class Meter:
         """Return how many files are in each place, and their bytes. Logs of tasks are kept for days, in bounds."""
         number, size = _files(self._hosts)
         logs = _files([logs_directory(host) for host in self._hosts])
-        others = number - logs[0], size - logs[1]
-        return {"hosts": others, "tasks' logs": logs, "Ray's session": _files([self._session])}
+        raylets = _files([host / "logs" for host in self._hosts])
+        others = number - logs[0] - raylets[0], size - logs[1] - raylets[1]
+        session = _files([self._session])
+        return {"hosts": others, "tasks' logs": logs, "raylets' logs": raylets, "Ray's session": session}
 
     def _note(self, thing: Thing, who: object, jobs: float, value: float) -> None:
         self._points[thing][who].append(Point(jobs, value))
