@@ -102,10 +102,11 @@ def _end_cleanly() -> None:
 
 def _keep() -> None:
     close = PortConnection._close
+    kept: list[socket.socket] = []
 
     def closed(connection: PortConnection) -> None:
         if connection._was_reset:
-            connection._socket = connection._socket.dup()
+            kept.append(connection._socket.dup())
         close(connection)
 
     setattr(PortConnection, "_close", closed)  # noqa: B010
