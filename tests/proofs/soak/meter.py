@@ -37,7 +37,7 @@ REMEMBERED: Final = {
     "TPUHostActor": ENDED_KEPT,
 }
 """How many jobs fill what a process of ours remembers of earlier ones: its warm-up is as long at least.
-The GCS has the records of a Controller, which has a thousand finished jobs, and ten thousand of their writings and changes."""
+The GCS has the records of a Controller, which has a thousand finished jobs, and ten thousand of their writings."""
 LEAST_POINTS: Final = 8
 """How many points of a process make it count."""
 LEAST_JOBS: Final = 200
