@@ -31,9 +31,13 @@ _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
 WARM_UP: Final = 0.3
 """Which part of the jobs that a process has seen is left out, at its beginning."""
-REMEMBERED: Final = {"Controller": 5 * FINISHED_JOBS_KEPT, "TPUHostActor": ENDED_KEPT}
+REMEMBERED: Final = {
+    "GCS": 2 * FINISHED_JOBS_KEPT,
+    "Controller": 5 * FINISHED_JOBS_KEPT,
+    "TPUHostActor": ENDED_KEPT,
+}
 """How many jobs fill what a process of ours remembers of earlier ones: its warm-up is as long at least.
-A Controller has a thousand finished jobs, and ten thousand of their writings and changes."""
+The GCS has the records of a Controller, which has a thousand finished jobs, and ten thousand of their writings."""
 LEAST_POINTS: Final = 8
 """How many points of a process make it count."""
 LEAST_JOBS: Final = 200
