@@ -44,7 +44,7 @@ class ByteChannel(ABC):
         self._last = Piece(0)
         self._written = 0
         self._reading, self._writing = asyncio.Lock(), asyncio.Lock()
-        self.task_ended = self.is_closed = False
+        self.task_ended = self.is_closed = self._was_reset = False
         for descriptor in self._own:
             os.set_blocking(descriptor, False)
 
@@ -75,7 +75,8 @@ class ByteChannel(ABC):
                     rest = rest[os.write(self._into, rest) :]
                 except BlockingIOError:
                     await _ready((), (self._into,), POLL_S)
-                except OSError:  # nobody reads it
+                except OSError as error:  # nobody reads it
+                    self._was_reset |= isinstance(error, ConnectionError)
                     self._into = None
             if not data and self._into is not None:
                 self._end_input(self._into)
@@ -107,7 +108,7 @@ class ByteChannel(ABC):
     def _hear(self) -> None: ...  # noqa: B027 — most channels have nothing besides
 
     def _last_piece(self) -> Piece:
-        return Piece(0, over=True, task_ended=self.task_ended)
+        return Piece(0, over=True, task_ended=self.task_ended, was_reset=self._was_reset)
 
     def _close(self) -> None:
         for descriptor in self._own:
@@ -139,8 +140,8 @@ class ByteChannel(ABC):
                 return data
         except BlockingIOError:
             return b""
-        except OSError:  # a terminal that no process has open any more, or a connection that was reset
-            pass
+        except OSError as error:  # a terminal that no process has open any more, or a connection that was reset
+            self._was_reset |= isinstance(error, ConnectionError)
         self._sources[place] = None
         return b""
 

@@ -47,6 +47,7 @@ class Piece(NamedTuple):
         over: whether this is the last piece, and no process of the command is left.
         exit_code: of the command then; 128 plus the signal's number if a signal killed it. None if it is not known.
         task_ended: whether it is over because the attempt of the task is.
+        was_reset: whether it is over because the connection was reset: bytes may be missing.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Piece(NamedTuple):
     over: bool = False
     exit_code: int | None = None
     task_ended: bool = False
+    was_reset: bool = False
 
 
 class SessionInterface(Protocol):

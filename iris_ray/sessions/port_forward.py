@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
@@ -13,6 +15,8 @@ from iris_ray.sessions.core import CHUNK_BYTES
 LOOK_S = 1.0
 """The interval between two checks whether a moved task runs again, and between two tries of its host; seconds."""
 LOOPBACK = "127.0.0.1"
+_RESETS = struct.pack("ii", 1, 0)
+"""Linger for 0 seconds: the end of the connection is a reset."""
 
 
 class PortForward:
@@ -142,12 +146,18 @@ async def listen(
 
 
 async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry bytes both ways, as fast as the slower side takes them, until the other side closes."""
+    """Carry bytes both ways, as fast as the slower side takes them, until the other side closes.
+
+    A connection that is reset there is reset here, too: otherwise its client would take a part for the whole.
+    """
     sending = asyncio.create_task(_send(channel, reader))
     try:
         async for piece in channel.pieces():
             writer.write(piece.out)
             await writer.drain()
+            if piece.was_reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
+                writer.transport.abort()
     finally:
         channel.close()
         sending.cancel()

@@ -1,12 +1,16 @@
 """Processes that stand for running tasks, for people to look inside."""
 
 import asyncio
+import itertools
 import textwrap
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 
 from iris_ray.model.lifecycle import TaskAttemptId
+from iris_ray.sessions.channels import ByteChannel
+from iris_ray.sessions.core import Piece, Size
 from iris_ray.sessions.host import HostSession
 from tests.support.processes import TOKEN, Nursery
 
@@ -43,6 +47,31 @@ def task_process(nursery: Nursery, directory: Path, work: Path, task: TaskAttemp
         task: what it is taken for.
     """
     return nursery.script(textwrap.dedent(_TASK), str(directory), str(work), TOKEN, *map(str, task))
+
+
+class Direct:
+    """The way to a command or connection of this process: a channel without a session."""
+
+    def __init__(self, channel: ByteChannel) -> None:
+        self._channel = channel
+        self._writes = itertools.count(1)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        piece = Piece(0)
+        while not piece.over:
+            piece = await self._channel.read(piece.number)
+            yield piece
+
+    async def write(self, data: bytes) -> None:
+        await self._channel.write(next(self._writes), data)
+
+    def resize(self, size: Size) -> None: ...
+
+    def signal(self, number: int) -> None: ...
+
+    def close(self) -> None:
+        if not self._channel.over:
+            self._channel.end()
 
 
 class SessionInProcess(HostSession):

@@ -1,5 +1,6 @@
 """Ends what a task has started outside its process tree, such as a container, by the services that know how."""
 
+import contextlib
 import os
 import threading
 from concurrent.futures import Future
@@ -29,6 +30,10 @@ def end_owned(files: TaskFiles) -> list[str]:
     ends = {service.name: service.ends_owned for service in installed_services() if service.ends_owned}
     left: list[str] = []
     for name in names:
+        if name.rpartition(".")[2].isdecimal():  # `write_whole` was broken off: nothing was started after it
+            with contextlib.suppress(OSError):
+                (folder / f"{prefix}{name}").unlink()
+            continue
         what = f"what the service {name} has started for pid {files.pid}"
         if name not in ends:
             left.append(f"{what} (the service is not installed)")

@@ -7,6 +7,7 @@ processes by ones that count each call. At one of them, the fault happens.
 import asyncio
 import builtins
 import contextlib
+import ctypes
 import errno
 import io
 import os
@@ -120,6 +121,10 @@ class Operations:
         self._lock = threading.Lock()
         self._exit = os._exit
 
+    def disarm(self) -> None:
+        """Have no operation of this process meet the fault: it stands for another machine."""
+        self._at = None
+
     def has_reported(self) -> None:
         """End the process after a report, if the fault says so and has happened."""
         later = Fault.REFUSED_THEN_KILLED, Fault.ANSWER_LOST_THEN_KILLED
@@ -202,9 +207,18 @@ class Operations:
 
     def _of_file(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Count the reads and writes of files; those of pipes and terminals don't fail while both ends live."""
+        of_socket = {"read": "recv", "write": "send"}[name]
 
         def call(file: int, *args: Any) -> Any:
-            if stat.S_ISREG(fstat(file).st_mode):
+            mode = fstat(file).st_mode
+            if stat.S_ISSOCK(mode):
+                try:
+                    return self.do(of_socket, function, file, *args)
+                except ConnectionLostError:
+                    with socket.socket(fileno=os.dup(file)) as lost:
+                        _lose(lost)
+                    raise
+            if stat.S_ISREG(mode):
                 return self.do(name, function, file, *args)
             return function(file, *args) if name == "read" else self.do("pipe write", function, file, *args)
 
@@ -217,8 +231,7 @@ class Operations:
             try:
                 return self.do(name, lambda *args, **kwargs: method(this, *args, **kwargs), *args, **kwargs)
             except ConnectionLostError:
-                with contextlib.suppress(OSError):  # the other end loses it, too
-                    this.shutdown(socket.SHUT_RDWR)
+                _lose(this)
                 raise
 
         return call
@@ -304,6 +317,16 @@ class Operations:
             return operations.do("open", connect, *args, factory=Connection, **kwargs)
 
         return connected
+
+
+def _lose(lost: socket.socket) -> None:
+    """Have the other end lose a connection, too: by a reset, where there is one."""
+    if lost.family == socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            lost.shutdown(socket.SHUT_RDWR)
+    else:
+        nowhere = bytes(16)  # AF_UNSPEC: the kernel disconnects
+        ctypes.CDLL(None).connect(lost.fileno(), nowhere, len(nowhere))
 
 
 def _error_of(name: str) -> Exception:

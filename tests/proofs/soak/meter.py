@@ -31,9 +31,13 @@ _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
 WARM_UP: Final = 0.3
 """Which part of the jobs that a process has seen is left out, at its beginning."""
-REMEMBERED: Final = {"Controller": 5 * FINISHED_JOBS_KEPT, "TPUHostActor": ENDED_KEPT}
+REMEMBERED: Final = {
+    "GCS": 2 * FINISHED_JOBS_KEPT,
+    "Controller": 5 * FINISHED_JOBS_KEPT,
+    "TPUHostActor": ENDED_KEPT,
+}
 """How many jobs fill what a process of ours remembers of earlier ones: its warm-up is as long at least.
-A Controller has a thousand finished jobs, and ten thousand of their writings and changes."""
+The GCS has the records of a Controller, which has a thousand finished jobs, and ten thousand of their writings."""
 LEAST_POINTS: Final = 8
 """How many points of a process make it count."""
 LEAST_JOBS: Final = 200
@@ -141,8 +145,10 @@ class Meter:
         """Return how many files are in each place, and their bytes. Logs of tasks are kept for days, in bounds."""
         number, size = _files(self._hosts)
         logs = _files([logs_directory(host) for host in self._hosts])
-        others = number - logs[0], size - logs[1]
-        return {"hosts": others, "tasks' logs": logs, "Ray's session": _files([self._session])}
+        raylets = _files([host / "logs" for host in self._hosts])
+        others = number - logs[0] - raylets[0], size - logs[1] - raylets[1]
+        session = _files([self._session])
+        return {"hosts": others, "tasks' logs": logs, "raylets' logs": raylets, "Ray's session": session}
 
     def _note(self, thing: Thing, who: object, jobs: float, value: float) -> None:
         self._points[thing][who].append(Point(jobs, value))

@@ -6,8 +6,12 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 
+import pytest
+
+from iris_ray.sessions.channels import PortConnection
 from iris_ray.sessions.core import Piece, Size
 from iris_ray.sessions.port_forward import carry
+from tests.support.sessions import Direct
 
 
 class Silent:
@@ -32,6 +36,32 @@ class Silent:
 
     def close(self) -> None:
         self.closed.set()
+
+
+async def test_connection_that_is_reset_there_is_reset_here() -> None:
+    async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"half of it")
+        await reader.readexactly(len(b"question"))
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            port = server.sockets[0].getsockname()[1]
+            await carry(Direct(await asyncio.to_thread(PortConnection.open, port, "127.0.0.1")), reader, writer)
+
+    async with (
+        await asyncio.start_server(resets, "127.0.0.1", 0) as server,
+        await asyncio.start_server(accept, "127.0.0.1", 0) as forwarded,
+    ):
+        reader, writer = await asyncio.open_connection(*forwarded.sockets[0].getsockname())
+        assert await reader.readexactly(4) == b"half"
+        writer.write(b"question")
+        try:
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        finally:
+            writer.close()
 
 
 async def test_connection_that_is_reset_here_is_closed_there() -> None:

@@ -14,6 +14,7 @@ from tests.proofs.every_operation.scenarios.gke import gke
 from tests.proofs.every_operation.scenarios.history import history
 from tests.proofs.every_operation.scenarios.models import models
 from tests.proofs.every_operation.scenarios.parquet import parquet
+from tests.proofs.every_operation.scenarios.port import port
 from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "gke": gke,
     "history": history,
     "models": models,
+    "port": port,
     "provisioner": provisioner,
     "records": records,
     "secrets": secrets,

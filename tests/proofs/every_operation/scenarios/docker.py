@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from iris_ray.actors.host.exit_status import ProgramExit
+from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.docker import host
 from iris_ray.docker.core import ContainerSpec
-from iris_ray.docker.host import ContainerEngine, ContainerState, end_container, run_in_container
+from iris_ray.docker.host import ContainerEngine, ContainerState, run_in_container
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.settings import CONTAINER_ENGINE
@@ -43,7 +44,7 @@ def _prepare(place: Path) -> None:
 
 
 def _files(place: Path, name: str) -> TaskFiles:
-    return TaskFiles(str(place / "tasks" / name))
+    return TaskFiles(str(place / "tasks" / str(CODES[name])))
 
 
 def _program(place: Path, name: str) -> str:
@@ -87,7 +88,7 @@ def _judge(place: Path, said: list[list[Any]]) -> None:
     pids = [int(path.read_text()) for path in engine.glob("*/pid")]
     for name in CODES:
         _task(place, name)
-        assert end_container(_files(place, name)) == []
+        assert end_owned(_files(place, name)) == []
     assert [path.name for path in engine.iterdir() if path.is_dir()] == []
     deadline = time.monotonic() + GONE_S
     while running := [pid for pid in pids if _runs(pid)]:

@@ -80,3 +80,11 @@ def test_host_is_not_free_if_its_files_cannot_be_read(
     assert "can't be read" in left
     monkeypatch.undo()
     assert end_owned(TaskFiles("/nonexistent/tasks/7")) == []
+
+
+def test_record_that_was_broken_off_owns_nothing(tmp_path: Path) -> None:
+    files = TaskFiles(str(tmp_path / "77"))
+    unfinished = Path(f"{files.owned('box')}.4242")
+    unfinished.write_text("ha")
+    assert end_owned(files) == []
+    assert not unfinished.exists()
