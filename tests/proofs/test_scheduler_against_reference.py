@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
@@ -68,12 +69,13 @@ def closest(result: SchedulingResult, *seen: Any) -> ReferencePlan:
     The rules leave open which part is kept of room whose completion nothing bounds: see `ReferencePlan`.
     """
     made = one_by_one(result.assignments)
-    strictest = ReferencePlan(*seen)
+    reference: Any = partial(ReferencePlan, *seen)
+    strictest = reference()
     for returns_larger in (True, False):
-        first = ReferencePlan(*seen, (), returns_larger)
+        first = reference(lent=(), returns_larger=returns_larger)
         jobs = sorted(first.may_be_lent)[:MOST_LENT]
         for lent in chain.from_iterable(combinations(jobs, size) for size in range(len(jobs) + 1)):
-            plan = ReferencePlan(*seen, lent, returns_larger) if lent else first
+            plan = reference(lent=lent, returns_larger=returns_larger) if lent else first
             if plan.assignments == made:
                 return plan
     return strictest

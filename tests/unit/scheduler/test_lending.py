@@ -129,5 +129,7 @@ def test_loans_outlive_the_controller(world: PlannedWorld) -> None:
     world.turn()
     new = PlannedWorld(*"ab")
     new.restore(world)
-    assert new.state.jobs["large"].promise == world.state.jobs["large"].promise
-    assert new.state.jobs["large"].promise.lent == ("small",)
+    promise = new.state.jobs["large"].promise
+    assert promise is not None
+    assert promise == world.state.jobs["large"].promise
+    assert promise.lent == ("small",)
