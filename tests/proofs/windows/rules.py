@@ -393,6 +393,12 @@ class Rules(SeenLimits):
 
     # -- a promise is kept -----------------------------------------------------------------------------------------
 
+    def _may_idle_for_long(self, job: Job, promised: Promised) -> bool:
+        """Return whether an attempt on reserved hosts has run for longer than an hour, and than the job has waited."""
+        gangs = (gang for attempt in self._on(promised.node_ids) if (gang := self._live(attempt)) is not None)
+        ran_s = max((self.now - gang.running_since for gang in gangs), default=0.0)
+        return ran_s > max(3600.0, self.now - job.gangs[next(iter(job.pending))].waiting_since)
+
     def _excuse(self, job_id: str, promised: Promised) -> str:
         """Return why a promise may end; an empty string if it may not.
 
@@ -427,6 +433,11 @@ class Rules(SeenLimits):
             is_higher = one.spec.priority < job.spec.priority and any(may_use(one, worker) for worker in there)
             if is_higher and self._is_returning(one) and not self._pauses(one):
                 return "higher band"
+        if not promised.is_firm and self._may_idle_for_long(job, promised):
+            return "may idle for long"
+        others_firm = (one for who, one in self.ledger.promised.items() if who != job_id and one.is_firm)
+        if not promised.is_firm and any(not {*one.node_ids}.isdisjoint(promised.node_ids) for one in others_firm):
+            return "used meanwhile"  # by a job that leaves in time
         other = self.ledger.promised.get(job_id)
         if other is not None and {*promised.node_ids} <= {*other.node_ids}:
             return "promised again"  # after a higher band found other room
