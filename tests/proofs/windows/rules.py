@@ -395,7 +395,8 @@ class Rules(SeenLimits):
 
     def _may_idle_for_long(self, job: Job, promised: Promised) -> bool:
         """Return whether an attempt on reserved hosts has run for longer than an hour, and than the job has waited."""
-        gangs = (gang for attempt in self._on(promised.node_ids) if (gang := self._live(attempt)) is not None)
+        there = [node_id for node_id in promised.node_ids if node_id in self._state.workers]
+        gangs = (gang for attempt in self._on(there) if (gang := self._live(attempt)) is not None)
         ran_s = max((self.now - gang.running_since for gang in gangs), default=0.0)
         return ran_s > max(3600.0, self.now - job.gangs[next(iter(job.pending))].waiting_since)
 
