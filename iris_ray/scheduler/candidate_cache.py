@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.candidates import Candidates, Preferences, Ranking, cost_of_ranks
+from iris_ray.scheduler.pending_reason import Shortage
 from iris_ray.state.fleet import Fleet
 
 EVALUATIONS_KEPT = 2_000_000
@@ -33,10 +34,12 @@ class CandidateCache:
 
     Attributes:
         evaluated: the work done so far for new shapes, in evaluations of groups.
+        shortages: why jobs with a requirement did not run in earlier plans, the oldest first; see `Explainer`.
     """
 
     def __init__(self) -> None:
         self.evaluated = 0
+        self.shortages: dict[Requirement, Shortage] = {}
         self._fleet: Fleet | None = None
         self._candidates: dict[Requirement, Candidates] = {}
         self._rankings: OrderedDict[_Kind, Ranking] = OrderedDict()  # the most recently read last

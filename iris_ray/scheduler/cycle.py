@@ -137,7 +137,7 @@ class Cycle:
         self._plan = Plan()
         self._teams = teams
         self._allowances = Allowances(limits, accelerators(fleet.totals), TeamQuotas(teams, fleet, deadlines.now))
-        self._explainer = Explainer(fleet, self._plan)
+        self._explainer = Explainer(fleet, self._plan, cache.shortages)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available = Availabilities(fleet, cache, self._plan, deadlines.now)
         self._available_to = self._available.to

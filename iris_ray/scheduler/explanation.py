@@ -27,6 +27,9 @@ OBSTACLES_NAMED = 4
 GIVEN_AWAY_LOOKED_AT = 64
 """The number of groups changed by the plan that a shortage searches for groups that the job could have had."""
 
+SHORTAGES_RENEWED, SHORTAGES_KEPT = 500, 20_000
+"""The number of requirements whose shortages a plan renews, and of those that are kept for later plans."""
+
 Told = Mapping[AttemptId, float]
 
 _Cause = tuple[PendingKind, int, Shortage]
@@ -42,11 +45,18 @@ class Unplaced(NamedTuple):
 
 
 class Explainer:
-    """Explains why jobs got no hosts. Jobs with the same requirement share a shortage."""
+    """Explains why jobs got no hosts. Jobs with the same requirement share a shortage.
 
-    def __init__(self, fleet: Fleet, plan: Plan) -> None:
+    Args:
+        fleet: the workers.
+        plan: the hosts that the plan has taken so far.
+        known: the shortages of earlier plans, the oldest first. If a plan has very many, only some of them are renewed.
+    """
+
+    def __init__(self, fleet: Fleet, plan: Plan, known: dict[Requirement, Shortage]) -> None:
         self._fleet = fleet
         self._plan = plan
+        self._known = known
         self._shortages: dict[Availability, Shortage] = {}
         self._causes: dict[tuple[Availability, tuple[int, ...]], _Cause] = {}
 
@@ -102,9 +112,21 @@ class Explainer:
         return reason
 
     def complete(self) -> None:
-        """Fill in the shortages after the whole plan is made."""
-        for available, shortage in self._shortages.items():
+        """Fill in the shortages after the whole plan is made: new ones first, then the oldest."""
+        ages = {requirement: age for age, requirement in enumerate(self._known)}
+        in_turn = sorted(self._shortages.items(), key=lambda item: ages.get(item[0].requirement, -1))
+        for available, shortage in in_turn[:SHORTAGES_RENEWED]:
             self._fill_in(shortage, available)
+            self._known.pop(available.requirement, None)
+            self._known[available.requirement] = shortage
+        later = in_turn[SHORTAGES_RENEWED:]
+        slice_types = self._fleet.slice_types() if later else {}
+        for available, shortage in later:
+            earlier = self._known.get(available.requirement) or Shortage(slice_types=slice_types)
+            shortage.excluded, shortage.closest, shortage.more = earlier.excluded, earlier.closest, earlier.more
+            shortage.slice_types, shortage.groups = earlier.slice_types, len(available.candidates.grouping)
+        for requirement in list(islice(self._known, max(0, len(self._known) - SHORTAGES_KEPT))):
+            del self._known[requirement]
 
     def _cause(self, job: Job, available: Availability, wanted: tuple[int, ...]) -> _Cause:
         suitable = sum(map(available.suitable, buckets_for(job, available)))

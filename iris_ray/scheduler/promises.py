@@ -7,8 +7,8 @@ Two kinds of jobs have a promise, which the state remembers (`Job.promise`) unti
 - A job that does not fit and has waited longer than the backfill bound. It gets as few groups as it can use, first free
   ones, then those closest to being free; an independent task gets a host. Only one of the competing jobs has such a
   promise at a time. The hosts are lent until they are complete, and not reserved at all if they are not expected to be
-  complete within `HORIZON_S`; see `calendar.py`. A gang that has just lost hosts may return to its former groups even
-  if they are promised.
+  complete in time; see `calendar.py`. A gang that has just lost hosts may return to its former groups even if they are
+  promised.
 
 A promise waits for running tasks, and for events with a time limit: the deadline of an eviction, the end of a
 suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole once a time limit has passed or a host is
@@ -450,7 +450,8 @@ class PlannedPromises:
 
     def _is_too_late(self, complete_at: float, job: Job) -> bool:
         """Return whether a job's reservation would idle hosts for too long; see `horizon_s`."""
-        return complete_at > self._deadlines.now + horizon_s(self._deadlines.now - job.submitted_at)
+        now, gang = self._deadlines.now, job.gangs[next(iter(job.pending))]
+        return complete_at > now + horizon_s(now - gang.waiting_since)
 
     def _problem_with_date(self, promise: _Promise, complete_at: float) -> str:
         """Set until when a reservation is lent. Return why it must be revoked, or an empty string."""

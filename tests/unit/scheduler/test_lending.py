@@ -112,6 +112,28 @@ def test_nothing_is_reserved_if_nothing_bounds_the_wait(world: PlannedWorld) -> 
     assert large.gang.placed
 
 
+def test_time_of_earlier_attempts_is_no_wait(world: PlannedWorld) -> None:
+    """A gang of both slices has run for a day. Beside a service of two hours it then reserves nothing."""
+    large = world.submit("large", user="me", slices=(2,), max_retries_failure=1)
+    world.turn()
+    world.report_all(large, TaskState.RUNNING)
+    world.now += 86_400.0
+    service = world.submit("service", user="other")
+    world.report(large, TaskState.FAILED)
+    world.confirm(large)
+    large.gang.not_before = world.now + 60.0
+    world.turn()
+    assert service.gang.placed
+    world.report_all(service, TaskState.RUNNING)
+    world.turn(2 * HORIZON_S)
+    world.turn(2 * HORIZON_S)
+    assert large.gang.pending
+    assert len(promised(large)) == 4, "it has waited for as long as the service has run"
+    large.gang.waiting_since = world.now
+    world.turn(LATE)
+    assert not promised(large)
+
+
 def test_loans_end_with_the_jobs_that_had_them(world: PlannedWorld) -> None:
     large = reserved(world)
     for number in range(3):

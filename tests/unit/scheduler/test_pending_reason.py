@@ -6,6 +6,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU_TOPOLOGY
+from iris_ray.scheduler import explanation
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
@@ -243,6 +244,26 @@ def test_reason_names_a_few_groups_and_tells_that_there_are_more(world: World) -
 
 
 # -- what it is queued behind ---------------------------------------------------------------------------------------
+
+
+def test_plan_renews_a_bounded_number_of_shortages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New ones come first, then the oldest. The others say what an earlier plan found."""
+    monkeypatch.setattr(explanation, "SHORTAGES_RENEWED", 2)
+    world.do(cpu_host("x", cpus=8.0))
+    for number in range(4):
+        world.submit_tasks(f"job-{number}", replicas=1, resources={"CPU": 10.0 + number})
+
+    def explained() -> list[int]:
+        reasons = world.plan().pending_reasons
+        return [number for number in range(4) if "a task needs 1" in str(reasons[f"job-{number}"])]
+
+    assert len(explained()) == 2
+    assert explained() == [0, 1, 2, 3]
+    world.do(cpu_host("y", cpus=9.0))
+    for _ in range(2):
+        assert explained() == [0, 1, 2, 3]
+    reasons = world.plan().pending_reasons
+    assert all("has 9 CPU" in str(reasons[f"job-{number}"]) for number in range(4))
 
 
 def test_reason_counts_the_jobs_ahead_with_the_same_requirement(world: World) -> None:

@@ -20,7 +20,7 @@ from tests.support.worlds import gang_spec
 SETTLED_S = 5.0
 """After so long without news nothing goes on any more."""
 WRITES = 16
-WRITES_WITH_CHECKPOINTS = 57
+WRITES_WITH_CHECKPOINTS = 58
 """That the story takes at most."""
 WRITES_NEWEST_FIRST = 49
 """That it takes with checkpoints if the newest write comes first: more of them are one."""
