@@ -392,7 +392,7 @@ def test_dashboard_that_is_gone_loses_all_channels(
 ) -> None:
     monkeypatch.setattr(laptop_end, "AGAIN_S", 0.05)
     monkeypatch.setattr(laptop_end, "SILENCE_S", 1.0)
-    monkeypatch.setattr(head_end, "SILENCE_S", 1.0)
+    monkeypatch.setattr(head_end, "SILENCE_S", 3.0)  # the laptop's end notices first
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
         channel = tunnel.run(command("import time; print('on', flush=True); time.sleep(600)"))

@@ -89,7 +89,7 @@ def _elsewhere(work: Any, place: Path, operations: Operations) -> Any:
 def _serve(place: Path, listener: socket.socket, alive: int) -> None:
     """Send back what comes, once its end has come, and note that it was taken for whole."""
     with open(place / "taken", "ab", buffering=0) as taken:
-        while listener in select.select([listener, alive], [], [])[0]:
+        while listener.fileno() in select.select([listener.fileno(), alive], [], [])[0]:
             connection = listener.accept()[0]
             with contextlib.suppress(OSError), connection:
                 came = b""
@@ -152,7 +152,8 @@ class _Packages:
         self._listdir, self._remove = os.listdir, os.unlink
 
     def fetch(self, uri: str) -> bytes | None:
-        return self._do("kv read", self._fetch, uri.removeprefix("gcs://"))  # type: ignore[no-any-return]
+        found: bytes | None = self._do("kv read", self._fetch, uri.removeprefix("gcs://"))
+        return found
 
     def delete(self, beginning: str) -> None:
         self._do("kv write", self._delete, beginning)
@@ -201,16 +202,18 @@ class _Jobs:
 
 def _quicken(place: Path) -> None:
     """Let both ends wait less, and have a shell run the head's commands."""
-    for module in (head_end, laptop_end):
-        module.SILENCE_S, module.PING_S = SILENT_S, 0.2
-    head_end.LAST_S, head_end.SLOW_S, laptop_end.AGAIN_S = 0.05, 0.01, 0.05
-    head_end.sys = type("Sys", (), {"executable": str(place / "python")})  # type: ignore[attr-defined]
+    shell = type("Sys", (), {"executable": str(place / "python")})
+    for name, value in {"SILENCE_S": SILENT_S, "PING_S": 0.2, "LAST_S": 0.05, "SLOW_S": 0.01, "sys": shell}.items():
+        setattr(head_end, name, value)
+    for name, value in {"SILENCE_S": SILENT_S, "PING_S": 0.2, "AGAIN_S": 0.05}.items():
+        setattr(laptop_end, name, value)
 
 
 async def _act(place: Path, said: Said, operations: Operations) -> None:
     packages = _Packages(place, operations)
     _quicken(place)
-    head_end.fetch_package, head_end.delete_packages = packages.fetch, packages.delete
+    setattr(head_end, "fetch_package", packages.fetch)  # noqa: B010
+    setattr(head_end, "delete_packages", packages.delete)  # noqa: B010
     with _elsewhere(_dashboard, place, operations) as dashboard, _elsewhere(_serve, place, operations) as there:
         jobs = _Jobs(place, f"http://{LOOPBACK}:{dashboard}")
         HeadCall.send = jobs.send  # type: ignore[method-assign, assignment]
