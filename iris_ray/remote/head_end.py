@@ -40,16 +40,18 @@ CONNECT_S = 10.0
 GRACE_S = 5.0
 """The time in which a command whose channel is closed may end by itself."""
 LAST_S = 1.0
-"""The time in which the person's end closes a file before its follower is woken."""
+"""The time in which the person's end closes a file before its follower is woken, and sends no more packages."""
 
 
 class Kind:
     """The kinds of frames."""
 
     OPEN, DATA, ERR, END, OVER, CREDIT, RESIZE, SIGNAL, CLOSE = b"o", b"d", b"e", b"n", b"v", b"c", b"r", b"s", b"x"
-    """Of a channel. Facts: of OPEN a command or address; of OVER an exit code or error; of CREDIT a number of bytes."""
+    """Of a channel. Facts: of OPEN a command or address; of CREDIT a number of bytes; of OVER an error, or an exit code
+    and whether a connection was reset."""
     PING, NEXT, OPENED, TAKEN, BYE = b"P", b"N", b"O", b"T", b"B"
-    """Of the tunnel. Facts: of NEXT and OPENED the number of a file. TAKEN: a package was read."""
+    """Of the tunnel. Facts: of NEXT and OPENED the number of a file. TAKEN: a package was read.
+    BYE: this end has ended; the head's says why."""
 
 
 class Credit:
@@ -111,7 +113,11 @@ class Downstream:
         self._number = 0
         self._files: dict[int, tuple[int, SealedFile]] = {}
         self._size = 0
-        self._begin()
+        try:
+            self._begin()
+        except OSError:
+            self.drop(self._number + 1)
+            raise
 
     def __enter__(self) -> "Downstream":
         return self
@@ -181,12 +187,24 @@ class HeadEnd:
         self._is_over = False
 
     async def run(self) -> None:
-        """Serve until the person's end ends the tunnel, or is silent for `SILENCE_S`."""
+        """Serve until the person's end ends the tunnel, or is silent for `SILENCE_S`.
+
+        Raises:
+            SessionError: this end has failed. The person's end is told why, if that can still be written.
+        """
+        why = "the head has heard nothing for too long"
         try:
             await self._receive()
+        except Exception as error:
+            why = str(error) or repr(error)
+            raise SessionError(f"the head's end of a tunnel has failed: {why}") from error
         finally:
             await asyncio.gather(*(channel.close() for channel in list(self._channels.values())))
-            await asyncio.to_thread(delete_packages, f"{self._word}-")
+            with contextlib.suppress(OSError):  # the disk is full, and the person's end notices the silence
+                self._send(Frame.of(Kind.BYE, error=why))
+            if not self._is_over:  # a package may be under way
+                await asyncio.sleep(LAST_S)
+            delete_packages(f"{self._word}-")
 
     async def _receive(self) -> None:
         number, heard_at, frames = 1, time.monotonic(), Frames()
@@ -280,6 +298,7 @@ class _Channel:
 
     async def _serve(self) -> None:
         said: dict[str, object] = {"error": "it was closed"}
+        channel: ByteChannel | None = None
         writing: asyncio.Task[None] | None = None
         try:
             channel = await asyncio.shield(self._beginning)
@@ -291,9 +310,11 @@ class _Channel:
                     if data:
                         await self._credit.spend(len(data))
                         self._send(Frame(kind, self._number, data))
-            said = {"code": piece.exit_code}
-        except (OSError, SessionError, subprocess.SubprocessError) as error:
+            said = {"code": piece.exit_code, "reset": piece.was_reset}
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # a SessionError, or no room for a thread
             said = {"error": str(error)}
+            if channel is not None:
+                await channel.drop()
         finally:
             if writing is not None:
                 writing.cancel()

@@ -221,6 +221,8 @@ class Tunnel:
         for frame in frames:
             if frame.kind == Kind.NEXT:
                 return int(frame.facts["number"])
+            if frame.kind == Kind.BYE:
+                raise SessionError(f"the head's end of the tunnel has ended ({frame.facts['error']}); open another one")
             if frame.kind == Kind.TAKEN:
                 self._room.release()
             elif (channel := self._channels.get(frame.channel)) is not None:
@@ -273,7 +275,7 @@ class TunnelChannel:
             if came.kind == Kind.OVER:
                 if "error" in came.facts:
                     raise SessionError(came.facts["error"])
-                yield Piece(number, over=True, exit_code=came.facts["code"])
+                yield Piece(number, over=True, exit_code=came.facts["code"], was_reset=came.facts["reset"])
                 return
             yield Piece(number, came.data) if came.kind == Kind.DATA else Piece(number, err=came.data)
             self._send(Frame.of(Kind.CREDIT, self._number, size=len(came.data)))

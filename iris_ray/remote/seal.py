@@ -56,7 +56,9 @@ class Seal:
         try:
             return self._others.decrypt(_nonce(place), data, None)
         except InvalidTag:
-            raise SessionError("somebody else has written into the tunnel; open another one") from None
+            raise SessionError(
+                "somebody else has written into the tunnel, or a part is missing; open another one"
+            ) from None
 
 
 def _nonce(place: tuple[int, ...]) -> bytes:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import termios
 from abc import ABC, abstractmethod
@@ -23,6 +24,8 @@ from iris_ray.sessions.core import CHUNK_BYTES, POLL_S, Piece, Size
 START_S = 30.0
 """The limit for the start of a command by its keeper; seconds."""
 CONNECT_S = 10.0
+LOOK_S = 0.2
+"""The interval between two checks whether a write that waits for its reader is still of use; seconds."""
 
 
 class ByteChannel(ABC):
@@ -74,7 +77,7 @@ class ByteChannel(ABC):
                 try:
                     rest = rest[os.write(self._into, rest) :]
                 except BlockingIOError:
-                    await _ready((), (self._into,), POLL_S)
+                    await _ready((), (self._into,), LOOK_S)
                 except OSError as error:  # nobody reads it
                     self._was_reset |= isinstance(error, ConnectionError)
                     self._into = None
@@ -146,11 +149,23 @@ class ByteChannel(ABC):
         return b""
 
 
+def reset_when_closed(connection: socket.socket, resets: bool) -> None:
+    """Choose what the other end of a connection sees when this one is closed, or its process dies.
+
+    Args:
+        connection: the connection.
+        resets: True for a reset: bytes may be missing. False for an end: all bytes were sent.
+    """
+    with contextlib.suppress(OSError):  # it is closed already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", resets, 0))
+
+
 class PortConnection(ByteChannel):
-    """A connection to a port of this host."""
+    """A connection to a port of this host. The server sees its end only if the person has sent one, else a reset."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        reset_when_closed(connected, True)
         super().__init__([connected.fileno()], connected.fileno())
 
     @staticmethod
@@ -172,8 +187,9 @@ class PortConnection(ByteChannel):
         )
 
     def end(self) -> None:
+        self._sources, self._was_reset = [None], True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RD)  # wakes a read that waits; the server is sent nothing
 
     def _is_done(self) -> bool:
         return self._sources == [None]
@@ -181,6 +197,7 @@ class PortConnection(ByteChannel):
     def _end_input(self, into: int) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+        reset_when_closed(self._socket, False)
 
     def _close(self) -> None:
         self._socket.close()

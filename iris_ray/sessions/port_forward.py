@@ -2,21 +2,18 @@
 
 import asyncio
 import contextlib
-import socket
-import struct
 from collections.abc import Awaitable, Callable
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, SessionError, TaskNotRunningError
+from iris_ray.sessions.channels import reset_when_closed
 from iris_ray.sessions.client import Channel, TaskPlace, TaskSession, locate
 from iris_ray.sessions.core import CHUNK_BYTES
 
 LOOK_S = 1.0
 """The interval between two checks whether a moved task runs again, and between two tries of its host; seconds."""
 LOOPBACK = "127.0.0.1"
-_RESETS = struct.pack("ii", 1, 0)
-"""Linger for 0 seconds: the end of the connection is a reset."""
 
 
 class PortForward:
@@ -148,17 +145,22 @@ async def listen(
 async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry bytes both ways, as fast as the slower side takes them, until the other side closes.
 
-    A connection that is reset there is reset here, too: otherwise its client would take a part for the whole.
+    Unless the connection has ended there, and all its bytes have come, it is reset here: otherwise its client would
+    take a part for the whole.
     """
+    is_whole = False
+    reset_when_closed(writer.get_extra_info("socket"), True)
     sending = asyncio.create_task(_send(channel, reader))
     try:
         async for piece in channel.pieces():
             writer.write(piece.out)
             await writer.drain()
-            if piece.was_reset:
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESETS)
-                writer.transport.abort()
+            is_whole = piece.over and not piece.was_reset
     finally:
+        if is_whole:
+            reset_when_closed(writer.get_extra_info("socket"), False)
+        else:
+            writer.transport.abort()
         channel.close()
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError, SessionError):

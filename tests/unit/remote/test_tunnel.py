@@ -18,6 +18,7 @@ from iris_ray.remote import head_end, laptop_end
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.laptop_end import Tunnel, TunnelChannel
 from iris_ray.remote.seal import Seal
+from iris_ray.sessions.channels import reset_when_closed
 from iris_ray.sessions.client import follow
 from iris_ray.sessions.core import CommandLine, Piece, Size
 
@@ -320,12 +321,78 @@ def test_connections_carry_bytes_and_say_why_they_fail(through: Callable[[Story]
     through(story)
 
 
+@contextlib.asynccontextmanager
+async def forwarded(tunnel: Tunnel, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a port of this machine whose connections the tunnel carries to another one."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tunnel.begin_carrying("127.0.0.1", port, reader, writer)
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        with contextlib.closing(writer):
+            yield reader, writer
+
+
+def test_connection_that_is_reset_at_head_is_reset_here(through: Callable[[Story], None]) -> None:
+    async def story(tunnel: Tunnel, _: Dashboard) -> None:
+        async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"half of it")
+            await reader.readexactly(len(b"question"))
+            reset_when_closed(writer.get_extra_info("socket"), True)
+            writer.close()
+
+        async with (
+            await asyncio.start_server(resets, "127.0.0.1", 0) as server,
+            forwarded(tunnel, server.sockets[0].getsockname()[1]) as (reader, writer),
+        ):
+            assert await reader.readexactly(4) == b"half"
+            writer.write(b"question")
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+
+    through(story)
+
+
+def test_connections_of_lost_tunnel_are_reset_at_both_ends(
+    through: Callable[[Story], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laptop_end, "AGAIN_S", 0.05)
+    monkeypatch.setattr(laptop_end, "SILENCE_S", 1.0)
+    monkeypatch.setattr(head_end, "SILENCE_S", 1.0)
+
+    async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
+        ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer):
+                writer.write(b"half of it")
+                try:
+                    ended.set_result(await reader.read())
+                except ConnectionError as error:
+                    ended.set_exception(error)
+
+        async with (
+            await asyncio.start_server(serve, "127.0.0.1", 0) as server,
+            forwarded(tunnel, server.sockets[0].getsockname()[1]) as (reader, writer),
+        ):
+            writer.write(b"half a question")
+            assert await reader.readexactly(4) == b"half"
+            tunnel._url = "http://127.0.0.1:9"
+            dashboard.breaks.set()
+            for read in (reader.read(), ended):
+                with pytest.raises(ConnectionResetError):
+                    await read
+
+    through(story)
+
+
 def test_dashboard_that_is_gone_loses_all_channels(
     through: Callable[[Story], None], command: Callable[..., CommandLine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(laptop_end, "AGAIN_S", 0.05)
     monkeypatch.setattr(laptop_end, "SILENCE_S", 1.0)
-    monkeypatch.setattr(head_end, "SILENCE_S", 1.0)
+    monkeypatch.setattr(head_end, "SILENCE_S", 3.0)  # the laptop's end notices first
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
         channel = tunnel.run(command("import time; print('on', flush=True); time.sleep(600)"))

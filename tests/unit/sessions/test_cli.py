@@ -230,7 +230,7 @@ def echo() -> Iterator[int]:
                 threading.Thread(target=answer, args=(one,)).start()
 
         def answer(one: socket.socket) -> None:
-            with one:
+            with one, contextlib.suppress(ConnectionResetError):
                 while data := one.recv(65536):
                     one.sendall(data)
 
@@ -295,7 +295,8 @@ def test_port_forward_carries_connections_to_where_task_runs(
             assert comes_back(second, os.urandom(1_000_000))
             world.fail(JOB, 0)
             tasks[0].kill()
-            assert first.recv(1) == b"", "closed, as the task has moved"
+            with pytest.raises(ConnectionResetError):  # the task has moved, and bytes may be missing
+                first.recv(1)
         world.wait_for_attempt(JOB, 2)
         again = begin(2)
 

@@ -64,6 +64,30 @@ async def test_connection_that_is_reset_there_is_reset_here() -> None:
             writer.close()
 
 
+@pytest.mark.parametrize("sends_end", [True, False])
+async def test_server_sees_end_only_if_person_has_sent_one(sends_end: bool) -> None:
+    ended: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                ended.set_result(await reader.read())
+            except ConnectionError as error:
+                ended.set_exception(error)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(20):
+        port = server.sockets[0].getsockname()[1]
+        connection = await asyncio.to_thread(PortConnection.open, port, "127.0.0.1")
+        await connection.write(1, b"a question")
+        if sends_end:
+            await connection.write(2, b"")
+            assert await ended == b"a question"
+        await connection.drop()
+        if not sends_end:
+            with pytest.raises(ConnectionResetError):
+                await ended
+
+
 async def test_connection_that_is_reset_here_is_closed_there() -> None:
     channel = Silent()
 

@@ -19,6 +19,7 @@ from tests.proofs.every_operation.scenarios.provisioner import provisioner
 from tests.proofs.every_operation.scenarios.records import records
 from tests.proofs.every_operation.scenarios.secrets import secrets
 from tests.proofs.every_operation.scenarios.serving import serving
+from tests.proofs.every_operation.scenarios.tunnel import tunnel
 
 SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "archive": archive,
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "records": records,
     "secrets": secrets,
     "serving": serving,
+    "tunnel": tunnel,
 }
 if find_spec("pyarrow") is not None:
     SCENARIOS["parquet"] = parquet
