@@ -253,7 +253,7 @@ class Evictor:
         search = self._search(job, available, least, only=own)
         names = search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own)))
         free = best_free(max(0, least - len(names)), available, buckets_for(job, available))
-        found = search.complete({name: frozenset() for name in free}, names)
+        found = self._complete(search, {name: frozenset() for name in free}, names)
         if found is None:
             return None
         chips = sum(map(self._chips_of, frozenset[AttemptId]().union(*found.values())))
@@ -372,9 +372,13 @@ class Evictor:
         needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
         return self._allowances.most_groups(job, needed)
 
-    def _complete(self, search: VictimSearch, room: Room) -> Room | None:
-        """Return enough groups, within the eviction budgets of users and teams, or None."""
-        names = self._groups_in_use(search) if search.exist else ()
+    def _complete(self, search: VictimSearch, room: Room, names: Iterable[str] | None = None) -> Room | None:
+        """Return enough groups, within the eviction budgets of users and teams, or None.
+
+        ``names`` has the groups in use that may be freed; None: those that the search finds.
+        """
+        if names is None:
+            names = self._groups_in_use(search) if search.exist else ()
         for _ in range(OWNERS_SPARED + 1):
             found = search.complete(dict(room), names)
             if found is None:
