@@ -1,6 +1,6 @@
-"""Random lenders and borrowers: borrowers keep most of their work, and lenders wait briefly.
+"""Random lenders and borrowers: borrowers keep at least half of their work, and lenders wait briefly.
 
-At least half is the aim. One borrower of the first seven worlds keeps 46 %, so the test asks for two fifths.
+The scheduler does not reach that in every world: `NOT_REACHED` has those in which a borrower keeps less, down to nothing.
 """
 
 from random import Random
@@ -13,6 +13,8 @@ from tests.proofs.test_adversary import CHIPS, NOTICE_S, TYPE, cluster, job
 from tests.support.proofs import examples, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, waited
 
+NOT_REACHED = pytest.mark.xfail(strict=True, reason="a borrower that saves seldom loses most of its work")
+BELOW_HALF = {5, 13, 14, 15, 21}
 SEEDS = (*range(2), *in_proofs(*range(2, 2 + examples(20))))
 LASTS_S = DAY / 2
 
@@ -38,14 +40,16 @@ def lending(seed: int) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_borrowers_keep_most_of_their_work_and_lenders_wait_two_notices(seed: int) -> None:
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=NOT_REACHED) if seed in BELOW_HALF else seed for seed in SEEDS]
+)
+def test_borrowers_keep_half_of_their_work_and_lenders_wait_two_notices(seed: int) -> None:
     simulation = lending(seed)
     began = [one for one in simulation.history.attempts if one.team.startswith("borrower") and one.began_at is not None]
     for team in {one.team for one in began}:
         own = [one for one in began if one.team == team]
         done_s = sum((one.ended_at or LASTS_S) - (one.began_at or 0.0) for one in own)
         lost_s = sum(one.lost_s for one in own)
-        assert lost_s <= done_s * 3 / 5, f"{team} keeps {1 - lost_s / done_s:.0%} of {done_s / HOUR:.1f} h"
+        assert lost_s <= done_s / 2, f"{team} keeps {1 - lost_s / done_s:.0%} of {done_s / HOUR:.1f} h"
     waits = [waited(simulation, name) for name in simulation.history.jobs if name.startswith("short")]
     assert max(waits) <= 2 * NOTICE_S
