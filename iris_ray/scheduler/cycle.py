@@ -65,7 +65,8 @@ class SchedulingResult:
         unschedulable: events that end jobs with a constraint that no worker can evaluate.
         limited: the kinds of plain jobs that have reached a limit and stay beyond it until the usage that counts
             towards it changes, each with the accounts that determine it. See `LimitedKinds`.
-        starving: ids of jobs that have waited longer than the backfill bound and for which groups are reserved.
+        starving: ids of jobs that have waited longer than the backfill bound, and for hosts, not for a limit, and
+            for which groups are reserved.
         promises: events that reserve hosts for jobs and name the victims.
         gave_up_promise: whether a job lost its promise because it runs or can't run for a while. The next plan may
             then promise hosts to other jobs, and must consider all jobs.

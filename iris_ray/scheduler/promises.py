@@ -195,7 +195,8 @@ class PlannedPromises:
         if self._deadlines.is_returning(job):
             assert job.spec.coscheduling is not None
             name_of, workers = self._fleet.grouping(job.spec.coscheduling.group_by).name_of, self._fleet.workers
-            former = {name for position in self._deadlines.in_turn(job) for name in job.gangs[position].groups}
+            in_turn = (job.gangs[position] for position in self._deadlines.in_turn(job))
+            former = {name for gang in in_turn if not self._deadlines.seconds_paused(gang) for name in gang.groups}
             for other in self._of.values():
                 if other.job is not job and self._gives_way(other, job):
                     there = (workers[node_id] for node_id in other.node_ids)
