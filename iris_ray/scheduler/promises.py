@@ -196,7 +196,7 @@ class PlannedPromises:
             assert job.spec.coscheduling is not None
             name_of, workers = self._fleet.grouping(job.spec.coscheduling.group_by).name_of, self._fleet.workers
             in_turn = (job.gangs[position] for position in self._deadlines.in_turn(job))
-            former = {name for gang in in_turn if not self._deadlines.seconds_paused(gang) for name in gang.groups}
+            former = {name for gang in in_turn if self._deadlines.seconds_paused(gang) <= 0 for name in gang.groups}
             for other in self._of.values():
                 if other.job is not job and self._gives_way(other, job):
                     there = (workers[node_id] for node_id in other.node_ids)
