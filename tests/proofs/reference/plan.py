@@ -212,7 +212,7 @@ class ReferencePlan:
                 self.keep(job, gang, self.options(job), room)
                 return False
             self.keep_chips(job, gang, found)
-        elif not job.started and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints):
+        elif not job.started and self.is_hopeless(spec):
             self.unschedulable.add(spec.job_id)
         else:
             self.keep(job, gang, self.options(job), room)
@@ -221,6 +221,12 @@ class ReferencePlan:
         if not chosen:
             self.reserved.pop(spec.job_id, None)
         return bool(chosen)
+
+    def is_hopeless(self, spec: JobSpec) -> bool:
+        """Whether a constraint can't be evaluated on any host, among them one that is in a group."""
+        grouped = [worker for _, hosts in self.groups(spec) for worker in hosts]
+        errs = any(is_an_error(one, worker.attributes) for one in spec.constraints for worker in grouped)
+        return errs and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints)
 
     def is_out_of_time(self, job: Job) -> bool:
         timeout = job.spec.scheduling_timeout
