@@ -118,6 +118,7 @@ soak: $(READY)  ## an hour of small jobs and faults, and what grows with them; s
 marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
 	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/unit/history/test_parquet.py tests/cluster/marin $(ARGS)
 	$(MARIN)/bin/python -m tests.proofs.every_operation parquet --share 0.1
+	$(MARIN)/bin/python -m tests.proofs.every_operation fray
 
 $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
 	python=$$(tools/find_python $(MARINS_PYTHON)) && $$python -m venv $(MARIN)

@@ -4,8 +4,10 @@ import asyncio
 import inspect
 import itertools
 import pickle
+import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -164,6 +166,36 @@ def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> No
 def test_pings_of_long_call_do_not_end_it(handle: ActorHandle) -> None:
     """By default, gRPC's server ends a connection with the third ping."""
     assert handle.sleep(6.0) == "slept"
+
+
+def test_attempt_to_connect_that_fails_costs_one_call(
+    handle: ActorHandle, server: ActorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)
+    host, _, port = server.address.target.rpartition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def reset_once_and_pass_on() -> None:
+            first = listener.accept()[0]
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            first.close()
+            with listener.accept()[0] as caller, socket.create_connection((host, int(port))) as actor:
+                others = {caller: actor, actor: caller}
+                while ready := select.select([*others], [], [], 20.0)[0]:
+                    for one in ready:
+                        if not (data := one.recv(1 << 16)):
+                            return
+                        others[one].sendall(data)
+
+        between = threading.Thread(target=reset_once_and_pass_on, daemon=True)
+        between.start()
+        address = ActorAddress(f"127.0.0.1:{listener.getsockname()[1]}", server.address.token)
+        lost, other = (ActorHandle(InProcess("counter", address)) for _ in range(2))
+        with pytest.raises(ActorUnavailableError):
+            lost.add(1)
+        assert other.add(1) == 1
+        server.stop()
+        between.join(10)
 
 
 @contextmanager

@@ -42,3 +42,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
 }
 if find_spec("pyarrow") is not None:
     SCENARIOS["parquet"] = parquet
+if find_spec("fray") is not None:
+    from tests.proofs.every_operation.scenarios.fray import fray
+
+    SCENARIOS["fray"] = fray
