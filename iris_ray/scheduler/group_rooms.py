@@ -169,7 +169,7 @@ class GroupRooms:
     def fits_on(self, leader: Job, node_ids: Collection[str]) -> bool:
         """Return whether a group fits on the hosts promised to it once their occupants have ended.
 
-        With victims, only those that leave count as ended.
+        If the promise has victims, only attempts that leave count as ended.
         """
         hosts, now = [self._fleet.workers[node_id] for node_id in node_ids], self._now
         is_firm, leaving = leader.promise is not None and leader.promise.is_firm, self._evictor.leaving()

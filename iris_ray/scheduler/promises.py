@@ -548,7 +548,7 @@ class PlannedPromises:
         return [name for name in names if not without or without.isdisjoint(available.group(name).node_ids)][:count]
 
     def _soonest(self, job: Job, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return the groups to reserve: first those that are free in time, become free anyway and are not promised.
+        """Return the groups to reserve. Groups that are free in time, without victims or promises, come first.
 
         Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free. Then
         those without a spare, since spares leave at once for any job, and the soonest to be free.
