@@ -15,6 +15,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
+from iris_ray.fair_limits import Places
+
 HEADERS_S: Final = 20.0
 """How long a connection may take to send the headers of a request, and be idle before it."""
 BODY_S: Final = 30.0
@@ -29,6 +31,8 @@ LEAST_RATE: Final = 2**16
 """How many bytes a second the reader of a larger answer has to read."""
 MOST_CONNECTIONS: Final = 1024
 """The limit for connections; half of the descriptors that this process may have, if that is less."""
+LARGEST_SHARE: Final = 0.75
+"""The part of the connections that others do not use which may be at work for one owner."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
 SMALL_BODY: Final = 2**16
@@ -45,9 +49,21 @@ def _in_words(status: int, words: str) -> web.Response:
     return web.Response(status=status, text=words)
 
 
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
 def _by_address(request: web.Request) -> str:
     """Return the address of a request's sender."""
     return request.remote or ""
+
+
+def _take_off(counts: Counter[str], owner: str, count: int) -> None:
+    """Subtract from an owner's number, and forget an owner that has nothing any more."""
+    counts[owner] -= count
+    if not counts[owner]:
+        del counts[owner]
 
 
 async def send(response: web.StreamResponse, data: bytes, timeout_s: float) -> None:
@@ -64,14 +80,15 @@ class LimitedServer:
 
     It reads a request's body before the request reaches its handler, after the application's own middlewares. A
     compressed body is refused with 415, one that is too large with 413, and one that takes too long with 408. When all
-    connections are taken, a new one takes the place of the one that has waited longest for its next request, and gets a
-    503 if each is at work.
+    connections are taken, a new one takes the place of one that waits for its next request: of the address that has
+    most of them, the one that has waited longest. It gets a 503 if each is at work. A request gets one if its owner's
+    others hold so many connections that few are left for those of other owners.
 
     Args:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
         cancels: whether a caller that disconnects cancels its request.
-        owner: returns whose request it is. The bodies of one owner leave room for those of others.
+        owner: returns whose request it is. The requests and bodies of one owner leave room for those of others.
         refusal: makes the answer to a request that no middleware sees, such as broken headers, from a status and words.
     """
 
@@ -90,6 +107,8 @@ class LimitedServer:
         self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
         """Connections whose callers still read a large answer."""
         self._owner = owner
+        self._at_work: Counter[str] = Counter()
+        """Requests that are being answered, by their owners."""
         self._bodies: Counter[str] = Counter()
         """Bytes of bodies that have come, by the owners of their requests."""
         self._refused: set[asyncio.BaseTransport] = set()
@@ -135,15 +154,18 @@ class LimitedServer:
         return made
 
     def _close_oldest(self) -> bool:
-        """Close the connection that has waited longest for its next request; return whether there is one."""
+        """Close a connection that waits for its next request; return whether there is one."""
         now = asyncio.get_running_loop().time()
+        waiting: Places[RequestHandler] = Places(self._most)
         for connection in list(self._idle):
             if connection.transport is not None:
-                self._close(connection)
-                return True
-            if self._idle[connection].when() < now + HEADERS_S - 1.0:  # closed by its caller; a new one has none yet
+                waiting.add(connection, _address_of(connection.transport))
+            elif self._idle[connection].when() < now + HEADERS_S - 1.0:  # closed by its caller; a new one has none yet
                 self._wait_no_more(connection)
-        return False
+        if (found := waiting.take_one()) is None:
+            return False
+        self._close(found)
+        return True
 
     def _wait_for(self, connection: RequestHandler, timeout_s: float) -> None:
         """Close a connection if its request does not arrive in time, or if its place is needed."""
@@ -176,12 +198,23 @@ class LimitedServer:
         self._wait_no_more(request.protocol)
         answer = web.StreamResponse()
         try:
-            answer = await handler(request)
+            answer = await self._answer(request, owner, handler)
         finally:
             self._count(owner, -size)
             if request.transport is not None:
                 self._wait_for_reader(request.protocol, answer)
         return answer
+
+    async def _answer(self, request: web.Request, owner: str, handler: Handler) -> web.StreamResponse:
+        """Answer a request, unless its owner has taken its share of the connections: three quarters if it is alone."""
+        if self._at_work[owner] >= LARGEST_SHARE * (self._most - self._at_work.total() + self._at_work[owner]):
+            why = f"{self._at_work[owner]} of your requests are being answered, which is your share; wait for some"
+            raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
+        self._at_work[owner] += 1
+        try:
+            return await handler(request)
+        finally:
+            _take_off(self._at_work, owner, 1)
 
     async def _read(self, request: web.Request, owner: str) -> int:
         """Read the body of a request, count its bytes as they come, and return their number."""
@@ -215,9 +248,7 @@ class LimitedServer:
         return len(body)
 
     def _count(self, owner: str, size: int) -> None:
-        self._bodies[owner] += size
-        if not self._bodies[owner]:
-            del self._bodies[owner]
+        _take_off(self._bodies, owner, -size)
 
     def _require_room(self, owner: str, body: bytearray, more: int = 0) -> None:
         """Refuse a body, of which ``more`` bytes are to come, if its owner would hold more bytes than are free.
