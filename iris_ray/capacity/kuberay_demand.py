@@ -68,7 +68,7 @@ class KubeRayDemand(Demand):
         self._looked_at = self._asked_why_at = self._asked_crashes_at = -float("inf")
         self._before: object = None  # what was missing at the last look
         self._raised = Counter[str]()  # group → slices that it was asked for here and that have not come
-        self._unanswered: dict[str, Raise] = {}  # group → the last change of which it is not known whether it was made
+        self._unanswered: dict[str, Raise] = {}  # group → its last change, if no answer came: it may have been made
         self._spare: dict[str, tuple[float, int]] = {}  # type → since when at least so many are missed by nobody
         self._types: dict[str, str] = {}  # group → type
         self._there_before = Counter[str]()

@@ -297,7 +297,7 @@ def _writes(pid: str, fd: str) -> bool:
 
 
 def _texts(pid: str) -> Iterator[str]:
-    """Yield where a process runs, its program, its command line and what it has mapped."""
+    """Yield the paths of a process: its working directory, its program, its arguments and its mapped files."""
     for name in ("cwd", "exe"):
         with contextlib.suppress(OSError):
             yield os.readlink(f"/proc/{pid}/{name}")

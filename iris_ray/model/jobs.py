@@ -159,6 +159,7 @@ class Gang:
         heeds_notices: whether it saves its state when it receives a notice, judged by its last notice, or else by
             whether a task asks for notices; None if unknown.
         evicted_at: the latest times of its evictions; seconds.
+        spared_until: until when borrowed quota is taken back from others first; seconds.
     """
 
     tasks: list[Task]
@@ -189,6 +190,7 @@ class Gang:
     saves_every_s: float = math.inf
     heeds_notices: bool | None = None
     evicted_at: tuple[float, ...] = ()
+    spared_until: float = 0.0
 
     # All tasks of a gang are pending, or none is; all have ended for good, or none has. So the first task decides.
 

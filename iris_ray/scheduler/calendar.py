@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import UNCONFIRMED_S, Worker, rounded
+from iris_ray.model.workers import Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evictions import Evictor, leaves_for, may_evict
 from iris_ray.state.runtime_limits import ends_at
@@ -94,8 +94,8 @@ class Calendar:
 
     def _leaves_at(self, job: Job, host: Worker, occupant: tuple[str, AttemptId]) -> float:
         """Return when an occupant is expected to leave a host for a job; seconds."""
-        if (since := host.ending.get(occupant)) is not None:
-            return since + UNCONFIRMED_S
+        if occupant in host.ending:  # confirmed within seconds; what is not in time, `may_become_free` leaves out
+            return self._now
         lends_as = job.spec.job_id if job.promise is not None and job.promise.lent else ""
         key = occupant[1], job.spec.priority, job.spec.team, may_evict(job), lends_as
         if key not in self._known:

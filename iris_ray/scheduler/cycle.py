@@ -2,11 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
-from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availabilities import Availabilities
@@ -23,6 +22,7 @@ from iris_ray.scheduler.explanation import (
     paused,
 )
 from iris_ray.scheduler.fair_queue import Deadlines, FairQueue, SearchFairness, Usage, comes_last
+from iris_ray.scheduler.group_rooms import GroupRooms
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import LimitAccount, PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.promises import Lifted, PlannedPromises
@@ -30,16 +30,7 @@ from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.scheduler.team_quotas import TeamQuotas
-from iris_ray.scheduler.together import (
-    FleetOnceEmpty,
-    GroupPlacement,
-    PlacementFailure,
-    only,
-    place_on,
-    place_together,
-    take,
-    without_what_ends,
-)
+from iris_ray.scheduler.together import PlacementFailure, take
 from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state.events import (
     AssignedEvent,
@@ -65,7 +56,8 @@ class SchedulingResult:
         unschedulable: events that end jobs with a constraint that no worker can evaluate.
         limited: the kinds of plain jobs that have reached a limit and stay beyond it until the usage that counts
             towards it changes, each with the accounts that determine it. See `LimitedKinds`.
-        starving: ids of jobs that have waited longer than the backfill bound and for which groups are reserved.
+        starving: ids of jobs that have waited longer than the backfill bound, and for hosts, not for a limit, and
+            for which groups are reserved.
         promises: events that reserve hosts for jobs and name the victims.
         gave_up_promise: whether a job lost its promise because it runs or can't run for a while. The next plan may
             then promise hosts to other jobs, and must consider all jobs.
@@ -92,8 +84,6 @@ def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
     return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
 
 
-VICTIMS_SPARED = 64
-"""The number of a group's victims for which the plan tries whether they may stay."""
 TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
@@ -148,14 +138,11 @@ class Cycle:
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its untried gangs
         self._result = SchedulingResult()
         self._lent_in_vain: set[_Loan] = set()
-        self._limit_of_group: ReachedLimit | None = None  # the limit at which the latest trial of a group ended
         self._waiting = WaitingJobs()
         self._some_keep_reasons = False
         self._running = running or Running()
         self._rules = rules
         self._fairness = fairness or SearchFairness()
-        self._once_empty: FleetOnceEmpty | None = None
-        self._idle_once_empty = 0
 
     def run(
         self,
@@ -170,7 +157,9 @@ class Cycle:
         fleet, plan, allowances, deadlines = self._fleet, self._plan, self._allowances, self._deadlines
         about = fleet, plan, allowances, deadlines, self._fairness
         self._evictor = Evictor(self._running, self._rules, idle, *about)
-        about_promises = fleet, deadlines, plan, allowances, self._evictor, self._fits_on
+        about_groups = fleet, self._cache, plan, self._available, allowances
+        self._groups = GroupRooms(*about_groups, self._running, self._evictor, deadlines.now)
+        about_promises = fleet, deadlines, plan, allowances, self._evictor, self._groups
         promises = self._promises = PlannedPromises(pending.others.values(), *about_promises)
 
         def source(job: Job) -> int:
@@ -339,7 +328,7 @@ class Cycle:
         for job in leader.members:
             self._limits.admit(job)
         lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader)
-        found = self._place_group(leader, own)
+        found = self._groups.place(leader, own)
         if isinstance(found, PlacementFailure):
             self._group_waits(leader, found, lifted)
             return None
@@ -352,17 +341,6 @@ class Cycle:
         self._in_vain.clear()
         self._let_go(leader, lifted, hosts)
         return total
-
-    def _place_group(self, leader: Job, own: Collection[str]) -> GroupPlacement | PlacementFailure:
-        """Return a placement for a group, preferably on the hosts promised to it, where it is known to fit."""
-        members, now, allowances = leader.members, self._deadlines.now, self._allowances
-        if own:
-            workers = (self._fleet.workers[node_id] for node_id in own)
-            there = only(workers)
-            if isinstance(found := place_on(members, there, now, allowances, given_away=self._plan), GroupPlacement):
-                return found
-        about = self._fleet, self._cache, self._plan, self._available
-        return place_together(members, *about, now, allowances)
 
     def _group_waits(self, leader: Job, failure: PlacementFailure, lifted: Lifted) -> None:
         """Record why a group waits, and reserve hosts for it if it starves."""
@@ -380,8 +358,8 @@ class Cycle:
                 self._result.unschedulable.append(TaskUnschedulableEvent(job.spec.job_id, 0, problem))
                 self._let_go(leader, lifted, reason=problem)
                 return
-        self._limit_of_group = None
-        node_ids = self._promises.keep_for_group(leader, lifted, lambda own: self._hosts_for(leader, own))
+        self._groups.limit = None
+        node_ids = self._promises.keep_for_group(leader, lifted)
         hosts = [self._fleet.workers[node_id] for node_id in node_ids]
         kept = tuple(dict.fromkeys(worker.slice_name or worker.name for worker in hosts))
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
@@ -395,102 +373,9 @@ class Cycle:
             available = self._available_to(job)
             free = failure.free if job is failure.job else choose(job, available, {}, num_groups(job), False, False)[1]
             reason = self._explainer.reason(job, available, free, kept, taken_from, None, waits_for)
-            if self._limit_of_group is not None and not kept:
-                reason = limited(job, self._limit_of_group, ())
+            if self._groups.limit is not None and not kept:
+                reason = limited(job, self._groups.limit, ())
             reasons.note(job, replace(reason, together=(name.name, which)))
-
-    def _hosts_for(self, leader: Job, own: tuple[str, ...]) -> Taking | None:
-        """Return the hosts on which a group fits once their occupants have ended; None if there are too few.
-
-        Also returns None if suitable hosts are promised to other jobs: only one of the competing jobs has a promise at
-        a time. Spares and jobs that yield leave at once, and lower bands if the group then runs.
-        """
-        jobs, needs = self._running.jobs, [(job, self._available_to(job)) for job in leader.members]
-        if own:
-            is_firm = leader.promise is not None and leader.promise.is_firm
-            taking = None if is_firm else self._evicting(leader, own)
-            return taking or self._evictor.leave_for_group(leader, own)
-        if not jobs or any(self._too_few_exist(job, available) for job, available in needs):
-            return None
-        gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
-        if any(available.is_any_kept(buckets_for(job, available)) for job, available in gangs):
-            self._promises.group_comes_next()
-            return None
-        away = self._plan.kept.keys() | self._plan.taken.keys()
-        if not self._would_fit_once_empty(leader, away):
-            if away and self._would_fit_once_empty(leader, ()):
-                self._promises.group_comes_next()
-            return None
-        hosts = [node_id for node_id in self._fleet.workers if node_id not in away]
-        if (taking := self._evicting(leader, hosts)) is not None:
-            return taking
-        if (node_ids := self._would_fit_on(leader, hosts, self._stays)) is not None:
-            return self._evictor.leave_for_group(leader, node_ids)
-        return None
-
-    def _stays(self, attempt: AttemptId) -> bool:
-        """Return whether an attempt may hold its hosts for ever: a spare that does not leave."""
-        held = self._running.jobs.get(attempt.job_id)
-        return held is not None and held.spec.spare_for is not None and attempt not in self._evictor.held_ready
-
-    def _evicting(self, leader: Job, node_ids: Collection[str]) -> Taking | None:
-        """Return hosts, among these, on which a group fits as soon as its victims have left, or None."""
-        victims = self._evictor.victims_of_group(leader, node_ids)
-        found = self._would_fit_on(leader, node_ids, lambda attempt: attempt not in victims) if victims else None
-        if found is None:
-            return None
-        needed = self._evictor.victims_of_group(leader, found)
-        for victim in sorted(needed)[:VICTIMS_SPARED]:
-            fewer = needed - {victim}
-            if self._would_fit_on(leader, found, lambda attempt, fewer=fewer: attempt not in fewer) is not None:  # type: ignore[misc]
-                needed = fewer
-        return self._evictor.leave_for_group(leader, found, needed) if self._may_leave(needed, leader) else None
-
-    def _may_leave(self, victims: Collection[AttemptId], leader: Job) -> bool:
-        return bool(victims) and self._evictor.are_within_budgets(victims, leader)
-
-    @staticmethod
-    def _too_few_exist(job: Job, available: Availability) -> bool:
-        least = num_groups(job)[0] * (len(job.gangs) if job.spec.coscheduling else 1)
-        return sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available)) < least
-
-    def _would_fit_once_empty(self, leader: Job, away: Collection[str]) -> bool:
-        """Return whether a group would fit, without the hosts in ``away``, if only spares that don't leave stayed."""
-        idle = len(self._evictor.held_ready)
-        if self._once_empty is None or idle < self._idle_once_empty:  # spares have left for jobs
-            self._once_empty = FleetOnceEmpty(self._fleet, self._deadlines.now, self._stays)
-            self._idle_once_empty = idle
-        found = self._once_empty.place(leader.members, away, self._allowances)
-        if isinstance(found, PlacementFailure):
-            self._limit_of_group = found.limit or self._limit_of_group
-        return isinstance(found, GroupPlacement)
-
-    def _would_fit_on(
-        self, leader: Job, node_ids: Iterable[str], stays: Callable[[AttemptId], bool]
-    ) -> tuple[str, ...] | None:
-        """Return hosts, among these, on which a group fits within its limits once all but some occupants have ended."""
-        hosts, now = [self._fleet.workers[node_id] for node_id in node_ids], self._deadlines.now
-        staying = {who for worker in hosts for who in worker.occupants if who not in worker.ending and stays(who[1])}
-        in_use = {worker.slice_name for worker in hosts if worker.occupants}
-        free = {worker.slice_name for worker in hosts if worker.slice_name and worker.slice_name not in in_use}
-        there = without_what_ends(self._fleet, hosts, now, staying)
-        found = place_on(leader.members, there, now, self._allowances, prefer=free)
-        if isinstance(found, PlacementFailure):
-            self._limit_of_group = found.limit or self._limit_of_group
-            return None
-        return tuple(dict.fromkeys(node_id for one in found.assignments for node_id in hosts_of(one)))
-
-    def _fits_on(self, leader: Job, node_ids: Collection[str]) -> bool:
-        """Return whether a group fits on the hosts promised to it once their occupants have ended.
-
-        With victims, only those that leave count as ended.
-        """
-        hosts, now = [self._fleet.workers[node_id] for node_id in node_ids], self._deadlines.now
-        is_firm, leaving = leader.promise is not None and leader.promise.is_firm, self._evictor.leaving()
-        there = (who for host in hosts for who in host.occupants.keys() - host.ending.keys())
-        staying = {who for who in there if is_firm and who[1] not in leaving}
-        left = without_what_ends(self._fleet, hosts, now, staying)
-        return isinstance(place_on(leader.members, left, now), GroupPlacement)
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 

@@ -375,7 +375,7 @@ class Evictor:
     def _complete(self, search: VictimSearch, room: Room, names: Iterable[str] | None = None) -> Room | None:
         """Return enough groups, within the eviction budgets of users and teams, or None.
 
-        ``names`` has the groups in use that may be freed; None: those that the search finds.
+        ``names`` has the groups in use that may be freed; None: the search finds them.
         """
         if names is None:
             names = self._groups_in_use(search) if search.exist else ()

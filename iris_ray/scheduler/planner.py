@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 
 MOST_ROUNDS = 8
 """The largest number of plans made at once, each of which places what the one before has made possible."""
+LOOK_AT_ALL_S = 60.0
+"""Seconds after which a plan considers also the jobs that wait for a limit and whose accounts have not changed.
+
+Time alone never brings a job within its limits. It may change who the rest of a limit is reserved for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Planner:
         self._starved: set[str] = set()
         self._planned_for = (0, 0, 0, 0, 0)
         self._planned_at = 0.0
-        self._looked_at_all = 0.0
+        self._looked_at_all = -math.inf
 
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Make and commit plans until nothing is left to place, and return the gangs that they have placed.
@@ -129,8 +133,7 @@ class Planner:
         still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
-        look_at_all = not recent or now >= self._looked_at_all + self._look_again_s
-        if look_at_all:
+        if now >= self._looked_at_all + max(LOOK_AT_ALL_S, self._look_again_s):
             self._looked_at_all = now
             self._limited.release_all(self.pending_reasons)
         else:
@@ -188,7 +191,7 @@ class Planner:
 
     def look_again(self) -> None:
         """Make the next call plan even without changes, because a time limit has passed."""
-        self._planned_at = -math.inf
+        self._planned_at = self._looked_at_all = -math.inf
 
     @property
     def left_out(self) -> Mapping[str, SetAside]:

@@ -29,6 +29,7 @@ from iris_ray.scheduler.availability import Availability, best_free, buckets_for
 from iris_ray.scheduler.calendar import Calendar, horizon_s
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
+from iris_ray.scheduler.group_rooms import GroupRooms
 from iris_ray.scheduler.limits import Allowances, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
@@ -75,7 +76,7 @@ class PlannedPromises:
         plan: the hosts that the plan has taken so far.
         allowances: the resources that each user may still get, which promises reduce.
         evictor: the attempts that are about to leave their hosts.
-        fits_on: returns whether the group that a job leads fits on some hosts once their occupants have ended.
+        groups: finds room for groups of jobs.
 
     Attributes:
         given_up: whether a job has lost its promise in this plan because it runs now or can't run for a while.
@@ -89,9 +90,9 @@ class PlannedPromises:
         plan: Plan,
         allowances: Allowances,
         evictor: Evictor,
-        fits_on: Callable[[Job, Collection[str]], bool] = lambda job, node_ids: False,
+        groups: GroupRooms,
     ) -> None:
-        self._fits_on = fits_on
+        self._groups = groups
         self._group_comes = False  # a group starves, and hosts that it needs are promised to other jobs
         self._fleet = fleet
         self._deadlines = deadlines
@@ -195,7 +196,8 @@ class PlannedPromises:
         if self._deadlines.is_returning(job):
             assert job.spec.coscheduling is not None
             name_of, workers = self._fleet.grouping(job.spec.coscheduling.group_by).name_of, self._fleet.workers
-            former = {name for position in self._deadlines.in_turn(job) for name in job.gangs[position].groups}
+            in_turn = (job.gangs[position] for position in self._deadlines.in_turn(job))
+            former = {name for gang in in_turn if self._deadlines.seconds_paused(gang) <= 0 for name in gang.groups}
             for other in self._of.values():
                 if other.job is not job and self._gives_way(other, job):
                     there = (workers[node_id] for node_id in other.node_ids)
@@ -309,23 +311,20 @@ class PlannedPromises:
             self._allowances.released(job)
         return lifted
 
-    def keep_for_group(
-        self, leader: Job, lifted: Lifted, find: Callable[[tuple[str, ...]], Taking | None]
-    ) -> tuple[str, ...]:
+    def keep_for_group(self, leader: Job, lifted: Lifted) -> tuple[str, ...]:
         """Reserve hosts for a group that did not fit, if it may have a promise, and return their node ids.
 
         Args:
             leader: the job that represents the group.
             lifted: the hosts that `lift_of_group` returned for it.
-            find: returns hosts for the group, given those promised to it, with the spares that leave; None if there are
-                too few.
         """
         if lifted:
             self.put_back(lifted)
             self._reserve(self._of[leader.spec.job_id])
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
-        if (taking := find(self.hosts_of(leader))) is None:
+        taking = self._groups.hosts_for(leader, self.hosts_of(leader), self._group_comes_next)
+        if taking is None:
             return ()
         hosts = [self._fleet.workers[node_id] for node_id in taking.node_ids]
         complete_at = self._calendar.free_at(leader, hosts)
@@ -339,7 +338,7 @@ class PlannedPromises:
             self._keep(promise, taking.node_ids)
         return taking.node_ids
 
-    def group_comes_next(self) -> None:
+    def _group_comes_next(self) -> None:
         """Make no promises to jobs after a starving group that needs hosts promised to other jobs.
 
         The group's turn comes once those jobs run.
@@ -470,7 +469,7 @@ class PlannedPromises:
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
             return "a job that comes before it gets some of the hosts"
         if job.members:
-            if not all(i in self._fleet.workers for i in node_ids) or not self._fits_on(job, node_ids):
+            if not all(i in self._fleet.workers for i in node_ids) or not self._groups.fits_on(job, node_ids):
                 return "its jobs do not fit on the hosts together any more"
             hosts = (self._fleet.workers[node_id] for node_id in node_ids)
             return self._problem_with_date(promise, self._calendar.free_at(job, hosts))
@@ -549,7 +548,7 @@ class PlannedPromises:
         return [name for name in names if not without or without.isdisjoint(available.group(name).node_ids)][:count]
 
     def _soonest(self, job: Job, names: Iterable[str], wanted: int, available: Availability) -> list[str]:
-        """Return the groups to reserve: first those that are free in time, become free anyway and are not promised.
+        """Return the groups to reserve. Groups that are free in time, without victims or promises, come first.
 
         Otherwise two jobs could repeatedly take the same host from each other, although enough hosts become free. Then
         those without a spare, since spares leave at once for any job, and the soonest to be free.

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import inf
+from math import inf, log2
 from typing import NamedTuple
 
 from iris_ray.errors import UnknownTPUTypeError
@@ -295,7 +295,10 @@ class TeamQuotas:
         return self._account(name, kind).over(band)
 
     def order(self, team: str, kind: str) -> Mapping[str, int]:
-        """Return the numbers of a team's subteams with usage, in the order of past borrowing, most first."""
+        """Return the ranks of a team's subteams with usage, by past borrowing, most first.
+
+        Subteams that borrowed about the same, by a factor of up to two, share a rank.
+        """
         order = self._orders.get((team, kind))
         if order is None:
             prefix = f"{team}/" if team else ""
@@ -306,8 +309,9 @@ class TeamQuotas:
             }
             past, now = self._use.past, self._now
             borrowed = {name: past.mean(name, kind, now) - self._account(name, kind).chips for name in parts}
-            in_turn = sorted(parts, key=lambda name: (-borrowed[name], name))
-            order = {name: number for number, name in enumerate(in_turn)}
+            sizes = {name: round(log2(chips)) if chips > 0 else -inf for name, chips in borrowed.items()}
+            ranks = {size: rank for rank, size in enumerate(sorted({*sizes.values()}, reverse=True))}
+            order = {name: ranks[size] for name, size in sizes.items()}
             self._orders[team, kind] = order
         return order
 

@@ -2,7 +2,8 @@
 
 A victim is of a lower band than the waiting job and has run for the minimum time of its band; or it uses quota that
 another team reclaims (`Reclaim`); or it is a spare or yields. `EvictionCosts` defines the cost of an attempt's end.
-Sets of victims are compared lexicographically by: the rank of their teams as borrowers; the number of victims of
+Sets of victims are compared lexicographically by: the number of borrowers that have just lost work to a lender and are
+spared for as long (`Gang.spared_until`); the rank of their teams as borrowers; the number of victims of
 PRODUCTION, INTERACTIVE and BATCH, and within each band first those that run only once and so end for good; the lost
 work in chip-seconds; and the number of spares. Spares and jobs that yield count only in the last, since they lose no
 work.
@@ -148,17 +149,18 @@ class EvictionCosts:
         if taker is None or not cost:
             return None
         if attempt in lent:
-            return (0.0, 0.0, *cost[2:])
-        spec, wait_s, rank = self._running.jobs[attempt.job_id].spec, cost[0], 0
+            return (0.0, 0.0, 0.0, *cost[3:])
+        gang, spec, wait_s = self._gang(attempt), self._running.jobs[attempt.job_id].spec, cost[0]
+        rank, spared = 0, False
         if band <= taker or not reclaim.by_band(spec):
             owes = reclaim.rank(spec)
             if owes is None:
                 return None
-            rank = owes
-            if not self._gang(attempt).evicted_at:
+            rank, spared = owes, self.now < gang.spared_until
+            if not gang.evicted_at:
                 wait_s = 0.0  # borrowed hosts have no minimum runtime
         wait_s = max(wait_s, self.job_waits_s(attempt), *map(self.owner_waits_s, owners(spec)))
-        return (wait_s, float(rank), *cost[2:]) if patient or not wait_s else None
+        return (wait_s, float(spared), float(rank), *cost[3:]) if patient or not wait_s else None
 
     def leave(self, attempts: Iterable[AttemptId]) -> None:
         """Record that attempts leave their hosts to a job."""
@@ -245,13 +247,13 @@ def _budget_s(evicted_at: Sequence[float], leaving: int, count: int, most: int, 
 def _cost(
     band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0, runs_once: bool = False
 ) -> Cost:
-    """Return a cost: seconds until the eviction is allowed; 0, for the rank of its team as a borrower; victims by band,
-    high to low; lost work; spares.
+    """Return a cost: seconds until the eviction is allowed; 0, for whether it is spared; 0, for the rank of its team as
+    a borrower; victims by band, high to low; lost work; spares.
 
     Each band has two numbers: the victims that run once, and all victims.
     """
     by_band = (float(count * (band is other)) for other in PriorityBand for count in (victims * runs_once, victims))
-    return (protected_s, 0.0, *by_band, lost, float(spares))
+    return (protected_s, 0.0, 0.0, *by_band, lost, float(spares))
 
 
 NO_COST: Cost = _cost(PriorityBand.BATCH, victims=0, lost=0.0, spares=0)

@@ -31,6 +31,8 @@ from iris_ray.state.spares import Spares
 
 BUDGET_S = 3600.0
 """The period of eviction budgets, for which the state remembers evictions, in seconds."""
+MOST_SPARED_S = 3600.0
+"""The longest time for which a gang is spared because of the work that its eviction lost; seconds."""
 
 
 class Owner(NamedTuple):
@@ -337,6 +339,9 @@ class AttemptEnds:
         if not job.yields:
             lately = (at for at in gang.evicted_at if at > change.now - BUDGET_S)
             gang.evicted_at = (*lately, change.now)
+            if started:
+                lost_s = change.now - gang.loses_since(change.now, eviction.deadline) + (job.times.back_s or 0.0)
+                gang.spared_until = change.now + min(lost_s, MOST_SPARED_S)
             self._note_evictions(job, (change.now,), change.now)
         job.times.failed(FailureCause.EVICTED)
         if job.spec.runs_once and started:

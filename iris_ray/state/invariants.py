@@ -94,7 +94,7 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
 def _check_numbers(job: Job, gang: Gang, fleet: Fleet) -> None:
     """Check that groups that stay keep their numbers, as far as these exist, and hosts theirs within their groups.
 
-    The hosts of a slice must be in the order of their worker ids.
+    The hosts of a slice must be in the order of their worker ids, unless some have got none or the same since.
     """
     who, on_slices = job.spec.job_id, job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
     before = {name: (number, node_ids) for number, (name, node_ids) in enumerate(gang.last_ran)}
@@ -102,8 +102,9 @@ def _check_numbers(job: Job, gang: Gang, fleet: Fleet) -> None:
         known, node_ids_before = before.get(name, (number, ()))
         assert known == number or known >= len(gang.groups), f"{who}: {name} was group {known} and is {number}"
         if on_slices:
-            ids = [fleet.workers[node_id].host_index or 0 for node_id in node_ids]
-            assert ids == sorted(ids), f"{who}: the hosts of {name} are {ids}"
+            ids = [-1 if (i := fleet.workers[node_id].host_index) is None else i for node_id in node_ids]
+            is_sound = -1 not in ids and len({*ids}) == len(ids)
+            assert not is_sound or ids == sorted(ids), f"{who}: the hosts of {name} are {ids}"
             continue
         for i, node_id in enumerate(node_ids_before[: len(node_ids)]):
             assert node_id not in node_ids or node_id == node_ids[i], f"{who}: {node_id} was host {i} of {name}"

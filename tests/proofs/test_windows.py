@@ -9,12 +9,16 @@ from unittest import mock
 import pytest
 
 from iris_ray.model import workers
+from iris_ray.scheduler.calendar import Calendar
 from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.promises import PlannedPromises
 from iris_ray.state import promises
 from tests.proofs.windows.__main__ import EACH, play, play_by
+from tests.proofs.windows.calm import Calm
 from tests.proofs.windows.outsider import OutsidersRules
 from tests.support.proofs import EXAMPLES, a_seed, examples
+
+OUTSIDERS = play_by(OutsidersRules, "windows.outsider", Calm)
 
 
 @pytest.mark.small
@@ -34,7 +38,8 @@ def test_many_windows_have_no_finding(seed: int) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(600 * max(1.0, EXAMPLES))
 def test_many_windows_keep_an_outsiders_rules() -> None:
-    play_by(OutsidersRules, "windows.outsider")(a_seed(5), examples(40_000), 0, EACH)
+    counts = OUTSIDERS(a_seed(5), examples(40_000), 0, EACH)
+    assert counts["small jobs beside a large one"]
 
 
 def test_a_world_is_the_same_each_time() -> None:
@@ -55,3 +60,8 @@ def test_a_defect_is_found(where: Any, what: str, instead: object) -> None:
     with mock.patch.object(where, what, instead), pytest.raises(AssertionError) as found:
         play(seed=5, steps=100_000)
     assert "again: python -m tests.proofs.windows --seed 5" in found.value.__notes__[-1]
+
+
+def test_reserved_slices_that_are_lent_to_nobody_are_found() -> None:
+    with mock.patch.object(Calendar, "may_lend", return_value=False), pytest.raises(AssertionError, match="idle for"):
+        OUTSIDERS(5, 10_000, 0, 200)

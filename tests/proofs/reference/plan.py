@@ -16,12 +16,13 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, accelerators
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, UNCONFIRMED_S, Worker, accelerators
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
@@ -77,7 +78,7 @@ class ReferencePlan:
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
         rooms: for each job that has waited too long, or that others leave hosts to, its hosts until it runs.
         reserved: for each job that others leave hosts to, the chips that count towards its user's limit already.
-        starving: jobs among them that did not get hosts.
+        starving: jobs among them that did not get hosts, but for those that wait for a limit.
         may_be_lent: jobs for which room was or could be kept, though nothing bounds when it is complete.
     """
 
@@ -122,7 +123,7 @@ class ReferencePlan:
         self.unplaced = {job.spec.job_id: [job.gangs[position] for position in job.pending] for job in pending}
         self.schedule_all(list(pending))
         given_up = self.timed_out | self.unschedulable
-        self.starving = self.kept.keys() & self.rooms.keys() & self.late
+        self.starving = (self.kept.keys() & self.rooms.keys() & self.late) - self.limited
         self.pending_reasons = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
 
     # -- order -----------------------------------------------------------------------------------------------------
@@ -205,12 +206,13 @@ class ReferencePlan:
                 self.rooms |= {spec.job_id: left} if left else {}
         elif found or not wanted:
             self.limited.add(spec.job_id)
-            of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
-            if self.returns(job) and not spec.spare_for and not of_jobs:
+            of_jobs = not found and self.has_jobs_enough(job)
+            may_last = self.is_within_once_left(job, room) if room and is_firm(job) else self.returns(job)
+            if may_last and not spec.spare_for and not of_jobs:
                 self.keep(job, gang, self.options(job), room)
                 return False
             self.keep_chips(job, gang, found)
-        elif not job.started and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints):
+        elif not job.started and self.is_hopeless(spec):
             self.unschedulable.add(spec.job_id)
         else:
             self.keep(job, gang, self.options(job), room)
@@ -219,6 +221,12 @@ class ReferencePlan:
         if not chosen:
             self.reserved.pop(spec.job_id, None)
         return bool(chosen)
+
+    def is_hopeless(self, spec: JobSpec) -> bool:
+        """Whether a constraint can't be evaluated on any host, among them one that is in a group."""
+        grouped = [worker for _, hosts in self.groups(spec) for worker in hosts]
+        errs = any(is_an_error(one, worker.attributes) for one in spec.constraints for worker in grouped)
+        return errs and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints)
 
     def is_out_of_time(self, job: Job) -> bool:
         timeout = job.spec.scheduling_timeout
@@ -247,7 +255,7 @@ class ReferencePlan:
         if job.spec.whole_groups and len(job.gangs) == 1:
             return len({option.wanted for option in found}) == 1
         if job.spec.whole_groups:
-            return {option.name for option in found} <= {option.name for option in self.options(job)}
+            return {o.name for o in found} <= {o.name for o in self.options_without(job, self.avoided(job), later=True)}
         return all(o.exact for o in found) or sum(o.exact for o in sound) < counts(job)[0]
 
     def is_left_to(self, job: Job, option: Option) -> bool:
@@ -283,13 +291,8 @@ class ReferencePlan:
     def may_have(self, job: Job, wanted: Sequence[int]) -> list[int]:
         """Which of these counts its user's limits allow, by what a task expects of a host."""
         account = job.spec.user, job.spec.priority
-        limits, each = self.limits.of(*account), job.spec.resources.get(TPU, 0.0)
-        running, most_jobs = self.running.setdefault(account, set()), limits.running_jobs or 0
-        if (
-            len(running | self.reserved_beside(job).keys()) >= most_jobs
-            and job.spec.job_id not in running
-            and not job.spec.spare_for
-        ):
+        each = job.spec.resources.get(TPU, 0.0)
+        if self.has_jobs_enough(job):
             return []
         if not uses_chips(job.spec):
             return list(wanted)
@@ -297,6 +300,13 @@ class ReferencePlan:
             return []
         hosts = job.spec.replicas if job.spec.coscheduling else 1
         return [n for n in wanted if self.within_limit(job, n * hosts * max(1.0, each))]
+
+    def has_jobs_enough(self, job: Job) -> bool:
+        """Whether its user may not have one more running job."""
+        account = job.spec.user, job.spec.priority
+        running, most = self.running.setdefault(account, set()), self.limits.of(*account).running_jobs or 0
+        is_new = job.spec.job_id not in running and not job.spec.spare_for
+        return is_new and len(running | self.reserved_beside(job).keys()) >= most
 
     def may_take(self, job: Job, chosen: list[Option]) -> bool:
         hosts = [worker for option in chosen for worker in option.ready[: option.wanted]]
@@ -310,13 +320,28 @@ class ReferencePlan:
         beside = self.chips.get(account, 0.0) + sum(self.reserved_beside(job).values())
         return limit is None or limit >= in_all or beside + chips <= limit
 
+    def is_within_once_left(self, job: Job, room: Collection[str]) -> bool:
+        """Whether the job is within its limit once all have left that leave, and what has ended in rooms is gone."""
+        account, rooms = (job.spec.user, job.spec.priority), {*room, *chain.from_iterable(self.rooms.values())}
+        gone = 0.0
+        for worker in self.workers:
+            for occupant, held in worker.occupants.items():
+                other, since = self.all_jobs[occupant[1].job_id], worker.ending.get(occupant)
+                in_time = since is not None and worker.node_id in rooms and self.now < since + UNCONFIRMED_S
+                leaves = since is None and other.gangs[occupant[1].gang].eviction is not None
+                if (in_time or leaves) and (other.spec.user, other.spec.priority) == account:
+                    gone += held.get(TPU, 0.0)
+        hosts = job.spec.replicas if job.spec.coscheduling else 1
+        each = max(1.0, job.spec.resources.get(TPU, 0.0))
+        return gone > 0 and self.within_limit(job, counts(job)[0] * hosts * each - gone)
+
     def keep_chips(self, job: Job, gang: Gang, found: list[Option]) -> None:
         """If the gang has waited too long for a limit on chips, its user's chips are kept for it, if it has hosts."""
         anywhere = self.options_anywhere(job, self.avoided(job), later=True)
         there = self.in_time(job, self.options(job)) if job.spec.coscheduling else len(anywhere)
         if self.waited_long(job, gang) and there >= counts(job)[0] and not (job.spec.spare_for or job.yields):
             account = job.spec.user, job.spec.priority
-            of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
+            of_jobs = not found and self.has_jobs_enough(job)
             hosts = job.spec.replicas if job.spec.coscheduling else 1
             least = counts(job)[0] * hosts * max(1.0, job.spec.resources.get(TPU, 0.0))
             if found:
@@ -342,8 +367,8 @@ class ReferencePlan:
     def options_of_any_size(self, job: Job) -> list[Option]:
         return self.options_anywhere(job, self.avoided(job), later=False)
 
-    def options_without(self, job: Job, avoided: set[str]) -> list[Option]:
-        found = self.options_anywhere(job, avoided, later=False)
+    def options_without(self, job: Job, avoided: set[str], later: bool = False) -> list[Option]:
+        found = self.options_anywhere(job, avoided, later)
         if job.spec.whole_groups:
             free, sound = Counter(o.wanted for o in found if o.free), Counter(o.wanted for o in found)
             least = counts(job)[0]
@@ -353,8 +378,8 @@ class ReferencePlan:
                 best = len(job.gangs[0].tasks) if job.attempt else most
             return [option for option in found if option.wanted == best]
         exact = [option for option in found if option.exact]
-        later = self.options_anywhere(job, avoided, later=True)
-        return exact if sum(option.exact for option in later) >= counts(job)[0] else found
+        in_time = self.options_anywhere(job, avoided, later=True)
+        return exact if sum(option.exact for option in in_time) >= counts(job)[0] else found
 
     def options_anywhere(self, job: Job, avoided: set[str], later: bool) -> list[Option]:
         groups = self.groups(job.spec)
@@ -476,8 +501,11 @@ class ReferencePlan:
         return job_id in self.lent or (most_s is not None and self.now + most_s <= by < math.inf)
 
     def complete_by(self, hosts: Sequence[str]) -> float:
-        """When all that runs on these hosts is surely gone; infinite if nobody says so of something."""
-        by = self.now
+        """When all that runs on these hosts is surely gone; infinite if nobody says so of something.
+
+        Nobody says so of what this plan starts there.
+        """
+        by = math.inf if any(map(self.taken.get, hosts)) else self.now
         for worker in self.workers:
             for occupant in worker.occupants if worker.node_id in hosts else ():
                 other = self.all_jobs.get(occupant[1].job_id)
@@ -554,6 +582,7 @@ class ReferencePlan:
         if (
             best
             and job.spec.coscheduling is None
+            and len(job.gangs) > 1
             and job.spec.task_placement == "spread"
             and not takes_accelerators(job)
         ):

@@ -94,6 +94,8 @@ class Caller:
         finally:
             self._process.kill()
             self._reader.join()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
         assert code == 0, f"the caller {self.kind} ended with {code}"
 
     def _read(self) -> None:

@@ -17,14 +17,14 @@ EACH = 800
 Play = Callable[[int, int, int, int], Counter[str]]
 
 
-def play_by(rules: type[Rules], name: str = "windows") -> Play:
-    """Return what plays worlds by these rules, one after the other; see `play_worlds`."""
+def play_by(rules: type[Rules], name: str = "windows", end: type[Quiet] = Quiet) -> Play:
+    """Return what plays worlds by these rules, each to such an end, one after the other; see `play_worlds`."""
 
     def play(seed: int, steps: int, first: int = 0, each: int = EACH) -> Counter[str]:
         def one(seed_of_world: str) -> Counter[str]:
             world = WindowWorld(seed_of_world, rules)
             world.play(each)
-            Quiet(world).play()
+            end(world).play()
             return world.counts + world.rules.counts + Counter(steps=world.steps)
 
         with mock.patch.object(job_table, "FINISHED_JOBS_KEPT", 5):

@@ -170,5 +170,6 @@ class OutsidersRules(Rules):
 if __name__ == "__main__":
     from tests.proofs.plays import command
     from tests.proofs.windows.__main__ import EACH, play_by
+    from tests.proofs.windows.calm import Calm
 
-    command("windows.outsider", play_by(OutsidersRules, "windows.outsider"), EACH)
+    command("windows.outsider", play_by(OutsidersRules, "windows.outsider", Calm), EACH)

@@ -49,6 +49,23 @@ def test_busy_cluster_looks_at_all_jobs_now_and_then() -> None:
     assert scheduler.with_limited == 4, "every 60 s: in every sixth plan"
 
 
+def test_time_alone_does_not_bring_limited_jobs_into_plans() -> None:
+    world = World("a")
+    world.do(LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(running_jobs=0)))
+    world.submit("limited", user="ann")
+    scheduler = Watched()
+    planner = Planner(world.state, 0.5, scheduler)
+    for _ in range(100):
+        world.now += 1.0
+        planner.plan(world.now, Instructions())
+        assert "limited" in planner.pending_reasons
+    assert scheduler.plans == 100
+    assert scheduler.with_limited == 2, "every 60 s"
+    planner.look_again()
+    planner.plan(world.now, Instructions())
+    assert scheduler.with_limited == 3, "look_again considers all jobs"
+
+
 def test_accounts_are_those_of_the_teams_that_there_are() -> None:
     world = World()
     limited = LimitedKinds(world.state)

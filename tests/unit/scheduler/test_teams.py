@@ -9,7 +9,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
-from iris_ray.state.events import TeamsSetEvent
+from iris_ray.state.events import GangMovedEvent, TeamsSetEvent
 from tests.support.worlds import S, World, promised
 
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -236,6 +236,45 @@ def test_what_was_taken_back_is_left_alone_for_the_minimum_time(world: World) ->
     assert "may take the hosts of ads-" in world.why("vision")
     world.now += 121.0
     assert len(leaving(world)) == 1
+
+
+@pytest.mark.parametrize(("spared_s", "leaves"), [(1.0, "ads-1"), (0.0, "ads-0")])
+def test_borrower_that_lost_work_is_spared_for_as_long(world: World, spared_s: float, leaves: str) -> None:
+    two_teams(world)
+    ads = start(world, "ads-0", "ads-1", "ads-2", "ads-3", team="ads")
+    world.now += 1200.0
+    for number, job in enumerate(ads):
+        job.gang.saved_at = world.now - 60.0 * (1 + number)
+    ads[0].gang.spared_until = world.now + spared_s
+    submit(world, "vision", "vision")
+    assert leaving(world) == {leaves}
+
+
+def test_evicted_borrower_is_spared_for_as_long_as_its_lost_work_took(world: World) -> None:
+    two_teams(world)
+    start(world, "ads-0", "ads-1", "ads-2", "ads-3", team="ads")
+    world.now += 900.0
+    submit(world, "vision", "vision")
+    (job_id,) = leaving(world)
+    job = world.state.jobs[job_id]
+    world.now += 30.0
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "grace"))
+    assert job.gang.evictions == 1
+    assert job.gang.spared_until == world.now + 930.0
+
+
+def test_of_teams_that_borrowed_about_the_same_the_job_that_loses_least_leaves(world: World) -> None:
+    set_teams(
+        world,
+        "[teams.ads]\nquota.v4-16 = 0\n[teams.audio]\nquota.v4-16 = 0\n[teams.vision]\nquota.v4-16 = 16",
+    )
+    start(world, "ads-0", "ads-1", team="ads")
+    world.now += 600.0
+    start(world, "audio-0", "audio-1", team="audio")
+    world.now += 3000.0
+    world.state.jobs["audio-1"].gang.saved_at = world.now
+    submit(world, "vision", "vision")
+    assert leaving(world) == {"audio-1"}
 
 
 def test_teams_budget_bounds_evictions_of_team_and_parts(world: World) -> None:

@@ -254,7 +254,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes if cls is not JobSpec}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (15, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (16, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -271,7 +271,8 @@ FIELDS = {
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
              "notice", "end_confirmed", "error", "past", "eviction", "last_ran", "pays_at",
-             "growths_undone", "asks_at", "saved_at", "saves_every_s", "heeds_notices", "evicted_at"],
+             "growths_undone", "asks_at", "saved_at", "saves_every_s", "heeds_notices", "evicted_at",
+             "spared_until"],
     "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],

@@ -103,7 +103,7 @@ def test_returning_gang_keeps_nothing_twice(world: World) -> None:
     world.report(first, S.WORKER_FAILED)
     world.confirm(second, 1)
     waiting = world.plan().pending_reasons
-    assert (waiting["first"].kept, waiting["second"].kept) == (("c", "e"), ("a", "b"))
+    assert (waiting["first"].kept, waiting["second"].kept) == (("c", "a"), ("b", "e"))
 
 
 def test_gang_not_returning_in_time_delays_no_job(world: World) -> None:

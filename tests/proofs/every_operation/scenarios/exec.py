@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -147,11 +148,11 @@ def _content(path: Path) -> bytes:
 
 
 def _keep_socket() -> None:
-    close = RunningCommand._close
+    close, kept = RunningCommand._close, list[socket.socket]()
 
     def closed(command: RunningCommand) -> None:
         if command._exit_code is None:
-            command._control = command._control.dup()
+            kept.append(command._control.dup())
         close(command)
 
     RunningCommand._close = closed  # type: ignore[method-assign, assignment]
