@@ -4,6 +4,7 @@ An owner is whatever is known of who asks: an address, a key, a session, a user'
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Hashable, Iterator
 from contextlib import asynccontextmanager
@@ -19,10 +20,10 @@ class Places(Generic[T]):
     brings.
 
     Args:
-        most: the limit for things.
+        most: the limit for things. Without one, somebody else says when one has to go: `take_one`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float = math.inf) -> None:
         self.most = most
         self._owners: dict[T, str] = {}  # the oldest thing first
         self._things: dict[str, dict[T, None]] = {}
@@ -44,7 +45,8 @@ class Places(Generic[T]):
         """Take the place of the oldest thing of the owner that has most. Return the thing; None if there is none."""
         if not self._owners:
             return None
-        thing = next(iter(max(self._things.values(), key=len)))
+        most = max(self._things.values(), key=len)
+        thing = next(iter(most))
         self.remove(thing)
         return thing
 

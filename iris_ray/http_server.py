@@ -6,7 +6,7 @@ aiohttp brings some limits, which are set here. It has none for the number of co
 import asyncio
 import logging
 import resource
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -49,8 +49,8 @@ def _in_words(status: int, words: str) -> web.Response:
     return web.Response(status=status, text=words)
 
 
-def _address_of(transport: asyncio.BaseTransport) -> str:
-    peer = transport.get_extra_info("peername")
+def _address_of(transport: asyncio.BaseTransport | None) -> str:
+    peer = None if transport is None else transport.get_extra_info("peername")
     return str(peer[0]) if peer else ""
 
 
@@ -103,9 +103,11 @@ class LimitedServer:
     ) -> None:
         app.middlewares.append(self._limited)
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
-        self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
-        """Connections whose callers still read a large answer."""
+        self._open: set[RequestHandler] = set()
+        self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """Of connections that wait for a request, or whose callers still read a large answer."""
+        self._idle: Places[RequestHandler] = Places()
+        """Connections that wait for a request, by address."""
         self._owner = owner
         self._at_work: Counter[str] = Counter()
         """Requests that are being answered, by their owners."""
@@ -136,7 +138,7 @@ class LimitedServer:
     async def close(self) -> None:
         """Stop listening, wait for requests for at most ``shutdown_s``, and close all connections."""
         self.stop_listening()
-        for timer in (*self._idle.values(), *self._reading.values()):
+        for timer in self._timers.values():
             timer.cancel()
         await self._runner.cleanup()
         for refused in self._refused:
@@ -147,33 +149,32 @@ class LimitedServer:
     def _connected(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None, "it has been set up"
-        if len(server.connections) >= self._most and not self._close_oldest():
+        if len(self._open) >= self._most and not self._idle:
             return _Refusal(self._refused)
-        made = _Connection(server, self._refusal)
-        self._wait_for(made, HEADERS_S)
-        return made
+        return _Connection(server, self._refusal, self._came, self._left)
 
-    def _close_oldest(self) -> bool:
-        """Close a connection that waits for its next request; return whether there is one."""
-        now = asyncio.get_running_loop().time()
-        waiting: Places[RequestHandler] = Places(self._most)
-        for connection in list(self._idle):
-            if connection.transport is not None:
-                waiting.add(connection, _address_of(connection.transport))
-            elif self._idle[connection].when() < now + HEADERS_S - 1.0:  # closed by its caller; a new one has none yet
-                self._wait_no_more(connection)
-        if (found := waiting.take_one()) is None:
-            return False
-        self._close(found)
-        return True
+    def _came(self, connection: RequestHandler) -> None:
+        """Take a new connection. If there are too many now, close one that waits for its next request."""
+        self._open.add(connection)
+        self._wait_for(connection, HEADERS_S)
+        if len(self._open) > self._most and (found := self._idle.take_one()) is not None:
+            self._close(found)
+
+    def _left(self, connection: RequestHandler) -> None:
+        self._open.discard(connection)
+        self._wait_no_more(connection)
 
     def _wait_for(self, connection: RequestHandler, timeout_s: float) -> None:
         """Close a connection if its request does not arrive in time, or if its place is needed."""
         self._wait_no_more(connection)
-        self._idle[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
+        if connection not in self._open:
+            return
+        self._timers[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
+        self._idle.add(connection, _address_of(connection.transport))
 
     def _wait_no_more(self, connection: RequestHandler) -> None:
-        if timer := self._idle.pop(connection, None) or self._reading.pop(connection, None):
+        self._idle.remove(connection)
+        if timer := self._timers.pop(connection, None):
             timer.cancel()
 
     def _wait_for_reader(self, connection: RequestHandler, answer: web.StreamResponse) -> None:
@@ -181,10 +182,10 @@ class LimitedServer:
         size = answer.content_length or 0
         self._wait_for(connection, HEADERS_S + size / LEAST_RATE)
         if size > LARGE_ANSWER:
-            self._reading[connection] = self._idle.pop(connection)
+            self._idle.remove(connection)
 
     def _close(self, connection: RequestHandler) -> None:
-        self._wait_no_more(connection)
+        self._left(connection)
         if connection.transport is not None:
             connection.transport.abort()  # a caller that reads nothing would keep it open
 
@@ -267,11 +268,18 @@ class _Connection(RequestHandler):
     Args:
         server: that of the application.
         refusal: see `LimitedServer`.
+        made, lost: are called with it when its caller is there, and when it is closed.
     """
 
-    __slots__ = ("_refusal",)
+    __slots__ = ("_lost", "_made", "_refusal")
 
-    def __init__(self, server: web.Server, refusal: Callable[[int, str], web.Response]) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        refusal: Callable[[int, str], web.Response],
+        made: Callable[[RequestHandler], object],
+        lost: Callable[[RequestHandler], object],
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -282,6 +290,15 @@ class _Connection(RequestHandler):
             logger=logger,
         )
         self._refusal = refusal
+        self._made, self._lost = made, lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._made(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._lost(self)
+        super().connection_lost(exc)
 
     def handle_error(self, *args: Any, **how: Any) -> web.StreamResponse:
         """Return the answer to headers that are not HTTP, or to an error of the server."""

@@ -171,8 +171,10 @@ def strangers(door: Door, addresses: int, goes_on: bool) -> Iterator[Callable[[]
             print(file=begin, flush=True)
             assert there.readline() == "there\n"
 
-        yield come
-        process.kill()
+        try:
+            yield come
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["once", "again"])
