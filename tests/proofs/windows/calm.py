@@ -3,6 +3,7 @@
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.options import PriorityBand
+from iris_ray.scheduler.calendar import LEAST_LOAN_S
 from iris_ray.state.events import JobCancelledEvent, JobSubmittedEvent
 from tests.proofs.windows.outsider import SETTLES_S
 from tests.proofs.windows.quiet import Quiet
@@ -30,7 +31,7 @@ class Calm(Quiet):
         self._left_s["service", 0] = FOR_EVER_S
         self._go_on_for(SERVICE_RUNS_S)
         large = self._submit("large", slices=(len(world.slices),), band=band)
-        until, number = world.now + 3 * (world.bound_s + world.grace_s + SETTLES_S), 0
+        until, number = world.now + 3 * (world.bound_s + world.grace_s + LEAST_LOAN_S + SETTLES_S), 0
         while world.now < until:
             while sum(job.spec.job_id.startswith("small") for job in world.state.pending()) < 2:
                 number += 1

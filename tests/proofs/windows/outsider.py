@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU_NAME, Worker
+from iris_ray.scheduler.calendar import LEAST_LOAN_S
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
@@ -61,7 +62,7 @@ class OutsidersRules(Rules):
     """The rules of promises, and two more.
 
     No slice idles for longer than the bound while a job that fits would surely leave in time: since nobody was promised
-    the slice, or since the job is of a lower band than the one that was.
+    the slice, or since the job is of a lower band than the one that was. Nobody is lent a slice for two minutes only.
 
     And nobody leaves whose taker does not run, unless a person changed something, or a host did.
     """
@@ -103,7 +104,7 @@ class OutsidersRules(Rules):
         idle = {(name, job_id) for name, job_id in self._slices_that_idle()}
         self._idles_since = {pair: self._idles_since.get(pair, self.now) for pair in sorted(idle)}
         for (name, job_id), since in self._idles_since.items():
-            most_s = self._bound_s + self._grace_s + SETTLES_S
+            most_s = self._bound_s + self._grace_s + LEAST_LOAN_S + SETTLES_S
             assert self.now < since + most_s, f"{name} has been idle for {self.now - since:.0f} s, and {job_id} fits"
 
     def _slices_that_idle(self) -> Iterator[tuple[str, str]]:
