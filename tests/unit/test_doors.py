@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from iris_ray import framing, http_server
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.checkpoint.host import MOST_STRANGERS, FileService
 from iris_ray.dev.held_run import HeldRun
@@ -22,10 +23,9 @@ from iris_ray.errors import NoClusterError
 from iris_ray.model.membership import Membership
 from iris_ray.outer.member import Member
 from iris_ray.outer.wire import ArrayConnection
-from iris_ray.slots.front import HttpFront
 from tests.support.dashboard_pages import served
 from tests.support.held_hosts import HeldHosts
-from tests.support.http_fronts import ALICE, Client, asked, bearer
+from tests.support.http_fronts import ALICE, Client, asked, bearer, serve
 
 TOKEN = "open sesame 1234"
 ADDRESSES = 200
@@ -141,7 +141,7 @@ def member_of_outer(_: Path) -> Iterator[Door]:
 
 @contextlib.contextmanager
 def dashboard(_: Path) -> Iterator[Door]:
-    def connect() -> None:
+    def connect() -> ControllerConnection:
         raise NoClusterError("there is none")
 
     with served(connect, TOKEN) as url:
@@ -151,7 +151,7 @@ def dashboard(_: Path) -> Iterator[Door]:
 
 @contextlib.contextmanager
 def front(_: Path) -> Iterator[Door]:
-    with HttpFront(Client(), keys=[ALICE]) as front:
+    with serve(Client(), keys=[ALICE]) as front:
         port = int(front.url.rpartition(":")[2])
         yield Door(port, FEW, HALF, http(port, "/v1/completions", ALICE.secret, asked("a")))
 
