@@ -407,15 +407,10 @@ class Door(Generic[Taken]):
             except OSError:  # the other end is gone already, or this process has too many open files
                 time.sleep(POLL_S)
                 return
-            proving = connection.proving(self._token, calls=False)
-            try:
-                next(proving)
-            except (ConnectionLost, StopIteration):  # it has gone
-                connection.end()
-                continue
             if (dropped := self._strangers.add(connection, address[0] if address else "")) is not None:
                 del self._proving[dropped.fileno()]
                 dropped.end()
+            proving = connection.proving(self._token, calls=False)  # begins with the first bytes that come
             self._proving[connection.fileno()] = connection, proving, time.monotonic() + PROOF_S
 
     def _forget(self, descriptor: int) -> None:
