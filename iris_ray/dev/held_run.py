@@ -76,6 +76,7 @@ class HeldRun:
 
     Attributes:
         lost: the host that was lost or is given back, in words; empty if none was.
+        refused: the host that could not make the run or go on with it, and why; empty if none was.
 
     Raises:
         ConnectionError: a host can't be reached, or has become another job's.
@@ -88,7 +89,7 @@ class HeldRun:
         self._said: queue.Queue[tuple[HeldHost, bytes, Any]] = queue.Queue(MOST_PIECES)
         self._end_at = float("inf")
         self._is_over = False
-        self.lost = ""
+        self.lost = self.refused = ""
         self._connections: dict[HeldHost, Connection] = {}
         try:
             self._everywhere(self._connect, held.hosts)
@@ -153,6 +154,7 @@ class HeldRun:
 
         Raises:
             TaskMovedError: a host was lost, or is given back; the message says which, and what to do.
+            SessionError: a host could not go on with the run; the message says which, and why.
         """
         while len(self._codes) < len(self._connections):
             try:
@@ -170,6 +172,8 @@ class HeldRun:
                 self._codes[host] = said.get("exit_code")
                 if said.get("lost"):
                     self.lost = self.lost or f"{host.label} is lost"
+                if "error" in said:
+                    self.refused = self.refused or f"{host.label}: {said['error']}"
                 if self._codes[host] != 0:
                     self._end_at = min(self._end_at, time.monotonic() + (0.0 if self.lost else TOGETHER_S))
                 if self._codes[host] and len(self._codes) < len(self._connections):
@@ -179,6 +183,8 @@ class HeldRun:
                 f"{self.lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
                 f" iris-ray dev run {self._held.name} -- …, which waits for other hosts and sends everything there"
             )
+        if self.refused:
+            raise SessionError(f"{self.refused}; the run has ended on all hosts; run it again")
 
     @property
     def exit_code(self) -> int:

@@ -143,6 +143,9 @@ class _Cells:
             except TaskMovedError:
                 self.is_over = True
                 raise SessionError(self._held_run.lost) from None
+            except SessionError:
+                self.is_over = True
+                raise
         if failed := [host.label for (host, is_err), one in outputs.items() if not is_err and not one.is_well]:
             raise SessionError(f"the cell failed on {', '.join(failed)}")
 
@@ -154,7 +157,6 @@ class _Cells:
             outputs[piece.host, piece.is_err].add(piece.data, ends)
             if all(one.is_well is not None for one in outputs.values()):
                 return
-        self.is_over = True
         raise SessionError("the processes on the hosts have ended, by themselves or as no cell came for half an hour")
 
     def end(self) -> None:

@@ -31,7 +31,14 @@ from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
 from iris_ray.framing import Connection, ConnectionLost, Door, Frame
-from iris_ray.processes.subtree import as_shells_say, end_descendants, end_with_parent, reap, take_orphans
+from iris_ray.processes.subtree import (
+    as_shells_say,
+    end_descendants,
+    end_with_parent,
+    read_of_process,
+    reap,
+    take_orphans,
+)
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
 """The time in which the run before, which is being ended, must be gone."""
@@ -103,10 +110,12 @@ def _keep(connection: Connection, directory: HeldDirectory) -> Program:
     for number in module_of("sessions", "keeper").DEFAULTS:
         signal.signal(number, signal.SIG_IGN)  # it ends after its tree, not before
     take_orphans()
-    try:
-        return _Run(connection, directory).begin()
-    except OSError:  # the person's process is gone
-        os._exit(0)
+    with contextlib.suppress(ConnectionLost):  # the person's process is gone
+        try:
+            return _Run(connection, directory).begin()
+        except OSError as error:
+            connection.say(error=f"the host can't make the run now: {error.strerror}", exit_code=None)
+    os._exit(0)
 
 
 class _Run:
@@ -168,15 +177,20 @@ class _Run:
         return copy
 
     def _pump(self, root: int, into: int, outputs: dict[int, bytes]) -> None:
-        """Pass bytes and signals on until the program's tree is gone, and tell its exit code."""
+        """Pass bytes and signals on until the program's tree is gone, and tell its exit code, or why it was ended."""
         code: int | None = None
-        with contextlib.suppress(OSError):  # the connection is gone, and so is the run
+        trouble = {}
+        try:
             code = self._pump_until_end(root, into, outputs)
+        except ConnectionLost:  # so is the run
+            pass
+        except OSError as error:
+            trouble["error"] = f"the host can't watch the program: {error.strerror}"
         end_descendants()
         for descriptor, kind in outputs.items():
             while self._pass_on(descriptor, kind):
                 pass
-        self._person.say(exit_code=None if code is None else as_shells_say(code))
+        self._person.say(exit_code=None if code is None else as_shells_say(code), **trouble)
 
     def _pump_until_end(self, root: int, into: int, outputs: dict[int, bytes]) -> int | None:
         """Return the exit code of the program as the kernel says it; None if the run ends before.
@@ -227,12 +241,16 @@ class _Run:
         return True
 
     def _tell_notice(self, root: int) -> bool:
-        """Tell of the task's notice once there is one, and return whether there is."""
+        """Tell of the task's notice once there is one. Return whether all who must know do."""
         notice = None if self._files is None else self._files.read_notice()
         if notice is None:
             return False
+        try:
+            is_told = _catches(root, signal.SIGTERM)
+        except OSError:  # such as too many open files on the host: the next look tries again
+            return False
         self._person.say(notice=notice.reason)
-        if _catches(root, signal.SIGTERM):
+        if is_told:
             os.kill(root, signal.SIGTERM)
         return True
 
@@ -244,17 +262,17 @@ class _Run:
         for descriptor in itertools.chain(*streams):
             os.close(descriptor)
         self._person.close()
-        os.chdir(copy.path)
-        os.environ.update(asked["env"])
         words = asked["words"]
-        if asked["warm"] and (program := python_program(words)) is not None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            if self._files is not None:
-                survive_notices(self._files)
-                call_hooks((service.in_standby for service in installed_services()), self._files)
-            return program
         try:
+            os.chdir(copy.path)
+            os.environ.update(asked["env"])
+            if asked["warm"] and (program := python_program(words)) is not None:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+                if self._files is not None:
+                    survive_notices(self._files)
+                    call_hooks((service.in_standby for service in installed_services()), self._files)
+                return program
             os.execvp(words[0], words)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -297,12 +315,9 @@ class _Input:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
+    """Return whether a process has a handler for a signal; raise OSError if that can't be told now."""
+    lines = read_of_process(pid, "status").splitlines()
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt")), 0)
     return bool(caught >> (number - 1) & 1)
 
 

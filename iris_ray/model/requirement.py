@@ -146,7 +146,7 @@ def _same(requirement: Requirement) -> Requirement:
     return requirement
 
 
-@functools.lru_cache(maxsize=10_000)
+@functools.lru_cache(maxsize=50_000)
 def _shape_of(requirement: Requirement) -> Requirement:
     return _same(replace(requirement, preferences=(), resources=()))
 

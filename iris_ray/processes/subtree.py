@@ -94,9 +94,10 @@ def end_descendants(timeout_s: float = math.inf, first: Callable[[int], bool] = 
     """
     began = time.monotonic()
     while True:
-        for pid in sorted(descendants(os.getpid()), key=first, reverse=True):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # such as too many open files on the machine: the next round looks again
+            for pid in sorted(descendants(os.getpid()), key=first, reverse=True):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
         reap()
         if not _has_children():
             return True

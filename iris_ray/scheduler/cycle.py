@@ -253,32 +253,32 @@ class Cycle:
             self._result.pending_reasons.note(job, self._explainer.same_reason(job, before))
             return None
         lifted = self._promises.lift(job)
-        if (reached := self._allowances.reached(job)) is not None:
-            self._limit(job, gang, reached, lifted)
-            if self._is_settled(job, reached):
-                self._result.limited[job.kind] = self._allowances.accounts(job, reached)
-            else:
-                self._result.limited.pop(job.kind, None)
-            return None
         self._result.limited.pop(job.kind, None)
+        if (reached := self._allowances.reached(job)) is not None:
+            may_make_room = self._evictor.may_make_room(job, reached)
+            self._limit(job, gang, reached, lifted, may_make_room)
+            if job.is_plain and job.kind in self._over and not (reached.is_kept_back or may_make_room):
+                self._result.limited[job.kind] = self._allowances.accounts(job, reached)
+            return None
         has_groups = job.spec.coscheduling is not None
         hopes = has_groups and self._deadlines.waits_for_more(gang)
         awaits = has_groups and self._deadlines.waits_for_own_slices(gang)
         ending = self._own_chips_ending(job, gang) if hopes else 0.0
         available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
-        if self._deadlines.is_returning(job) and len(wanted) > 1 and self._others_wait(job):
+        if len(wanted) > 1 and self._deadlines.is_returning(job) and self._others_wait(job):
             wanted = tuple(count for count in wanted if count <= gang.groups_had) or wanted[:1]  # growth comes last
-        own = preferred(job, self._fleet, gang)
-        found, free = list[str](), None if lifted else available.failed_placements.get(wanted)
+        found: list[str] = []
+        lent: Lifted = []
+        free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            found, free = choose(job, available, own, wanted, hopes, awaits)
-            if free < wanted[0] and not lifted:
+            found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
+        if free < wanted[0]:
+            if not lifted:
                 available.failed_placements[wanted] = free
-        lent = self._lend(job, available, wanted) if free < wanted[0] else []
-        if lent:
-            found, _ = choose(job, available, own, wanted, False, False)
-            if not found:
-                self._lent_in_vain.add(_loan(job, wanted, lent))
+            if lent := self._lend(job, available, wanted):
+                found, _ = choose(job, available, preferred(job, self._fleet, gang), wanted, False, False)
+                if not found:
+                    self._lent_in_vain.add(_loan(job, wanted, lent))
         if found and job.spec.spreads:
             found = [self._spread(job, [*lifted, *lent]).host(found[0], available)]
         names = self._allowances.within(job, found, wanted, available)
@@ -293,7 +293,8 @@ class Cycle:
                 self._spreads[job.spec.job_id].took(assignment.node_id)
             if lifted or self._promises.has_one(job):
                 self._let_go(job, lifted, hosts_of(assignment))
-            self._promises.put_back(lent)
+            if lent:
+                self._promises.put_back(lent)
             return granted
         needed = chips_of(found if waits else found[: wanted[0]], available) if found else 0.0
         self._promises.put_back(lent)
@@ -459,8 +460,11 @@ class Cycle:
             for spreading in self._spreads.values():
                 spreading.begin_anew()
 
-    def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
-        """Record that a gang waits for a limit. In general it loses its promise, so that others may use the hosts."""
+    def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted, may_make_room: bool = True) -> None:
+        """Record that a gang waits for a limit. In general it loses its promise, so that others may use the hosts.
+
+        ``may_make_room``: see `Evictor.may_make_room`.
+        """
         kept: tuple[str, ...] = ()
         if self._promises.has_firm(job):
             lasts = self._is_within_soon(job, reached)
@@ -470,7 +474,8 @@ class Cycle:
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, reason=reached.in_short)
-            if reached.what != "running jobs" and not reached.before and not self._own_chips_ending(job, gang):
+            is_first = reached.what != "running jobs" and not reached.before
+            if may_make_room and is_first and not self._own_chips_ending(job, gang):
                 taking = self._evictor.find_within_limit(job, self._available_to(job), reached)
                 if taking is not None:
                     self._promises.take(job, taking)
@@ -482,11 +487,6 @@ class Cycle:
         self._result.pending_reasons.note(job, reason)
         if job.is_plain and not (kept or lifted):
             self._over[job.kind] = limited(job, replace(reached, kept=False), kept=()) if reached.kept else reason
-
-    def _is_settled(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether jobs of a kind stay beyond a limit until the usage that counts towards it changes."""
-        may_change = reached.is_kept_back or self._evictor.may_make_room(job, reached)
-        return job.is_plain and job.kind in self._over and not may_change
 
     def _pass_over(self, job: Job, quota_source: int) -> None:
         """Reserve its team's quota for a starving job, so that the team's lower bands don't take it first."""

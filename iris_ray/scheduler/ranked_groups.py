@@ -85,7 +85,8 @@ class RankedGroups:
     """Groups by rank, each with its room.
 
     A search skips blocks in which no group has enough of some resource. It therefore costs about the square root of the
-    number of groups, and one structure serves all sizes of tasks.
+    number of groups, and one structure serves all sizes of tasks. A search for more than the largest amount ends at
+    once, since many jobs may ask for more than there is, each for another amount.
 
     Attributes:
         rooms: name → room of each group.
@@ -97,6 +98,7 @@ class RankedGroups:
         self.rooms: dict[str, Room] = {}
         self.mixed: set[str] = set()
         self._blocks: list[_Block] = []
+        self._most: dict[str, float] = {}  # upper bounds of the groups' amounts, of resources of which one lacked
 
     def __len__(self) -> int:
         return len(self.rooms)
@@ -106,6 +108,7 @@ class RankedGroups:
         groups = RankedGroups()
         groups.rooms, groups.mixed = self.rooms.copy(), self.mixed.copy()
         groups._blocks = [block.copy() for block in self._blocks]
+        groups._most = self._most.copy()
         return groups
 
     def fill(self, groups: Iterable[tuple[Ranks, Room, bool]]) -> None:
@@ -118,6 +121,7 @@ class RankedGroups:
                 self.mixed.add(rank[-1])
         ranks.sort()
         self._blocks = [_Block(ranks[start : start + BLOCK]) for start in range(0, len(ranks), BLOCK)]
+        self._most.clear()
 
     def add(self, rank: Ranks, room: Room, is_mixed: bool = False) -> None:
         """Add a group."""
@@ -130,6 +134,7 @@ class RankedGroups:
         block = self._blocks[number]
         insort(block.ranks, rank)
         block.room_changed(room)
+        self._raise_bounds(room)
         if len(block.ranks) > 2 * BLOCK:
             self._blocks[number : number + 1] = _Block(block.ranks[:BLOCK]), _Block(block.ranks[BLOCK:])
 
@@ -147,14 +152,15 @@ class RankedGroups:
         """Set the room of a group."""
         self.rooms[rank[-1]] = room
         self._blocks[self._block_of(rank)].room_changed(room)
+        self._raise_bounds(room)
 
     def fitting(self, needs: Needs) -> Iterator[Ranks]:
         """Iterate over the groups with room for a task, best first. Don't modify groups during the iteration."""
-        rooms = self.rooms
-        for block in self._blocks:
+        rooms, none_at_all = self.rooms, True
+        for block in self._blocks if self._may_fit(needs) else ():
             if not block.may_fit(needs, rooms):
                 continue
-            none = True
+            none_at_all, none = False, True
             for rank in block.ranks:
                 room = rooms[rank[-1]]
                 for resource, need in needs:
@@ -165,6 +171,8 @@ class RankedGroups:
                     yield rank
             if none:
                 block.forget()
+        if none_at_all:
+            self._note_most(needs)
 
     def not_fitting(self, needs: Needs) -> Iterator[Ranks]:
         """Iterate over the groups without room for a task."""
@@ -174,10 +182,14 @@ class RankedGroups:
     def count(self, needs: Needs) -> int:
         """Return the number of groups with room for a task."""
         rooms, count = self.rooms, 0
+        if not self._may_fit(needs):
+            return 0
         for block in self._blocks:
             if block.may_fit(needs, rooms):
                 all_fit = block.all_fit(needs)
                 count += len(block.ranks) if all_fit else sum(fits(rooms[rank[-1]], needs) for rank in block.ranks)
+        if not count:
+            self._note_most(needs)
         return count
 
     def closest(self, needs: Needs, count: int) -> list[tuple[float, str]]:
@@ -197,7 +209,28 @@ class RankedGroups:
                 amounts = [self.rooms[rank[-1]].get(resource, 0.0) for rank in block.ranks]
                 assert most >= max(amounts), f"some group has more {resource} than its block says"
                 assert block.least[resource] <= min(amounts), f"some group has less {resource} than its block says"
+        for resource, most in self._most.items():
+            assert all(room.get(resource, 0.0) <= most for room in self.rooms.values()), f"some has more {resource}"
         return self.rooms, self.mixed, [rank for block in self._blocks for rank in block.ranks]
+
+    def _may_fit(self, needs: Needs) -> bool:
+        """Return whether any group may have room for a task; False is definite."""
+        if self._most:
+            for resource, need in needs:
+                if self._most.get(resource, need) < need:
+                    return False
+        return True
+
+    def _note_most(self, needs: Needs) -> None:
+        """Note the bounds of all blocks' amounts after a search in which no block had enough."""
+        for resource, _ in needs:
+            if all(resource in block.most for block in self._blocks):
+                self._most[resource] = max((block.most[resource] for block in self._blocks), default=0.0)
+
+    def _raise_bounds(self, room: Room) -> None:
+        for resource, most in self._most.items():
+            if room.get(resource, 0.0) > most:
+                self._most[resource] = room[resource]
 
     def _block_of(self, rank: Ranks) -> int:
         return max(0, bisect_right(self._blocks, rank, key=_first) - 1)

@@ -251,40 +251,93 @@ def test_strangers_cost_no_process_and_hold_nobody_up(hosts: HeldHosts) -> None:
 
 
 FULL = """
-import os, sys
+import io, os, sys
 from iris_ray.dev import warm_process
 
-def fork(as_before=os.fork):
-    if os.path.exists(sys.argv[1]):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-    return as_before()
+def refuse_once(owner, name):
+    def call(*args, **kwargs):
+        who = "keeper" if os.getppid() == warm else "warm" if os.getpid() == warm else "program"
+        what = "status" if name == "open" and str(args[0]).endswith("/status") else name
+        if os.path.exists(refused := f"{sys.argv[1]} {who} {what}"):
+            os.unlink(refused)
+            raise OSError(24, "Too many open files")
+        return as_before(*args, **kwargs)
+    as_before = getattr(owner, name)
+    setattr(owner, name, call)
 
-os.fork = fork
+warm = os.getpid()
+for name in ("fork", "pipe", "pidfd_open", "chdir", "open"):
+    refuse_once(os, name)
+refuse_once(io, "open")
 warm_process.main()
 """
-"""A warm process that can't fork while a file is there, as at the limit of processes."""
+"""A warm process on a host that refuses an operation once, if there is a file with that operation's name."""
 
 
-def test_host_without_room_for_a_process_stays_held(tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    full.touch()
-    words = [sys.executable, "-P", "-c", FULL, str(full)]
+@contextlib.contextmanager
+def full_host(tmp_path: Path, refused: str) -> Iterator[Held]:
+    """A held host, one of whose processes is refused an operation once, as if the host were full."""
+    (tmp_path / f"full {refused}").touch()
+    words = [sys.executable, "-P", "-c", FULL, str(tmp_path / "full")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as warm:
         assert warm.stdin is not None
         assert warm.stdout is not None
         with warm.stdin:
             json.dump({"address": "127.0.0.1", "token": "t", "directory": str(tmp_path), "preload": []}, warm.stdin)
         host = HeldHost(0, "v4-8-0/0", "127.0.0.1", json.loads(warm.stdout.readline())["port"], "t")
-        held = Held("mine", "", "dev-mine", (host,))
-        code = CodeDirectory(tmp_path, {}, ())
-        with HeldRun(held) as run, pytest.raises(SessionError, match="can't start a process now"):
-            run.start(code, ["true"], {}, lambda _: None)
-        full.unlink()
+        try:
+            yield Held("mine", "", "dev-mine", (host,))
+        finally:
+            warm.kill()
+    assert not (tmp_path / f"full {refused}").exists()
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ("warm fork", "can't start a process now: Too many open files"),
+        ("keeper fork", "can't make the run now: Too many open files; the run has ended on all hosts; run it again"),
+        ("keeper pipe", "can't make the run now: Too many open files; the run has ended on all hosts; run it again"),
+        ("keeper pidfd_open", "can't watch the program: Too many open files; the run has ended on all hosts"),
+    ],
+)
+def test_full_host_says_so_and_stays_held(tmp_path: Path, refused: str, told: str) -> None:
+    def run_true() -> int:
         with HeldRun(held) as run:
-            run.start(code, ["true"], {}, lambda _: None)
+            run.start(CodeDirectory(tmp_path, {}, ()), ["true"], {}, lambda _: None)
             assert not [*run.pieces()]
-        assert run.exit_code == 0
-        warm.kill()
+        return run.exit_code
+
+    with full_host(tmp_path, refused) as held:
+        with pytest.raises(SessionError, match=f"^v4-8-0/0: the host {told}") as error:
+            run_true()
+        assert not isinstance(error.value, TaskMovedError)
+        assert run_true() == 0
+
+
+def test_program_that_cannot_enter_its_directory_has_not_succeeded(tmp_path: Path) -> None:
+    with full_host(tmp_path, "program chdir") as held, HeldRun(held) as run:
+        run.start(CodeDirectory(tmp_path, {}, ()), ["true"], {}, lambda _: None)
+        assert [piece.data for piece in run.pieces()] == [
+            b"iris-ray: 'true' can't be started on this host: Too many open files\n"
+        ]
+    assert run.exit_code == 127
+
+
+def test_program_is_told_of_preemption_though_its_host_is_full_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TaskFiles(str(tmp_path / "task"))
+    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
+    program = "trap 'echo told; exit 5' TERM; echo begun; for i in $(seq 100); do sleep 0.1; done"
+    with full_host(tmp_path, "keeper status") as held, HeldRun(held) as run:
+        run.start(CodeDirectory(tmp_path, {}, ()), ["sh", "-c", program], {}, lambda _: None)
+        printed = b""
+        for piece in run.pieces():
+            printed += piece.data
+            if piece.data == b"begun\n":
+                files.write_notice(Notice(NoticeKind.PREEMPTION, "spot", time.time() + 60))
+    assert (run.exit_code, printed) == (5, b"begun\ntold\n")
 
 
 def test_stranger_without_token_gets_nothing(hosts: HeldHosts) -> None:

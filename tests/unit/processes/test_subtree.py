@@ -77,6 +77,23 @@ def test_descendants_that_remain_are_told(tmp_path: Path) -> None:
     assert printed(script, tmp_path) == ["False True"]
 
 
+def test_descendants_are_ended_though_the_host_has_too_many_open_files_for_a_moment(tmp_path: Path) -> None:
+    script = """
+        import os, time
+        from iris_ray.processes import subtree
+        if os.fork() == 0:
+            time.sleep(60)
+        refused = iter(("/proc", "/proc"))
+        def listdir(path, as_before=os.listdir):
+            if path == next(refused, None):
+                raise OSError(23, "Too many open files in system")
+            return as_before(path)
+        os.listdir = listdir
+        print(subtree.end_descendants(), subtree.descendants(os.getpid()))
+    """
+    assert printed(script, tmp_path) == ["True []"]
+
+
 CHILD = """
 import os, sys, time
 from iris_ray.processes.subtree import end_with_parent

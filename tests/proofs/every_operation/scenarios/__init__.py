@@ -11,6 +11,7 @@ from tests.proofs.every_operation.scenarios.docker import docker
 from tests.proofs.every_operation.scenarios.exec import exec_
 from tests.proofs.every_operation.scenarios.exports import exports
 from tests.proofs.every_operation.scenarios.gke import gke
+from tests.proofs.every_operation.scenarios.held import held
 from tests.proofs.every_operation.scenarios.history import history
 from tests.proofs.every_operation.scenarios.models import models
 from tests.proofs.every_operation.scenarios.parquet import parquet
@@ -29,6 +30,7 @@ SCENARIOS: dict[str, Callable[[], Scenario]] = {
     "exec": exec_,
     "exports": exports,
     "gke": gke,
+    "held": held,
     "history": history,
     "models": models,
     "port": port,
