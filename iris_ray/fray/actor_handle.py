@@ -52,8 +52,8 @@ OPTIONS = [
 def caller_options() -> list[tuple[str, int]]:
     """Return the options by which a caller notices a lost host, or a process that stands still, during a call."""
     timeouts = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
-    # By default, gRPC sends the third ping of a call only after a minute. After a failed attempt to connect, it fails the
-    # calls of all channels to that address for a second, unless each has connections of its own.
+    # By default, gRPC sends the third ping of a call only after a minute. After a failed attempt to connect, it fails
+    # the calls of all channels to that address for a second, unless each has connections of its own.
     others = [("grpc.http2.max_pings_without_data", 0), ("grpc.use_local_subchannel_pool", 1)]
     return [*OPTIONS, *((name, KEEPALIVE_MS) for name in timeouts), *others]
 
