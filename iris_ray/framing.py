@@ -18,14 +18,18 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from iris_ray.fair_limits import Places
+
 FACTS = b"{"
 """The kind of a frame that has JSON facts."""
 MOST_FRAME_BYTES = 1 << 28
 """A longer frame makes no sense."""
 PROOF_S = 10.0
 """The time within which both ends must prove that they know the token."""
-MOST_STRANGERS = 64
-"""The limit for connections that have not proved the token; the oldest one is dropped for a new one."""
+MOST_STRANGERS = 256
+"""The limit for connections that have not proved the token; one more costs the address that has most its oldest one."""
+MOST_AT_ONCE = 32
+"""The limit for connections that are accepted before others are looked at."""
 SILENCE_S = 60
 """The time after which a connection counts as lost whose other end has vanished without a word."""
 POLL_S = 0.02
@@ -341,7 +345,8 @@ class Door(Generic[Taken]):
         self._listener = listener
         self._token = token
         self._make = make
-        self._strangers: dict[Taken, tuple[Iterator[None], float]] = {}
+        self._strangers: Places[Taken] = Places(MOST_STRANGERS)
+        self._proving: dict[int, tuple[Taken, Iterator[None], float]] = {}  # by descriptor, the oldest first
 
     def next(self) -> Taken:
         """Wait for a connection whose other end knows the token, and return it."""
@@ -357,21 +362,33 @@ class Door(Generic[Taken]):
         """
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
-        for stranger in self._strangers:
-            poll.register(stranger, select.POLLIN)
-        poll.poll(None if within_s is None else within_s * 1000)
-        self._accept()
-        for connection, (proving, deadline) in list(self._strangers.items()):
-            try:
-                next(proving)
-            except StopIteration:
-                del self._strangers[connection]
-                return connection
-            except ConnectionLost:
-                self._drop(connection)
-            else:
-                if time.monotonic() > deadline:
-                    self._drop(connection)
+        for descriptor in self._proving:
+            poll.register(descriptor, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(None if within_s is None else within_s * 1000)]
+        for descriptor in ready:
+            if descriptor != self._listener.fileno() and (proven := self._proven(descriptor)) is not None:
+                return proven
+        if self._listener.fileno() in ready:
+            self._accept()
+        now = time.monotonic()
+        for descriptor, (connection, _, deadline) in list(self._proving.items()):
+            if now <= deadline:
+                break
+            self._forget(descriptor)
+            connection.end()
+        return None
+
+    def _proven(self, descriptor: int) -> Taken | None:
+        """Take what a stranger has sent. Return its connection if it knows the token; else None."""
+        connection, proving, _ = self._proving[descriptor]
+        try:
+            next(proving)
+        except StopIteration:
+            self._forget(descriptor)
+            return connection
+        except ConnectionLost:
+            self._forget(descriptor)
+            connection.end()
         return None
 
     def close(self) -> None:
@@ -381,17 +398,20 @@ class Door(Generic[Taken]):
             stranger.close()
 
     def _accept(self) -> None:
-        try:
-            connection = self._make(self._listener.accept()[0])
-        except BlockingIOError:
-            return
-        except OSError:  # the other end is gone already, or this process has too many open files
-            time.sleep(POLL_S)
-            return
-        self._strangers[connection] = connection.proving(self._token, calls=False), time.monotonic() + PROOF_S
-        if len(self._strangers) > MOST_STRANGERS:
-            self._drop(next(iter(self._strangers)))
+        for _ in range(MOST_AT_ONCE):
+            try:
+                accepted, address = self._listener.accept()
+                connection = self._make(accepted)
+            except BlockingIOError:
+                return
+            except OSError:  # the other end is gone already, or this process has too many open files
+                time.sleep(POLL_S)
+                return
+            if (dropped := self._strangers.add(connection, address[0] if address else "")) is not None:
+                del self._proving[dropped.fileno()]
+                dropped.end()
+            proving = connection.proving(self._token, calls=False)  # begins with the first bytes that come
+            self._proving[connection.fileno()] = connection, proving, time.monotonic() + PROOF_S
 
-    def _drop(self, connection: Taken) -> None:
-        del self._strangers[connection]
-        connection.end()
+    def _forget(self, descriptor: int) -> None:
+        self._strangers.remove(self._proving.pop(descriptor)[0])

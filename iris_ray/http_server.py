@@ -6,7 +6,7 @@ aiohttp brings some limits, which are set here. It has none for the number of co
 import asyncio
 import logging
 import resource
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
+
+from iris_ray.fair_limits import Places
 
 HEADERS_S: Final = 20.0
 """How long a connection may take to send the headers of a request, and be idle before it."""
@@ -29,6 +31,8 @@ LEAST_RATE: Final = 2**16
 """How many bytes a second the reader of a larger answer has to read."""
 MOST_CONNECTIONS: Final = 1024
 """The limit for connections; half of the descriptors that this process may have, if that is less."""
+LARGEST_SHARE: Final = 0.75
+"""The part of the connections that others do not use which may be at work for one owner."""
 MOST_BODIES: Final = 256 * 2**20
 """The limit of bytes of all bodies together, until their requests are answered."""
 SMALL_BODY: Final = 2**16
@@ -45,9 +49,21 @@ def _in_words(status: int, words: str) -> web.Response:
     return web.Response(status=status, text=words)
 
 
+def _address_of(transport: asyncio.BaseTransport | None) -> str:
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return str(peer[0]) if peer else ""
+
+
 def _by_address(request: web.Request) -> str:
     """Return the address of a request's sender."""
     return request.remote or ""
+
+
+def _take_off(counts: Counter[str], owner: str, count: int) -> None:
+    """Subtract from an owner's number, and forget an owner that has nothing any more."""
+    counts[owner] -= count
+    if not counts[owner]:
+        del counts[owner]
 
 
 async def send(response: web.StreamResponse, data: bytes, timeout_s: float) -> None:
@@ -64,14 +80,15 @@ class LimitedServer:
 
     It reads a request's body before the request reaches its handler, after the application's own middlewares. A
     compressed body is refused with 415, one that is too large with 413, and one that takes too long with 408. When all
-    connections are taken, a new one takes the place of the one that has waited longest for its next request, and gets a
-    503 if each is at work.
+    connections are taken, a new one takes the place of one that waits for its next request: of the address that has
+    most of them, the one that has waited longest. It gets a 503 if each is at work. A request gets one if its owner's
+    others hold so many connections that few are left for those of other owners.
 
     Args:
         app: the application; its ``client_max_size`` is the limit of a body. It gets a further middleware.
         shutdown_s: how long requests may go on when it closes.
         cancels: whether a caller that disconnects cancels its request.
-        owner: returns whose request it is. The bodies of one owner leave room for those of others.
+        owner: returns whose request it is. The requests and bodies of one owner leave room for those of others.
         refusal: makes the answer to a request that no middleware sees, such as broken headers, from a status and words.
     """
 
@@ -86,10 +103,14 @@ class LimitedServer:
     ) -> None:
         app.middlewares.append(self._limited)
         self._most = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-        self._idle: OrderedDict[RequestHandler, asyncio.TimerHandle] = OrderedDict()
-        self._reading: dict[RequestHandler, asyncio.TimerHandle] = {}
-        """Connections whose callers still read a large answer."""
+        self._open: set[RequestHandler] = set()
+        self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
+        """Of connections that wait for a request, or whose callers still read a large answer."""
+        self._idle: Places[RequestHandler] = Places()
+        """Connections that wait for a request, by address."""
         self._owner = owner
+        self._at_work: Counter[str] = Counter()
+        """Requests that are being answered, by their owners."""
         self._bodies: Counter[str] = Counter()
         """Bytes of bodies that have come, by the owners of their requests."""
         self._refused: set[asyncio.BaseTransport] = set()
@@ -117,7 +138,7 @@ class LimitedServer:
     async def close(self) -> None:
         """Stop listening, wait for requests for at most ``shutdown_s``, and close all connections."""
         self.stop_listening()
-        for timer in (*self._idle.values(), *self._reading.values()):
+        for timer in self._timers.values():
             timer.cancel()
         await self._runner.cleanup()
         for refused in self._refused:
@@ -128,30 +149,32 @@ class LimitedServer:
     def _connected(self) -> asyncio.Protocol:
         server = self._runner.server
         assert server is not None, "it has been set up"
-        if len(server.connections) >= self._most and not self._close_oldest():
+        if len(self._open) >= self._most and not self._idle:
             return _Refusal(self._refused)
-        made = _Connection(server, self._refusal)
-        self._wait_for(made, HEADERS_S)
-        return made
+        return _Connection(server, self._refusal, self._came, self._left)
 
-    def _close_oldest(self) -> bool:
-        """Close the connection that has waited longest for its next request; return whether there is one."""
-        now = asyncio.get_running_loop().time()
-        for connection in list(self._idle):
-            if connection.transport is not None:
-                self._close(connection)
-                return True
-            if self._idle[connection].when() < now + HEADERS_S - 1.0:  # closed by its caller; a new one has none yet
-                self._wait_no_more(connection)
-        return False
+    def _came(self, connection: RequestHandler) -> None:
+        """Take a new connection. If there are too many now, close one that waits for its next request."""
+        self._open.add(connection)
+        self._wait_for(connection, HEADERS_S)
+        if len(self._open) > self._most and (found := self._idle.take_one()) is not None:
+            self._close(found)
+
+    def _left(self, connection: RequestHandler) -> None:
+        self._open.discard(connection)
+        self._wait_no_more(connection)
 
     def _wait_for(self, connection: RequestHandler, timeout_s: float) -> None:
         """Close a connection if its request does not arrive in time, or if its place is needed."""
         self._wait_no_more(connection)
-        self._idle[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
+        if connection not in self._open:
+            return
+        self._timers[connection] = asyncio.get_running_loop().call_later(timeout_s, self._close, connection)
+        self._idle.add(connection, _address_of(connection.transport))
 
     def _wait_no_more(self, connection: RequestHandler) -> None:
-        if timer := self._idle.pop(connection, None) or self._reading.pop(connection, None):
+        self._idle.remove(connection)
+        if timer := self._timers.pop(connection, None):
             timer.cancel()
 
     def _wait_for_reader(self, connection: RequestHandler, answer: web.StreamResponse) -> None:
@@ -159,10 +182,10 @@ class LimitedServer:
         size = answer.content_length or 0
         self._wait_for(connection, HEADERS_S + size / LEAST_RATE)
         if size > LARGE_ANSWER:
-            self._reading[connection] = self._idle.pop(connection)
+            self._idle.remove(connection)
 
     def _close(self, connection: RequestHandler) -> None:
-        self._wait_no_more(connection)
+        self._left(connection)
         if connection.transport is not None:
             connection.transport.abort()  # a caller that reads nothing would keep it open
 
@@ -176,12 +199,23 @@ class LimitedServer:
         self._wait_no_more(request.protocol)
         answer = web.StreamResponse()
         try:
-            answer = await handler(request)
+            answer = await self._answer(request, owner, handler)
         finally:
             self._count(owner, -size)
             if request.transport is not None:
                 self._wait_for_reader(request.protocol, answer)
         return answer
+
+    async def _answer(self, request: web.Request, owner: str, handler: Handler) -> web.StreamResponse:
+        """Answer a request, unless its owner has taken its share of the connections: three quarters if it is alone."""
+        if self._at_work[owner] >= LARGEST_SHARE * (self._most - self._at_work.total() + self._at_work[owner]):
+            why = f"{self._at_work[owner]} of your requests are being answered, which is your share; wait for some"
+            raise web.HTTPServiceUnavailable(text=why, headers={"Retry-After": "1"})
+        self._at_work[owner] += 1
+        try:
+            return await handler(request)
+        finally:
+            _take_off(self._at_work, owner, 1)
 
     async def _read(self, request: web.Request, owner: str) -> int:
         """Read the body of a request, count its bytes as they come, and return their number."""
@@ -215,9 +249,7 @@ class LimitedServer:
         return len(body)
 
     def _count(self, owner: str, size: int) -> None:
-        self._bodies[owner] += size
-        if not self._bodies[owner]:
-            del self._bodies[owner]
+        _take_off(self._bodies, owner, -size)
 
     def _require_room(self, owner: str, body: bytearray, more: int = 0) -> None:
         """Refuse a body, of which ``more`` bytes are to come, if its owner would hold more bytes than are free.
@@ -236,11 +268,18 @@ class _Connection(RequestHandler):
     Args:
         server: that of the application.
         refusal: see `LimitedServer`.
+        made, lost: are called with it when its caller is there, and when it is closed.
     """
 
-    __slots__ = ("_refusal",)
+    __slots__ = ("_lost", "_made", "_refusal")
 
-    def __init__(self, server: web.Server, refusal: Callable[[int, str], web.Response]) -> None:
+    def __init__(
+        self,
+        server: web.Server,
+        refusal: Callable[[int, str], web.Response],
+        made: Callable[[RequestHandler], object],
+        lost: Callable[[RequestHandler], object],
+    ) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
@@ -251,6 +290,15 @@ class _Connection(RequestHandler):
             logger=logger,
         )
         self._refusal = refusal
+        self._made, self._lost = made, lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._made(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._lost(self)
+        super().connection_lost(exc)
 
     def handle_error(self, *args: Any, **how: Any) -> web.StreamResponse:
         """Return the answer to headers that are not HTTP, or to an error of the server."""

@@ -2,7 +2,7 @@
 
 It runs in threads of the TPUHostActor, so it also serves what an earlier attempt has left. The kernel copies files into
 sockets, and what arrives passes through one small buffer for each connection. A connection that has not shown a token
-keeps no other one out: if there are too many of them, the oldest is closed.
+keeps no other one out: if there are too many of them, one of the address that has most is closed.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, of_target, room_in
+from iris_ray.fair_limits import Places
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ SILENCE_S = 30.0
 HEAD_BYTES = 1 << 14
 """The limit for the head of a request."""
 MOST_STRANGERS = 256
-"""The limit for connections that have not shown a job's token; the oldest one is closed for a new one."""
+"""The limit for connections that have not shown a token; one more costs the address that has most its oldest one."""
 MOST_TRANSFERS = 256
 """The limit for requests with a token that are answered at a time; further ones wait."""
 
@@ -174,24 +175,22 @@ class _Server(ThreadingTCPServer):
         self.service = service
         self.silence_s = silence_s
         self.transfers = threading.BoundedSemaphore(MOST_TRANSFERS)
-        self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._strangers: Places[socket.socket] = Places(MOST_STRANGERS)
         self._lock = threading.Lock()
         super().__init__((address, 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            if len(self._strangers) >= MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                with contextlib.suppress(OSError):  # it has ended by itself
-                    oldest.shutdown(socket.SHUT_RDWR)
-            self._strangers[request] = None
+            lost = self._strangers.add(request, client_address[0])
+        if lost is not None:
+            with contextlib.suppress(OSError):  # it has ended by itself
+                lost.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def trust(self, request: Any) -> None:
         """Note that a connection has shown a token, or has ended."""
         with self._lock:
-            self._strangers.pop(request, None)
+            self._strangers.remove(request)
 
     def shutdown_request(self, request: Any) -> None:
         self.trust(request)

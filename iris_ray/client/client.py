@@ -336,7 +336,8 @@ class IrisClient:
             [{'job_id': 'train-1a2b3c4d', 'state': 'succeeded'}]
         """
         calls = module_of("history", "calls")
-        found = self._transport.ask(0.0, calls.HistoryCalls.ask_history, sql, parameters, calls.MOST_ROWS_EVER)
+        ask, most = calls.HistoryCalls.ask_history, calls.MOST_ROWS_EVER
+        found = self._transport.ask(0.0, ask, sql, parameters, most, current_user())
         if found.cut:
             raise InvalidQueryError(f"there are more than {len(found.rows):,} rows; narrow the statement, or add LIMIT")
         rows: list[dict[str, str | int | float | None]] = found.as_dicts()

@@ -22,6 +22,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/static/style.css"})
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -87,16 +88,23 @@ class Access:
         bearer = request.headers.get("Authorization")
         return bearer is not None and self._is_right(bearer.removeprefix("Bearer "))
 
+    def reader_of(self, request: web.Request) -> str:
+        """Return who sends a request: its session, or else its address."""
+        session = request.cookies.get(COOKIE, "")
+        return session if session in self._sessions else request.remote or ""
+
     def _is_right(self, given: str) -> bool:
         return self._token is not None and hmac.compare_digest(_bytes(given), _bytes(self._token))
 
     @web.middleware
     async def guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests without the token, or under a foreign name."""
+        """Refuse requests of other sites' pages, without the token, or under a foreign name."""
         refusal = self._refusal(request)
         return await handler(request) if refusal is None else refusal
 
     def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        if is_of_another_site(request.headers):
+            return web.Response(status=403, text="another site's page sent this; open the dashboard itself\n")
         if self._token is None:
             if is_loopback(request.host.rpartition(":")[0] or request.host):
                 return None  # with another name, a stranger's page may have had its name resolve to this machine
@@ -106,6 +114,17 @@ class Access:
         if request.path.startswith("/api/"):
             return web.json_response({"error": "give the token: Authorization: Bearer TOKEN"}, status=401)
         return web.Response(status=303, headers={"Location": "/login"})
+
+
+def is_of_another_site(headers: Mapping[str, str]) -> bool:
+    """Return whether a page of another site has its browser send a request; a person who follows a link may.
+
+    Browsers say so. A page can't read the answers, but without this it could have the cluster work on its questions.
+    """
+    if headers.get("Sec-Fetch-Site", "none") in ("none", "same-origin"):
+        return False
+    opens = headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest"), headers.get("Origin")
+    return opens != ("navigate", "document", None)  # a form of another site has an origin
 
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:

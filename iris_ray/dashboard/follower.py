@@ -27,7 +27,7 @@ RELOAD = b"event: reload\ndata: {}\n\n"
 
 
 class OpenPage:
-    """An open page, and the queue of its messages; None at the end: it is too far behind."""
+    """An open page, and the queue of its messages; None at the end: it is too far behind, or has lost its place."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -37,6 +37,10 @@ class OpenPage:
             self.queue.put_nowait(None)
         elif self.queue.qsize() < MOST_BEHIND:
             self.queue.put_nowait(message)
+
+    def close(self) -> None:
+        """End the page's stream. The page reconnects by itself."""
+        self.queue.put_nowait(None)
 
 
 class Channel:

@@ -12,6 +12,7 @@ from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.services import Page, imported, module_of
 from iris_ray.actors.protocol.status import TaskStatus
 from iris_ray.errors import ServiceUnavailableError
+from iris_ray.fair_limits import Turns
 from iris_ray.model.options import WHOLE_JOB
 
 SHARED_S = 0.5
@@ -31,6 +32,7 @@ class JobPages:
         self._source: ControllerConnection | None = None
         self._answers: dict[tuple[object, ...], tuple[float, asyncio.Future[Any]]] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="job pages")
+        self._turns = Turns(THREADS)
 
     async def job(self, job_id: str) -> dict[str, Any]:
         """Return a job in full, and its first tasks.
@@ -38,25 +40,37 @@ class JobPages:
         Raises:
             UnknownNameError: there is no such job.
         """
-        return await self._shared(("job", job_id), lambda source: _job(source, job_id))
+        return await self._shared(("job", job_id), job_id, lambda source: _job(source, job_id))
 
     async def of_service(self, page: Page, names: Mapping[str, str], query: Mapping[str, str]) -> Any:
         """Return what a service answers to a page; raise the service's own errors."""
         question = page.path, *sorted(names.items()), *sorted(query.items())
-        return await self._shared(question, lambda source: imported(page.place)(source, names, query), page.shared_s)
+        about = names.get("job", page.path)
+        return await self._shared(
+            question, about, lambda source: imported(page.place)(source, names, query), page.shared_s
+        )
 
     async def _shared(
-        self, question: tuple[object, ...], ask: Callable[[ControllerConnection], T], shared_s: float = SHARED_S
+        self,
+        question: tuple[object, ...],
+        about: str,
+        ask: Callable[[ControllerConnection], T],
+        shared_s: float = SHARED_S,
     ) -> T:
+        """Return an answer. Questions about one job, whose hosts may be silent, leave threads for others."""
         now = time.monotonic()
         good_until, answer = self._answers.get(question, (0.0, None))
         if answer is None or (answer.done() and now > good_until):
-            answer = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, ask)
+            answer = asyncio.ensure_future(self._ask_in_turn(about, ask))
             self._answers[question] = now + shared_s, answer
             if len(self._answers) > MOST_ANSWERS:
                 self._answers = {q: a for q, a in self._answers.items() if now < a[0] or not a[1].done()}
         found: T = await asyncio.shield(answer)
         return found
+
+    async def _ask_in_turn(self, about: str, ask: Callable[[ControllerConnection], T]) -> T:
+        async with self._turns.turn(about):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, ask)
 
     def _ask(self, ask: Callable[[ControllerConnection], T]) -> T:
         if self._source is None:

@@ -27,9 +27,10 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.services import Page, installed_services
 from iris_ray.dashboard.access import COOKIE, SESSION_S, Access, add_headers
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
-from iris_ray.dashboard.follower import Channel, Follower, encode
+from iris_ray.dashboard.follower import Channel, Follower, OpenPage, encode
 from iris_ray.dashboard.job_pages import JobPages
 from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
+from iris_ray.fair_limits import Places
 from iris_ray.http_server import LimitedServer, send
 
 STATIC = Path(__file__).parent / "static"
@@ -39,7 +40,7 @@ SLOW_READER_S = 30.0
 MOST_BODY = 2**16
 """Bytes. Only the form of the login has one."""
 MOST_PAGES = 200
-"""Streams of changes, of all readers together."""
+"""Streams of changes, of all readers together. One more takes the place of the oldest of the reader that has most."""
 MOST_OF_A_VERSION = 50
 """Characters. The channel's versions have about twelve."""
 JOB = "{job:[^/]+}"
@@ -112,7 +113,7 @@ class _Routes:
         self._channel = channel
         self._jobs = jobs
         self._access = access
-        self._open_pages = 0
+        self._open_pages: Places[OpenPage] = Places(MOST_PAGES)
 
     async def page(self, _: web.Request) -> web.StreamResponse:
         return web.FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
@@ -151,12 +152,10 @@ class _Routes:
         version = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         if len(version) > MOST_OF_A_VERSION:
             raise InvalidRequestError("since is no version; give the one that /api/snapshot has")
-        if self._open_pages >= MOST_PAGES:
-            words = f"{MOST_PAGES} pages are open, which is the limit; close some"
-            return web.json_response({"error": words}, status=503, headers={"Retry-After": "10"})
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "Content-Type": "text/event-stream"})
-        self._open_pages += 1
         reader = self._channel.open(version)
+        if (closed := self._open_pages.add(reader, self._access.reader_of(request))) is not None:
+            closed.close()
         try:
             await response.prepare(request)
             await self._send(response, reader.queue)
@@ -164,7 +163,7 @@ class _Routes:
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            self._open_pages -= 1
+            self._open_pages.remove(reader)
             self._channel.close(reader)
         return response
 

@@ -210,8 +210,18 @@ class Connection:
         return cls(grpc.insecure_channel(address.target, options=caller_options()), address)
 
     def send(self, method: str, request: bytes) -> grpc.Future:
-        """Send a message; the call goes on although the caller drops the future."""
-        call = self.channel.unary_unary(f"/{SERVICE}/{method}").future(request, metadata=((TOKEN, self.address.token),))
+        """Send a message; the call goes on although the caller drops the future.
+
+        Raises:
+            RuntimeError: this process can't start the thread that takes the answers. The call may run all the same.
+        """
+        send = self.channel.unary_unary(f"/{SERVICE}/{method}").future
+        try:
+            call = send(request, metadata=((TOKEN, self.address.token),))
+        except RuntimeError:
+            self.lost = True
+            _end_without_thread(self.channel)
+            raise
         _unanswered.add(call)
         call.add_done_callback(self._take)
         return call
@@ -219,6 +229,11 @@ class Connection:
     def _take(self, call: grpc.Future) -> None:
         _unanswered.discard(call)
         self.lost |= not call.cancelled() and call.exception() is not None
+
+
+def _end_without_thread(channel: grpc.Channel) -> None:
+    """Close a channel whose thread gRPC couldn't start. Its `close`, and its deletion, would wait for that thread."""
+    channel._channel.close_on_fork(grpc.StatusCode.CANCELLED.value[0], "no thread")
 
 
 _unanswered: set[grpc.Future] = set()
@@ -263,7 +278,10 @@ class ActorHandle:
                 self._connection = None
             if self._connection is None:
                 self._connection = Connection.to(self._place.find())
-            return self._connection.send(CALL, request), self._connection
+            try:
+                return self._connection.send(CALL, request), self._connection
+            except RuntimeError as error:
+                raise unavailable(f"a call of {self!r}, which may run, has no answer: {error}") from error
 
 
 class ActorMethod:
@@ -425,7 +443,8 @@ class ActorGroup:
             return False  # one that does not take calls yet has to be stopped
         connections = [Connection.to(ActorAddress.parse(address)) for address in addresses.values()]
         for connection in connections:
-            connection.send(END, b"")
+            with suppress(RuntimeError):  # without a thread for the answer: the job is stopped if the actor goes on
+                connection.send(END, b"")
         self._job.wait(CLEAN_END_S, raise_on_failure=False)
         for connection in connections:
             connection.channel.close()

@@ -7,6 +7,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -56,13 +57,17 @@ class ActorServer:
     Attributes:
         address: where it listens.
         end: set when the actor is to end, by the actor itself or by its group.
+
+    Raises:
+        RuntimeError: this process can't start all threads.
     """
 
     def __init__(self, max_concurrency: int) -> None:
         asks_token = TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
         options = [*server_options(), *LIMITS, ("grpc.max_connection_idle_ms", IDLE_MS)]
-        threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
-        self._server = grpc.server(threads, interceptors=[asks_token], options=options)
+        self._threads = started_threads(max(1, max_concurrency))
+        self._server = grpc.server(self._threads, interceptors=[asks_token], options=options)
+        self._has_begun = self._runs = False
         self.end = threading.Event()
         messages = {CALL: self._call, END: self._end}
         handlers = {name: grpc.unary_unary_rpc_method_handler(take) for name, take in messages.items()}
@@ -75,14 +80,38 @@ class ActorServer:
         """Begin to take calls of methods whose names do not begin with an underscore.
 
         They run in threads, in copies of the present context, so that Fray's current client is the same there.
+
+        Raises:
+            RuntimeError: this process can't start a thread. The port is closed.
         """
         self._instance = instance
         self._context = contextvars.copy_context()
-        self._server.start()
+        self._begin()
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, and wait at most ``grace_s`` for those that run."""
-        self._server.stop(grace_s).wait()
+        """Take no more calls, wait at most ``grace_s`` for those that run, and close the port. May be repeated."""
+        if not self._has_begun:  # gRPC closes no port of a server that has never started
+            with suppress(RuntimeError):
+                self._begin()
+        self._close_port(grace_s)
+        if self._runs:
+            self._server.wait_for_termination(grace_s)
+            self._server.stop(None)
+        self._threads.shutdown(wait=False)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        try:
+            self._server.start()
+            self._runs = True
+        except RuntimeError:
+            self._close_port(0.0)
+            raise
+
+    def _close_port(self, grace_s: float) -> None:
+        """Take no more calls, and have a thread end those that run after ``grace_s``, if this process can start one."""
+        with suppress(RuntimeError):
+            self._server.stop(grace_s)
 
     def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
         try:
@@ -99,6 +128,26 @@ class ActorServer:
         if method.startswith("_"):
             raise AttributeError(f"{method} is not served: it begins with an underscore")
         return pack_result(getattr(self._instance, method)(*args, **kwargs))
+
+
+def started_threads(count: int) -> ThreadPoolExecutor:
+    """Return an executor whose threads have all started.
+
+    If gRPC's server had to start one for a call and could not, it would never answer a call again.
+
+    Raises:
+        RuntimeError: this process can't start so many.
+    """
+    threads = ThreadPoolExecutor(count, thread_name_prefix="actor")
+    all_run = threading.Barrier(count)
+    try:
+        for _ in range(count):
+            threads.submit(all_run.wait)
+    except RuntimeError:
+        all_run.abort()
+        threads.shutdown(wait=False, cancel_futures=True)
+        raise
+    return threads
 
 
 class TokenInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]  # gRPC has no types
@@ -140,11 +189,15 @@ def serve_actor(
     endpoint = f"{group}-{me.task_index}"
     server = ActorServer(max_concurrency)
     context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, server.end)
-    server.serve(make_instance(context, actor_class, args, kwargs))
-    from iris_ray.endpoints.task import register_endpoint  # another service
+    try:
+        server.serve(make_instance(context, actor_class, args, kwargs))
+        from iris_ray.endpoints.task import register_endpoint  # another service
 
-    register_endpoint(endpoint, str(server.address))
-    server.end.wait()
+        register_endpoint(endpoint, str(server.address))
+        server.end.wait()
+    except BaseException:
+        server.stop()
+        raise
     server.stop(GRACE_S)
     if context._errors:
         raise context._errors[0]

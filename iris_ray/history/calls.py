@@ -36,13 +36,14 @@ class HistoryRows:
 class HistoryCalls(Protocol):
     """Calls of people."""
 
-    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
+    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int, user: str) -> HistoryRows:
         """Return the rows of a statement that reads the history; see docs/history.md for its tables.
 
         Args:
             sql: one statement; ``:name`` stands for a parameter.
             parameters: their values by name.
             most_rows: no more rows are returned.
+            user: who asks. Users take turns.
 
         Raises:
             InvalidQueryError: the statement writes, makes no sense, or takes too long.

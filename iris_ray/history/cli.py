@@ -73,10 +73,12 @@ def _opened(path: Path | None) -> Iterator[Ask]:
     if path is not None:
         yield lambda question, most: read_history(path, question.sql, question.parameters, most)
         return
+    from iris_ray.client.connection import current_user
+
     with cluster():
         controller = ControllerConnection()
         yield lambda question, most: controller.ask(
-            HistoryCalls.ask_history, question.sql, dict(question.parameters), most
+            HistoryCalls.ask_history, question.sql, dict(question.parameters), most, current_user()
         )
 
 

@@ -5,6 +5,7 @@ queue of bounded length. Beyond it they are lost, with a warning.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import subprocess
@@ -24,10 +25,11 @@ from iris_ray.actors.controller.services import Controller, ControllerPart, Happ
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.status import JobFacts
 from iris_ray.errors import HistoryUnavailableError
+from iris_ray.fair_limits import Turns
 from iris_ray.history.calls import HistoryCalls, HistoryRows, Value
 from iris_ray.history.event_rows import EventRows
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile, is_passing
-from iris_ray.history.reading import read_history
+from iris_ray.history.reading import MOST_SECONDS, read_history
 from iris_ray.history.rows import EventRow, JobStory, Record, curve_point, is_kept, job_story, sample, stage
 from iris_ray.history.settings import HISTORY, HISTORY_DAYS, HISTORY_MB, HISTORY_PARQUET
 from iris_ray.model.cluster_settings import OFF, ON
@@ -54,8 +56,9 @@ FRESH_S = 2.0
 """How long a statement waits until recent changes are written."""
 AT_A_TIME = 2
 """The limit for statements that run at a time, each in a process of its own."""
-PATIENCE_S = 10.0
-"""How long a statement waits for its turn. Then it is refused, so a crowd of slow ones is not waited for one by one."""
+PATIENCE_S = MOST_SECONDS + 3.0
+"""How long a statement waits for its turn, which is longer than two others may run. Then it is refused, so a crowd of
+slow ones is not waited for one by one."""
 
 
 class HistoryInController(ControllerPart):
@@ -87,7 +90,7 @@ class HistoryInController(ControllerPart):
         self._background = BackgroundTasks()
         self._next: asyncio.Task[None] | None = None  # the next look, for which statements wait
         self._readers = ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="reading the history")
-        self._turns = asyncio.Semaphore(AT_A_TIME)
+        self._turns = Turns(AT_A_TIME)
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="copying the history")
         self._copy_to = OFF
         self._copying: asyncio.Task[None] | None = None
@@ -295,7 +298,7 @@ class HistoryInController(ControllerPart):
             self._said_at = now
             logger.warning("%s: %d records wait, %d are lost; no job is affected", what, len(self._waiting), self._lost)
 
-    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int) -> HistoryRows:
+    async def ask_history(self, sql: str, parameters: Mapping[str, Value], most_rows: int, user: str) -> HistoryRows:
         self._follow_settings()
         if (file := self._file) is None:
             raise HistoryUnavailableError(
@@ -303,18 +306,16 @@ class HistoryInController(ControllerPart):
             )
         self._next = self._next or self._background.start(self.look(), "looking for what the history lacks")
         await asyncio.wait([self._next], timeout=FRESH_S)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise HistoryUnavailableError(
-                f"other statements on the history have run for {PATIENCE_S:g} s; try again"
-            ) from None
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await stack.enter_async_context(self._turns.turn(user))
+            except TimeoutError:
+                raise HistoryUnavailableError(
+                    f"other statements on the history have run for {PATIENCE_S:g} s; try again"
+                ) from None
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._readers, read_history, file.path, sql, parameters, most_rows)
-        finally:
-            self._turns.release()
 
 
 def _said_by(words: list[str]) -> str | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.client.connection import current_user
 from iris_ray.errors import HistoryUnavailableError, InvalidRequestError
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
@@ -55,7 +56,7 @@ def past_job(source: ControllerConnection, names: Mapping[str, str], _: Mapping[
 
 
 def _ask_history(source: ControllerConnection, question: Question, most_rows: int = MOST_ROWS_EVER) -> HistoryRows:
-    return source.ask(HistoryCalls.ask_history, question.sql, dict(question.parameters), most_rows)
+    return source.ask(HistoryCalls.ask_history, question.sql, dict(question.parameters), most_rows, current_user())
 
 
 def _utilisation(source: ControllerConnection, hours: int, tpu_type: str | None, _: str | None) -> dict[str, Any]:

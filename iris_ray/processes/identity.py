@@ -115,15 +115,6 @@ def stat_of(pid: int) -> ProcessStat | None:
     return ProcessStat(pid, parent, group, session, started, fields[0], threads, (user + system) / TICKS_PER_S)
 
 
-def ancestry(pid: int) -> list[ProcessIdentity]:
-    """Return a process and its ancestors, the process first."""
-    line: list[ProcessIdentity] = []
-    while pid and (stat := stat_of(pid)) is not None:
-        line.append(stat.identity)
-        pid = stat.parent
-    return line
-
-
 def environ_of(process: ProcessIdentity) -> list[bytes]:
     """Return the variables with which a process's program started, as ``name=value``.
 

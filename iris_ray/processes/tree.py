@@ -123,7 +123,11 @@ class ProcessTree:
             if not reused and (just_ended or led & members):
                 members |= led
             members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
-            while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
+            children: dict[int, list[int]] = {}
+            for pid, stat in stats.items():
+                children.setdefault(stat.parent, []).append(pid)
+            new = members
+            while new := {child for pid in new for child in children.get(pid, ())} - members:
                 members |= new
             self._known = frozenset(stats[pid].identity for pid in members)
             return list(self._known)

@@ -8,7 +8,7 @@ import pwd
 import stat
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,17 +153,22 @@ def find_holders(devices: Devices, ledger: "ProcessLedger | None" = None) -> Hol
     lock_pid = lock_holder(devices.lock)
     chip_pids, hidden = _pids_with_open_chips(devices.chips) if devices.chips else (set[int](), 0)
     pids = sorted(chip_pids | {lock_pid} if lock_pid is not None else chip_pids)
-    return Holders(tuple(describe(pid, ledger) for pid in pids), hidden)
+    return Holders(tuple(describe(pids, ledger)), hidden)
 
 
-def describe(pid: int, ledger: "ProcessLedger | None") -> Holder:
-    """Return the name and start of a process that holds the lock or a chip, as far as they can be seen."""
+def describe(pids: Collection[int], ledger: "ProcessLedger | None") -> list[Holder]:
+    """Return the processes that hold the lock or a chip, with names and starts as far as they can be seen."""
+    ours = ledger.owned(pids) if pids and ledger is not None else set[int]()
+    return [_described(pid, pid in ours) for pid in pids]
+
+
+def _described(pid: int, ours: bool) -> Holder:
     if pid == NO_PID:
         return Holder(pid)
     try:
         process = psutil.Process(pid)
         name = process.name().encode(errors="surrogateescape").decode(errors="replace")  # cut inside a character
-        return Holder(pid, name, process.create_time(), ledger is not None and ledger.owns(pid))
+        return Holder(pid, name, process.create_time(), ours)
     except psutil.Error:
         return Holder(pid)  # it has just ended
 
@@ -210,6 +215,8 @@ def _has_command(pid: int) -> bool:
 RELEASE_S = 2.0
 """The time for the kernel to take a chip back from a process that has ended."""
 POLL_S = 0.05
+MOST_LISTED = 10
+"""The limit for holders that a message names: a holder may have forked thousands of times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +264,8 @@ def in_use(holders: Sequence[Holder], hidden: int = 0) -> NotFree:
 
 
 def _listed(holders: Sequence[Holder]) -> str:
-    return ", ".join(str(holder) for holder in holders)
+    more = f" and {len(holders) - MOST_LISTED:,} more" if len(holders) > MOST_LISTED else ""
+    return ", ".join(str(holder) for holder in holders[:MOST_LISTED]) + more
 
 
 def remove_if_it_blocks(lock: Path, ledger: "ProcessLedger") -> NotFree | None:
@@ -281,7 +289,7 @@ def remove_if_it_blocks(lock: Path, ledger: "ProcessLedger") -> NotFree | None:
         return None
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES) and (pid := lock_holder(lock)) is not None:
-            return in_use([describe(pid, ledger)])
+            return in_use(describe([pid], ledger))
         return NotFree(
             f"libtpu can't open {lock}, which belongs to {owner_of(lock)}, and iris_ray can't remove it"
             f" ({error.strerror}): if no process uses the chips, sudo rm {lock}"

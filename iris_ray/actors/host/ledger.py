@@ -1,15 +1,16 @@
 """The record of a host's task processes, on disk. A later actor finds processes there that an earlier one left."""
 
+import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
 from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.protocol.task_files import TaskFiles, files_in, remove_file, write_whole
-from iris_ray.processes.identity import ProcessIdentity, ancestry, environ_of
+from iris_ray.processes.identity import ProcessIdentity, environ_of, stat_of
 from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
 
 TERM_GRACE_S = 1.0
@@ -100,22 +101,28 @@ class ProcessLedger:
                 self.forget(tree)
         return still_running + unread + self._end_lost()
 
-    def owns(self, pid: int) -> bool:
-        """Return whether a process provably belongs to a task of this host, with or without chips.
+    def owned(self, found: Collection[int]) -> set[int]:
+        """Return the pids of those processes that provably belong to a task of this host, with or without chips.
 
-        It does if the process or one of its ancestors is recorded or carries the token of a recorded task. A process in
-        a container has such an ancestor: the container's first process.
+        A process does if it or one of its ancestors is recorded or carries the token of a recorded task. A process in a
+        container has such an ancestor: the container's first process. Records are read once, and each ancestor, too.
+        A process that can't be read now counts as another's.
         """
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
         entries = [entry for folder in folders for entry in self._entries([], folder=folder)]
+        recorded = frozenset[ProcessIdentity]().union(*(tree.known for tree in entries))
         tokens = {f"{TOKEN_VARIABLE}={tree.token}".encode() for tree in entries}
-        try:
-            line = ancestry(pid)
-            if any(tree.known.intersection(line) for tree in entries):
-                return True
-            return any(not tokens.isdisjoint(environ_of(process)) for process in line)
-        except OSError:
-            return False
+
+        known: dict[int, bool] = {0: False}
+        for pid in found:
+            at, line, ours = pid, list[int](), False
+            with contextlib.suppress(OSError):
+                while not ours and at not in known and (stat := stat_of(at)) is not None:
+                    line.append(at)
+                    ours = stat.identity in recorded or not tokens.isdisjoint(environ_of(stat.identity))
+                    at = stat.parent
+            known |= dict.fromkeys(line, ours or known.get(at, False))
+        return {pid for pid in found if known.get(pid, False)}
 
     def _end_lost(self) -> list[str]:
         """End what tasks without a record own: it could not be ended together with its task."""

@@ -116,7 +116,7 @@ class TaskProcess:
         pid = self._probe.holder()
         if pid is None:
             return None
-        not_free = in_use([describe(pid, ProcessLedger(host_directory()))])
+        not_free = in_use(describe([pid], ProcessLedger(host_directory())))
         return None if not_free.ours and info.processes_per_host > 1 else not_free  # the gang's own, which was faster
 
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:

@@ -196,7 +196,7 @@ def calls_of(service: str) -> Callable[[C], C]:
     """Return a decorator for the Protocol of the calls that a service answers.
 
     The methods can be asked like those of an actor's own interface:
-    ``ControllerConnection().ask(HistoryCalls.ask_history, sql, {}, 100)``.
+    ``ControllerConnection().ask(HistoryCalls.ask_history, sql, {}, 100, user)``.
     """
 
     def mark(protocol: C) -> C:

@@ -5,16 +5,16 @@ import json
 import subprocess
 import sys
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiohttp import web
 
 from iris_ray.errors import InvalidSlotError, ModelUnavailableError
+from iris_ray.fair_limits import Turns
 from iris_ray.slots.front import json_outline
 
 MOST_VALUES: Final = 2**17
@@ -91,45 +91,6 @@ class Parser:
         if (request.charset or "utf-8").lower() not in CHARSETS:
             raise InvalidSlotError("the request's body is no JSON object in UTF-8; send it as application/json")
         return await request.read()
-
-
-class Turns:
-    """Admits one request at a time. The owners of waiting requests take turns."""
-
-    def __init__(self) -> None:
-        self._is_taken = False
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for a turn of this owner, and hold it."""
-        if self._is_taken:
-            came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(owner, deque()).append(came)
-            try:
-                await came
-            except asyncio.CancelledError:
-                if came.done() and not came.cancelled():  # the turn came as the caller left
-                    self._pass_on()
-                raise
-        self._is_taken = True
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Give the turn to the owner that has waited longest for one; none is taken if nobody waits."""
-        self._is_taken = False
-        while self._waiting and not self._is_taken:
-            owner, line = next(iter(self._waiting.items()))
-            del self._waiting[owner]
-            came = line.popleft()
-            if line:
-                self._waiting[owner] = line  # after all others
-            if not came.done():
-                came.set_result(None)
-                self._is_taken = True
 
 
 class OutsideParser:

@@ -1,5 +1,6 @@
 """What the dashboard answers, and whom."""
 
+import contextlib
 import gzip
 import http.client
 import http.cookiejar
@@ -21,7 +22,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.dashboard import place, server
 from iris_ray.dashboard.access import COOKIE, require_token
-from iris_ray.dashboard.job_pages import SHARED_S
+from iris_ray.dashboard.job_pages import SHARED_S, THREADS
 from iris_ray.errors import InvalidRequestError
 from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition
@@ -316,7 +317,56 @@ def test_wrong_tokens_lock_nobody_out(world: ControllerInProcess) -> None:
         assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 200
 
 
-def test_pages_beyond_the_limit_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_PAGES", 1)
-    with urllib.request.urlopen(f"{url}/api/changes", timeout=30):
-        assert status_of(f"{url}/api/changes") == 503
+def test_page_beyond_the_limit_takes_the_place_of_the_oldest(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_PAGES", 2)
+    with served() as url, contextlib.ExitStack() as stack:
+        wait_until(lambda: status_of(f"{url}/readyz") == 200)
+        version = get(f"{url}/api/snapshot")["version"]
+        old, *_, new = [
+            stack.enter_context(urllib.request.urlopen(f"{url}/api/changes?since={version}", timeout=30))
+            for _ in range(3)
+        ]
+        while old.readline():
+            pass
+        world.start("train")
+        assert new.readline()
+
+
+@pytest.mark.parametrize(
+    ("mode", "dest", "origin", "status"),
+    [
+        ("no-cors", "image", None, 403),
+        ("cors", "empty", "https://evil.example", 403),
+        ("navigate", "iframe", None, 403),
+        ("navigate", "document", "https://evil.example", 403),
+        ("navigate", "document", None, 200),
+    ],
+)
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_ask_the_cluster_nothing(
+    url: str, site: str, mode: str, dest: str, origin: str | None, status: int
+) -> None:
+    """As browsers say it; a link may lead here."""
+    headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode, "Sec-Fetch-Dest": dest}
+    assert status_of(f"{url}/api/jobs", **headers, **({"Origin": origin} if origin else {})) == status
+    assert status_of(f"{url}/api/jobs", **headers | {"Sec-Fetch-Site": "same-origin"}) == 200
+
+
+def test_silent_host_of_one_job_holds_up_no_page_of_another(world: ControllerInProcess) -> None:
+    world.start("train")
+    eval_ = world.submit("eval", slices=(3,))
+    with served(SilentHosts) as url, ThreadPoolExecutor(2 * THREADS) as readers:
+        wait_until(lambda: status_of(f"{url}/readyz") == 200)
+        SilentHosts.answer.clear()
+        asked = len(SilentHosts.asked)
+        waits = [readers.submit(status_of, f"{url}/api/jobs/train/logs?offset={n}") for n in range(2 * THREADS)]
+        wait_until(lambda: len(SilentHosts.asked) - asked >= THREADS // 2)
+        try:
+            time.sleep(0.5)
+            assert get(f"{url}/api/jobs/{eval_}")["job_id"] == eval_
+            assert not any(one.done() for one in waits)
+        finally:
+            SilentHosts.answer.set()
+        assert {one.result() for one in waits} == {200}

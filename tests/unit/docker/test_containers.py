@@ -312,9 +312,9 @@ def test_containers_program_and_children_belong_to_their_task(
     (child,) = wait_until(first.children)
     wait_until(lambda: child.name() == "sleep")
     assert TOKEN_VARIABLE not in child.environ()
-    assert ledger.owns(first.pid)
-    assert ledger.owns(child.pid)
-    assert not ledger.owns(nursery.sleeper().pid)
+    assert ledger.owned({first.pid}) == {first.pid}
+    assert ledger.owned({child.pid}) == {child.pid}
+    assert not ledger.owned({nursery.sleeper().pid})
 
 
 def test_container_whose_record_is_unreadable_blocks_the_host(

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import itertools
 import pickle
 import signal
 import socket
@@ -10,8 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.endpoints import task as endpoints
 from iris_ray.errors import (
     ActorUnavailableError,
+    ControllerUnavailableError,
     RemoteUserError,
     ResultNotPicklableError,
     UnknownNameError,
@@ -161,6 +164,93 @@ def test_concurrent_methods_are_limited_as_configured(server: ActorServer) -> No
 def test_pings_of_long_call_do_not_end_it(handle: ActorHandle) -> None:
     """By default, gRPC's server ends a connection with the third ping."""
     assert handle.sleep(6.0) == "slept"
+
+
+@contextmanager
+def no_thread(number: int) -> Iterator[None]:
+    """Within, the process can't start the thread of this number, counted from 0."""
+    numbers, start = itertools.count(), threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if next(numbers) == number:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", started)
+        yield
+
+
+def test_handle_whose_caller_had_no_thread_is_answered_later(
+    handle: ActorHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)  # Fray's own error needs Fray
+    with no_thread(0), pytest.raises(ActorUnavailableError, match="which may run, has no answer: can't start new"):
+        handle.add(1)
+    assert handle.add.remote(2).result(10) in (2, 3)
+
+
+def test_actor_that_cannot_start_thread_still_answers(handle: ActorHandle) -> None:
+    with no_thread(1):  # after the thread of the caller
+        calls = [handle.sleep.remote(0.2), handle.add.remote(1)]
+        assert [call.result(10) for call in calls] == ["slept", 1]
+    assert handle.add.remote(1).result(10) == 2
+
+
+def test_server_that_cannot_start_all_its_threads_leaves_none() -> None:
+    before = set(threading.enumerate())
+    with no_thread(2), pytest.raises(RuntimeError, match="can't start new thread"):
+        ActorServer(3)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_stop_without_thread_ends_running_calls_and_closes_port(
+    handle: ActorHandle, server: ActorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)
+    call = handle.sleep.remote(3.0)
+    with pytest.raises(TimeoutError):
+        call.result(0.2)
+    with no_thread(0):
+        server.stop()
+    with pytest.raises(ActorUnavailableError):
+        call.result(10)
+    assert not listens(server.address)
+
+
+def test_server_that_never_served_closes_its_port(server: ActorServer) -> None:
+    assert listens(server.address)
+    server.stop()
+    assert not listens(server.address)
+
+
+def test_server_that_could_not_start_closes_its_port(server: ActorServer) -> None:
+    with no_thread(0), pytest.raises(RuntimeError, match="can't start new thread"):
+        server.serve(Counter())
+    assert not listens(server.address)
+    server.stop()
+
+
+def test_actor_that_cannot_register_leaves_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fray.actor", reason="needs Fray: make marin")
+    addresses: list[str] = []
+
+    def refuse(name: str, address: str) -> None:
+        addresses.append(address)
+        raise ControllerUnavailableError("no store")
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(actor_server, "get_job_info", lambda: SimpleNamespace(job_id="eval-1a2b", task_index=0))
+    monkeypatch.setattr(endpoints, "register_endpoint", refuse)
+    with pytest.raises(ControllerUnavailableError):
+        actor_server.serve_actor(Counter, (), {}, "eval", 1)
+    assert not listens(ActorAddress.parse(addresses[0]))
+
+
+def listens(address: ActorAddress) -> bool:
+    host, _, port = address.target.rpartition(":")
+    with socket.socket() as caller:
+        return caller.connect_ex((host, int(port))) == 0
 
 
 SERVER = """

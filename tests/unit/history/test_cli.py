@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -284,17 +285,44 @@ def test_statement_that_waits_too_long_for_its_turn_is_refused(
     monkeypatch.setattr(history_service, "read_history", slow)
     monkeypatch.setattr(history_service, "PATIENCE_S", 0.1)
 
-    def ask() -> HistoryRows:
-        return ControllerConnection().ask(HistoryCalls.ask_history, "SELECT job_id FROM jobs", {}, 1)
+    def ask(user: str) -> HistoryRows:
+        return ControllerConnection().ask(HistoryCalls.ask_history, "SELECT job_id FROM jobs", {}, 1, user)
 
     with ThreadPoolExecutor() as others:
-        answers = [others.submit(ask) for _ in range(history_service.AT_A_TIME)]
+        answers = [others.submit(ask, f"user-{n}") for n in range(history_service.AT_A_TIME)]
         for _ in answers:
             asked.acquire()
         assert "other statements" in world.iris("history", code=FAILED).stderr
         goes_on.set()
         assert [answer.result().rows for answer in answers] == [(("train",),)] * history_service.AT_A_TIME
     assert [job["job_id"] for job in world.json("history")] == ["train"]
+
+
+def test_slow_statements_of_one_user_keep_nobody_else_waiting(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed_once(world)
+    goes_on = threading.Event()
+
+    def slow(path: Path, sql: str, *rest: Any) -> HistoryRows:
+        if "slow" in sql:
+            goes_on.wait(60)
+        return read_history(path, sql, *rest)
+
+    monkeypatch.setattr(history_service, "read_history", slow)
+
+    def ask() -> HistoryRows:
+        return ControllerConnection().ask(HistoryCalls.ask_history, "SELECT 1 AS slow", {}, 1, "eve")
+
+    with ThreadPoolExecutor() as others:
+        answers = [others.submit(ask) for _ in range(2 * history_service.AT_A_TIME)]
+        try:
+            time.sleep(0.5)
+            assert [job["job_id"] for job in world.json("history")] == ["train"]
+            assert not any(answer.done() for answer in answers)
+        finally:
+            goes_on.set()
+        assert {answer.result().rows for answer in answers} == {((1,),)}
 
 
 def test_corrupt_file_is_replaced_by_all_that_is_known(world: ControllerInProcess) -> None:

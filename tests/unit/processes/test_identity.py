@@ -1,12 +1,10 @@
 """A process is one process, though its pid is used again."""
 
-import os
 import signal
 
 import pytest
 
 from iris_ray.actors.host.exit_status import WatchedProcess
-from iris_ray.processes.identity import ProcessIdentity, ancestry
 from tests.support.processes import Nursery, alive, earlier_than, identity_of
 
 
@@ -30,10 +28,3 @@ def test_signal_ends_process_itself(nursery: Nursery) -> None:
     nursery.reap(process)
     assert not this.exists()
     this.signal(signal.SIGKILL)  # to nobody
-
-
-def test_ancestry_leads_from_process_to_first_one(nursery: Nursery) -> None:
-    parent, (child,) = nursery.tree("child")
-    line = [identity_of(child), identity_of(parent), ProcessIdentity.of_this_process()]
-    assert ancestry(child.pid)[:3] == line
-    assert ancestry(child.pid)[-1].pid in (1, os.getpid())

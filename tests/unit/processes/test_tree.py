@@ -3,12 +3,13 @@
 import logging
 import re
 import signal
+from typing import Any
 
 import psutil
 import pytest
 
 from iris_ray.processes import tree as module
-from iris_ray.processes.identity import ProcessIdentity, stat_of
+from iris_ray.processes.identity import ProcessIdentity, ProcessStat, stat_of
 from iris_ray.processes.tree import ProcessTree, end_processes
 from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
 from tests.support.waiting import wait_until
@@ -105,6 +106,28 @@ def test_tree_skips_token_search_in_older_processes(nursery: Nursery) -> None:
     older = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
     root = ProcessIdentity(2**22 + 1, identity_of(older).started + 1)
     assert ProcessTree(root, TOKEN).search() == []
+
+
+class Stats(dict[int, ProcessStat]):
+    """Counts how often all processes are looked at."""
+
+    looks = 0
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+def test_search_of_a_deep_tree_looks_at_all_processes_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may start thousands of processes, each the child of the one before."""
+    some = stat_of(1)
+    assert some is not None
+    first, count = 2**22 + 1, 1000
+    line = range(first, first + count)
+    stats = Stats({pid: some._replace(pid=pid, parent=pid - 1, group=first, session=first) for pid in line})
+    monkeypatch.setattr(module, "_all_stats", lambda: stats)
+    assert len(ProcessTree(stats[first].identity).search()) == count
+    assert stats.looks < 10
 
 
 def test_search_finds_daemon_started_during_search(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,12 @@ from ray import cloudpickle
 from iris_ray.actors.host import chips, host_actor, task_watch
 from iris_ray.actors.host.chips import (
     Devices,
+    Holder,
     LockProbe,
     blocks,
     find_holders,
     host_devices,
+    in_use,
     lock_holder,
     remove_if_it_blocks,
     wait_until_free,
@@ -117,6 +119,27 @@ def test_lock_held_outside_container_is_seen_without_pid(host: Host) -> None:
     said = subprocess.run([*contained, sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "True a process that can't be seen from here"
     assert lock_holder(host.devices.lock) == holder.pid
+
+
+def test_records_are_read_once_however_many_hold_the_chips(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has opened a chip may have thousands of forks, and each has the chip open."""
+    reads, read = [], ProcessLedger._entries
+
+    def counted(ledger: ProcessLedger, *rest: Any, **more: Any) -> Any:
+        reads.append(ledger)
+        return read(ledger, *rest, **more)
+
+    monkeypatch.setattr(ProcessLedger, "_entries", counted)
+    monkeypatch.setattr(chips, "_pids_with_open_chips", lambda _: ({os.getpid(), os.getppid(), 1}, 0))
+    assert len(find_holders(host.devices, host.ledger).seen) == 3
+    assert len(reads) == len(("tasks", "shared-tasks"))
+
+
+def test_message_names_few_of_many_holders() -> None:
+    why = in_use([Holder(pid, "python") for pid in range(1, 5001)]).why
+    assert "pid 1 (python), pid 2 (python)" in why
+    assert "and 4,990 more, which does not belong" in why
+    assert len(why) < 400
 
 
 def test_simulated_hosts_have_own_devices(host: Host) -> None:

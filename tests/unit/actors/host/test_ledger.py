@@ -191,7 +191,7 @@ def test_ledger_keeps_temporarily_unreadable_entry(
     ledger.record(tree(process))
     with monkeypatch.context() as faulty:
         faulty.setattr(Path, "read_text", fail)
-        assert not ledger.owns(process.pid)
+        assert not ledger.owned({process.pid})
         assert ledger.end_leftovers() == [f"pid {process.pid} (its record can't be read: Input/output error)"]
     assert alive(process)
     assert ledger.end_leftovers() == []
@@ -217,7 +217,8 @@ def test_ledger_ends_recorded_descendants_without_token(nursery: Nursery, tmp_pa
     ledger.record_descendants(one)
     parent.kill()
     nursery.reap(parent)
-    assert all(ProcessLedger(tmp_path).owns(child.pid) for child in children)
+    pids = {child.pid for child in children}
+    assert ProcessLedger(tmp_path).owned(pids) == pids
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not any(map(alive, children))
 
@@ -283,7 +284,7 @@ def test_ledger_and_notice_are_written_concurrently(tmp_path: Path, nursery: Nur
     finally:
         over.set()
         recording.join()
-    assert ledger.owns(process.pid)
+    assert ledger.owned({process.pid}) == {process.pid}
 
 
 def test_ledger_keeps_task_whose_named_processes_are_unreadable(nursery: Nursery, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from iris_ray import http_server
+from iris_ray.fair_limits import Turns
 from iris_ray.slots.front import ApiKey, HttpFront, http_front, json_outline, request_parser
-from iris_ray.slots.front.request_parser import Turns
 from tests.support.http_fronts import (
     ALICE,
     LARGE,
@@ -174,6 +174,26 @@ def test_bodies_of_one_key_leave_room_for_others(client: Client, callers: ExitSt
         wait_until(lambda: status(ALICE) == 200)
 
 
+def test_requests_of_one_key_leave_connections_for_others(
+    client: Client, callers: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 8)
+    bob = ApiKey("bob", "b" * 20)
+    with serve(client, keys=[ALICE, bob]) as front:
+
+        def status(key: ApiKey) -> int:
+            return status_for(front, "POST", "/v1/completions", bearer(key.secret))[0]
+
+        body = asked("wait")
+        whose = head(f"Content-Length: {len(body)}", f"Authorization: Bearer {ALICE.secret}")
+        for _ in range(16):
+            callers.enter_context(connect(front, whose + body))
+        wait_until(lambda: len(client.began) == 6)
+        assert (status(bob), status(ALICE)) == (200, 503)
+        callers.close()
+        wait_until(lambda: status(ALICE) == 200)
+
+
 async def test_owners_of_large_requests_take_turns() -> None:
     turns, came = Turns(), list[str]()
 
@@ -186,7 +206,7 @@ async def test_owners_of_large_requests_take_turns() -> None:
     await asyncio.sleep(0)
     requests[1].cancel()
     await asyncio.wait(requests)
-    assert came == ["a1", "b1", "c1", "a3", "b2", "a4"]
+    assert came == ["a1", "a3", "b1", "c1", "a4", "b2"]
     async with asyncio.timeout(5), turns.turn("a"):
         pass
 
