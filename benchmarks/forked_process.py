@@ -14,6 +14,7 @@ What came of it is in docs/design/forked-tasks.md. The functions whose first arg
 import argparse
 import base64
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--joins", type=int, default=1000)
     parser.add_argument("--joins-s", type=float, default=600.0, help="the time after which joins end")
     parser.add_argument("--forks", type=int, default=200)
-    parser.add_argument("--only", nargs="*", help="only these cases of `memory`")
+    parser.add_argument("--only", nargs="*", help="only these modules of `pythons` or cases of `memory`")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     experiments[arguments.experiment](arguments)
@@ -269,12 +270,26 @@ def set_late(say: Say) -> None:
     say(total=[*found, str(jax.numpy.ones(1).dtype)])
 
 
+def set_threads(say: Say) -> None:
+    """Have OpenBLAS, which has read its number of threads when it was loaded, use two; tell the numbers."""
+    import numpy
+
+    library = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "openblas" in line)
+    openblas, square, found = ctypes.CDLL(library), numpy.ones((800, 800)), list[int]()
+    for number in (None, 2):
+        if number is not None:
+            openblas.scipy_openblas_set_num_threads64_(number)
+        square @ square
+        found += [openblas.scipy_openblas_get_num_threads64_(), 1 + len(threads())]
+    say(total=found)
+
+
 def try_pythons(arguments: argparse.Namespace) -> None:
     for python in arguments.pythons:
         version = subprocess.run([python, "--version"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
         row(version, "threads after the import", "after a first fork", "devices", "said at the fork",
             "variables read in Python", "variables changed")  # fmt: skip
-        for module in (*MODULES, "jax with a backend"):
+        for module in arguments.only or (*MODULES, "jax with a backend"):
             command = [python, __file__, "look", module]
             environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environ)
@@ -293,6 +308,9 @@ def try_pythons(arguments: argparse.Namespace) -> None:
                 says |= set(said.get("says", [said.get("error")]))
                 zygote.code(child)
             late = zygote.fork("forked_process:set_late").hear()
+        with Zygote(["numpy"], python=python, environ={"OMP_NUM_THREADS": "1"}) as zygote:
+            blas = zygote.fork("forked_process:set_threads").hear()
+        row(version, "OpenBLAS's number and threads with OMP_NUM_THREADS=1 in the zygote, and after a call", blas)
         row(version, "dtype after JAX_ENABLE_X64=1 in a child, and after jax.config.update", late)
         row(version, f"{worked} of 20 children of a zygote computed with numpy and JAX", f"left out: {left_out}", says)
 
@@ -755,6 +773,8 @@ def try_speed(arguments: argparse.Namespace) -> None:
             f"python -c with {', '.join(PRELOAD[:-1])}": (lambda: fresh(f"import {', '.join(PRELOAD[:-1])}"), every),
             "Ray actor": (actor, every),
         }
+        forked()
+        before = usage(zygote.pid)
         times: dict[str, list[float]] = {what: [] for what in kinds}
         for number in range(arguments.forks):
             for what, (start, each) in kinds.items():
@@ -765,6 +785,8 @@ def try_speed(arguments: argparse.Namespace) -> None:
         for what, found in times.items():
             p50 = statistics.median(found)
             row(what, len(found), f"{p50:.1f}", f"{percentile(found, 0.99):.1f}", f"{p50 / unit:.0f}")
+        after = usage(zygote.pid)
+        row("the zygote's MB (RSS), descriptors, threads", f"before {before}", f"after {arguments.forks} forks {after}")
         made = [ray.remote(Actor).options(num_cpus=0).remote() for _ in range(3)]
         ray.get([one.at.remote() for one in made])
         import psutil
