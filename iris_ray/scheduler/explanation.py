@@ -27,7 +27,7 @@ OBSTACLES_NAMED = 4
 GIVEN_AWAY_LOOKED_AT = 64
 """The number of groups changed by the plan that a shortage searches for groups that the job could have had."""
 
-SHORTAGES_RENEWED, SHORTAGES_KEPT = 500, 20_000
+SHORTAGES_RENEWED, SHORTAGES_KEPT = 200, 20_000
 """The number of requirements whose shortages a plan renews, and the number whose shortages later plans reuse."""
 
 Told = Mapping[AttemptId, float]
