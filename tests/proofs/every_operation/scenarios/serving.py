@@ -153,7 +153,7 @@ def _left(front: HttpFront) -> dict[str, Any]:
         "requests": len(front._running._scopes),
         "of keys": sum(use.running for use in front._keys._uses.values()),
         "measured": front._metrics._running._value.get(),
-        "parsing": front._parser._turns._is_taken,
+        "parsing": front._parser._turns._held.total(),
     }
     return {name: value for name, value in found.items() if value}
 
