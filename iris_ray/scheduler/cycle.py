@@ -281,7 +281,7 @@ class Cycle:
                     self._lent_in_vain.add(_loan(job, wanted, lent))
         if found and job.spec.spreads:
             found = [self._spread(job, [*lifted, *lent]).host(found[0], available)]
-        names = self._allowances.within(job, found, wanted, available)
+        names = self._allowances.within(job, found, wanted, available) if found else found
         waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
         if names and not waits:
             assignment, granted = assign(job, gang, available, names, self._plan)
@@ -297,7 +297,8 @@ class Cycle:
                 self._promises.put_back(lent)
             return granted
         needed = chips_of(found if waits else found[: wanted[0]], available) if found else 0.0
-        self._promises.put_back(lent)
+        if lent:
+            self._promises.put_back(lent)
         if found:
             self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
         else:
