@@ -56,7 +56,7 @@ class Child:
         Raises:
             TimeoutError: it has said nothing for so long.
         """
-        if not select.select([self._reader], [], [], timeout_s)[0]:
+        if not _is_readable(self._reader.fileno(), timeout_s):
             raise TimeoutError(f"pid {self.pid} says nothing")
         return json.loads(self._reader.readline() or b"{}")  # type: ignore[no-any-return]
 
@@ -145,7 +145,7 @@ class Zygote:
         return self.codes.pop(child.pid)
 
     def _hear(self, timeout_s: float) -> dict[str, Any]:
-        if not select.select([self._channel], [], [], timeout_s)[0]:
+        if not _is_readable(self._channel.fileno(), timeout_s):
             raise ZygoteError(f"no answer within {timeout_s:g} s")
         with contextlib.suppress(ConnectionResetError):
             if data := self._channel.recv(MOST_BYTES):
@@ -165,6 +165,13 @@ class Zygote:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.end()
+
+
+def _is_readable(descriptor: int, timeout_s: float) -> bool:
+    """Wait until a descriptor can be read. Return False after ``timeout_s``."""
+    poll = select.poll()  # `select.select` takes no descriptor beyond 1023
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def start_without_the_unfit(preload: Sequence[str], **settings: Any) -> tuple[Zygote, dict[str, str]]:

@@ -146,7 +146,9 @@ def _take(connected: socket.socket, directory: str, seconds: float) -> Iterator[
     said: dict[str, object] = {"done": True}
     try:
         yield {"started": time.time()}
-        select.select([connected], [], [], seconds)
+        ended = select.poll()  # `select.select` takes no descriptor beyond 1023, and a program may have more
+        ended.register(connected, select.POLLIN)
+        ended.poll(seconds * 1000)
     finally:
         try:
             profiler.stop_trace()

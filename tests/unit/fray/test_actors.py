@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import itertools
 import pickle
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -179,13 +179,19 @@ def test_attempt_to_connect_that_fails_costs_one_call(
             first = listener.accept()[0]
             first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             first.close()
-            with listener.accept()[0] as caller, socket.create_connection((host, int(port))) as actor:
-                others = {caller: actor, actor: caller}
-                while ready := select.select([*others], [], [], 20.0)[0]:
-                    for one in ready:
-                        if not (data := one.recv(1 << 16)):
+            with (
+                listener.accept()[0] as caller,
+                socket.create_connection((host, int(port))) as actor,
+                selectors.DefaultSelector() as ready,
+            ):
+                ready.register(caller, selectors.EVENT_READ, actor)
+                ready.register(actor, selectors.EVENT_READ, caller)
+                while found := ready.select(20.0):
+                    for key, _ in found:
+                        assert isinstance(key.fileobj, socket.socket)
+                        if not (data := key.fileobj.recv(1 << 16)):
                             return
-                        others[one].sendall(data)
+                        key.data.sendall(data)
 
         between = threading.Thread(target=reset_once_and_pass_on, daemon=True)
         between.start()

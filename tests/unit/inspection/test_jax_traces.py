@@ -15,7 +15,9 @@ from iris_ray.inspection.jax_traces import NO_DEVICES, NO_JAX, ask_for_trace
 from tests.support.waiting import wait_until
 
 PROGRAM = """
-import sys
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
 from iris_ray.inspection.jax_traces import answer_trace_requests
 answer_trace_requests()
 answer_trace_requests()
