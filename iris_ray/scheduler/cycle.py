@@ -195,8 +195,8 @@ class Cycle:
         self._explainer.complete()
         self._result.promises = self._promises.changes(self._placed)
         for event in self._result.promises:
-            if not event.node_ids and (job := pending.others.get(event.job_id)) is not None:
-                self._result.limited.pop(job.kind, None)  # it may be plain now, and its reason was noted as its own
+            if not event.node_ids and (lost := pending.others.get(event.job_id)) is not None:
+                self._result.limited.pop(lost.kind, None)  # it may be plain now, and its reason was noted as its own
         self._result.gave_up_promise = self._promises.given_up
         return self._result
 
