@@ -21,7 +21,8 @@ def run(say, stays=False):
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(zygotes, "ANSWER_S", 60.0)
     (tmp_path / "child.py").write_text(CHILD)
     (tmp_path / "threaded.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
