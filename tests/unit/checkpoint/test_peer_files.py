@@ -1,7 +1,7 @@
 """What a task does with the files of its job on other hosts, over real sockets."""
 
-import errno
 import contextlib
+import errno
 import os
 import socket
 import threading
