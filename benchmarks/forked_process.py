@@ -132,7 +132,7 @@ def _our_handler(number: int, _: object) -> None:
 
 
 def handlers_in_kernel() -> set[str]:
-    """Return the names of the signals for which this process has a handler, whoever set it."""
+    """Return the names of the signals for which this process has a handler, set by Python or by native code."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt"))
     caught = int(line.split()[1], 16)
     return {
@@ -684,7 +684,7 @@ UNFIT = {
 
 
 def try_failures(_: argparse.Namespace) -> None:
-    row("failure", "seconds until the caller knows", "what it is told")
+    row("failure", "seconds until the caller notices", "error message")
 
     def played(what: str, act: Callable[[Zygote], object]) -> None:
         with Zygote(["numpy", "ray"]) as zygote:

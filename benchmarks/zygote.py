@@ -201,7 +201,7 @@ def threads() -> list[str]:
 
 
 def devices() -> list[str]:
-    """Return the device files that this process has open, but for those that hold no state."""
+    """Return the device files that this process has open, except stateless ones such as ``/dev/null``."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

@@ -59,10 +59,10 @@ class Places(Generic[T]):
 
 
 class Turns:
-    """Admits requests, and lets the owners of those that wait take turns.
+    """Admits requests up to a limit. If requests wait, their owners take turns.
 
-    An owner holds fewer places than are free without its own and others': half of all if it is alone. So somebody else
-    need not wait until its requests have ended.
+    An owner gets another place only while it holds fewer places than are free. An owner that is alone therefore holds
+    at most half of them, and the first request of another owner need not wait.
 
     Args:
         most: the limit for requests at a time.

@@ -157,7 +157,7 @@ def find_holders(devices: Devices, ledger: "ProcessLedger | None" = None) -> Hol
 
 
 def describe(pids: Collection[int], ledger: "ProcessLedger | None") -> list[Holder]:
-    """Return the processes that hold the lock or a chip, with names and starts as far as they can be seen."""
+    """Return the processes that hold the lock or a chip, with their names and start times where these are visible."""
     ours = ledger.owned(pids) if pids and ledger is not None else set[int]()
     return [_described(pid, pid in ours) for pid in pids]
 
