@@ -59,7 +59,6 @@ class Availabilities:
         if available is None:
             remaining = self._remaining_of(requirement)
             available = self._available[requirement] = Availability(requirement, remaining, self._now)
-        available.catch_up()
         return available
 
     def _remaining_of(self, requirement: Requirement) -> RemainingCapacity:

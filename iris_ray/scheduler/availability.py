@@ -7,7 +7,6 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
-from typing import Final
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
@@ -32,15 +31,15 @@ class Availability:
 
     Attributes:
         requirement: the requirement.
-        failed_placements: ``num_groups`` → number of free groups when a gang with these counts found too few. Later
-            ones fail as well, which makes a long queue of identical jobs cheap.
+        failed_placements: group counts and `fixed_size` → number of free groups when a gang that can use these found
+            too few. Later ones fail as well, which makes a long queue of identical jobs cheap.
         unplaced: number of jobs with this requirement that found too few groups.
         first_unplaced: id of the first of these jobs in the queue, or None.
     """
 
     def __init__(self, requirement: Requirement, remaining: RemainingCapacity, now: float) -> None:
         self.requirement = requirement
-        self.failed_placements: dict[tuple[int, ...], int] = {}
+        self.failed_placements: dict[tuple[tuple[int, ...], int | None], int] = {}
         self.unplaced = 0
         self.first_unplaced: str | None = None
         self._needs = requirement.resources
@@ -50,8 +49,7 @@ class Availability:
         self._whole: Availability | None = None  # the availability from which this one excludes workers
         self._avoided: Collection[str] = ()  # node ids
         self._impaired: Set[str] = frozenset()  # names of the groups of avoided workers
-        self.catch_up: Final = remaining.catch_up
-        """Account for the hosts that the plan has taken since the last call."""
+        self._best_host: tuple[str, int] | None = None  # the latest one, and the plan's lifts then
 
     def without(self, avoided: Iterable[Worker]) -> "Availability":
         """Return the availability for a job that avoids some workers."""
@@ -113,15 +111,31 @@ class Availability:
         return sum(map(self.is_free_soon, self.candidates.ending.get(bucket, ())))
 
     def is_any_kept(self, buckets: Iterable[int]) -> bool:
-        """Return whether any suitable group is reserved for a job."""
-        kept = self._remaining.kept
-        return any(self.suits(name) for bucket in buckets for name in kept.get(bucket, ()))
+        """Return whether any group that suits, at the latest once suspicions have ended, is reserved for a job."""
+        return any(self.suits_soon(name) for bucket in buckets for name in self._remaining.kept(bucket))
 
     # -- choices ---------------------------------------------------------------------------------------------------
 
     def best(self, bucket: int, count: int, own: Mapping[str, int]) -> list[str]:
         """Return the names of the best free groups in a bucket, at most ``count``. ``own``: see `preferred`."""
-        return [rank[-1] for rank in self._ranks(bucket, count, own)]
+        if count != 1 or self.requirement.group_by is not None:
+            return [rank[-1] for rank in self._ranks(bucket, count, own)]
+        if self._best_host is not None and self._is_still_best(*self._best_host):
+            return [self._best_host[0]]
+        names = [rank[-1] for rank in self._ranks(bucket, 1, own)]
+        self._best_host = (names[0], self._remaining.plan.lifts) if names else None
+        return names
+
+    def _is_still_best(self, name: str, lifts: int) -> bool:
+        """Return whether a host that was the best still is.
+
+        What a plan takes changes the room of hosts but not their ranks. So the host stays the best while it has room,
+        unless a better one has ceased to be reserved.
+        """
+        plan, (host,) = self._remaining.plan, self.group(name).workers
+        if lifts != plan.lifts or name in plan.kept:
+            return False
+        return self.requirement.has_room(host, plan.taken.get(name))
 
     def best_alike(self, bucket: int, count: int) -> list[str]:
         """Return the names of the best free groups, at most ``count``, that are equally good except for their names."""
@@ -217,31 +231,32 @@ class Availability:
 
     def suits_soon(self, name: str) -> bool:
         """Return whether a group would be free without tasks on it once suspicions of its hosts have ended."""
-        in_foreign_use = self.requirement.chips and self.group(name).foreign_use
-        return self.suits(name) or (self.suits(name, later=True) and not in_foreign_use)
+        return sum(fits(worker.resources, self._needs) for worker in self.hosts_soon(name)) >= self.tasks(name)
+
+    def hosts_soon(self, name: str) -> list[Worker]:
+        """Return the hosts of a group that suit the job once suspicions of them have ended, whether in use or not."""
+        hosts, needs_chips = self.candidates.evaluations[name].later, self.requirement.chips
+        return [host for host in hosts if not (needs_chips and host.foreign) and host.node_id not in self._avoided]
 
     def may_become_free(self, name: str) -> bool:
         """Return whether a group becomes free once its tasks end: no end of an attempt is unconfirmed for long."""
-        found, has_room = self.candidates.evaluations[name], self.requirement.fits_beside
-        hosts = found.eligible or found.later
-        if not any(worker.ending for worker in hosts):
+        if not any(worker.ending for worker in self.candidates.evaluations[name].later):
             return True
-        hosts = tuple(worker for worker in hosts if worker.node_id not in self._avoided)
-        return sum(has_room(worker, worker.stuck(self._now)) for worker in hosts) >= self.tasks(name)
+        has_room = self.requirement.fits_beside
+        return sum(has_room(host, host.stuck(self._now)) for host in self.hosts_soon(name)) >= self.tasks(name)
 
     def is_free_after(self, name: str, leaving: Collection[AttemptId]) -> bool:
         """Return whether a group is free once these attempts and those that have just ended have left."""
-        found, fits = self.candidates.evaluations[name], 0
-        for worker in found.eligible or found.later:
-            if worker.node_id not in self._avoided:
-                free = dict(worker.free_soon(self._now))
-                for occupant, held in worker.occupants.items():
-                    if occupant[1] in leaving and occupant not in worker.ending:
-                        for resource, amount in held.items():
-                            free[resource] = rounded(free.get(resource, 0.0) + amount)
-                chips_idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
-                fits += self.requirement.fits_into(free) and (chips_idle or not self.requirement.chips)
-        return fits >= self.tasks(name)
+        fit = 0
+        for worker in self.hosts_soon(name):
+            free = dict(worker.free_soon(self._now))
+            for occupant, held in worker.occupants.items():
+                if occupant[1] in leaving and occupant not in worker.ending:
+                    for resource, amount in held.items():
+                        free[resource] = rounded(free.get(resource, 0.0) + amount)
+            chips_idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
+            fit += self.requirement.fits_into(free) and (chips_idle or not self.requirement.chips)
+        return fit >= self.tasks(name)
 
     def stuck(self, bucket: int) -> int:
         """Return the number of suitable groups that can't become free for now; see `may_become_free`."""
@@ -460,19 +475,34 @@ def hosts_of(assignment: JobAssignedEvent) -> tuple[str, ...]:
     return tuple(node_id for group in assignment.groups for node_id in group)
 
 
+def fixed_size(job: Job) -> int | None:
+    """Return the number of hosts of the groups that a job must use; None if any number will do.
+
+    All gangs of a job get whole groups of one size, which the first gang determines; 0 before it has groups.
+    """
+    if not job.requirement.whole_groups or len(job.gangs) == 1:
+        return None
+    return len(job.gangs[0].tasks) if job.attempt else 0
+
+
 def _equal_bucket(job: Job, available: Availability) -> int:
     """Return the bucket of equal groups to use: among the sizes with enough groups, the one with the most free groups.
 
-    All gangs of a job get groups of one size, which the first gang determines.
+    The gangs of a job with several get groups of the size of which most exist. If none of these is free, the size of
+    the group that is promised to the job is as good.
     """
     requirement, least = available.requirement, num_groups(job)[0]
     if not requirement.whole_groups:
         return requirement.replicas
+    if its_size := fixed_size(job):
+        return its_size
     sizes = (+available.candidates.suitable.buckets).keys() - {LARGER}
-    if len(sizes) < 2 and not (job.attempt and len(job.gangs) > 1):
+    if len(sizes) < 2:
         return next(iter(sizes), requirement.replicas)
     suitable = {size: available.suitable(size) for size in sizes}
     if len(job.gangs) > 1:
-        its_size = len(job.gangs[0].tasks)
-        return its_size if job.attempt else max(sizes, key=lambda size: (suitable[size], size))
+        most = max(sizes, key=lambda size: (suitable[size], size))
+        if job.promise is None or job.members or available.free(most):
+            return most
+        return len(job.promise.node_ids)
     return max(sizes, key=lambda size: (suitable[size] >= least, available.free(size), suitable[size], size))

@@ -63,9 +63,7 @@ class Calendar:
 
     def group_free_at(self, job: Job, name: str, available: Availability) -> float:
         """Return when enough hosts of a group are expected to be free for a job's tasks; seconds."""
-        found = available.candidates.evaluations[name]
-        hosts = (host for host in found.eligible or found.later if not available.avoids(host))
-        return self.free_at(job, hosts, available.tasks(name))
+        return self.free_at(job, available.hosts_soon(name), available.tasks(name))
 
     def _host_free_at(self, job: Job, host: Worker) -> float:
         """Return when a host has room for one of a job's tasks; when it is empty, for a group of jobs; seconds."""

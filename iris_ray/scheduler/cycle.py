@@ -9,7 +9,16 @@ from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availabilities import Availabilities
-from iris_ray.scheduler.availability import Availability, assign, buckets_for, choose, hosts_of, num_groups, preferred
+from iris_ray.scheduler.availability import (
+    Availability,
+    assign,
+    buckets_for,
+    choose,
+    fixed_size,
+    hosts_of,
+    num_groups,
+    preferred,
+)
 from iris_ray.scheduler.candidate_cache import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import (
@@ -76,12 +85,12 @@ class SchedulingResult:
     complete: bool = True
 
 
-_Loan = tuple[Requirement, tuple[int, ...], tuple[str, ...]]
+_Loan = tuple[Requirement, tuple[int, ...], int | None, tuple[str, ...]]
 
 
 def _loan(job: Job, wanted: tuple[int, ...], lent: Lifted) -> _Loan:
     """Return a key of a job's wants and of the hosts that it may be lent."""
-    return job.requirement, wanted, tuple(worker.node_id for worker, _ in lent)
+    return job.requirement, wanted, fixed_size(job), tuple(worker.node_id for worker, _ in lent)
 
 
 TASKS_PER_GANG = 10
@@ -247,8 +256,9 @@ class Cycle:
                 if self._queue.is_alone and not (job.promise or accelerators(granted)):
                     return self._place_beside(job, untried, granted)
             return granted
-        if len(job.pending) > self._placed[job_id]:  # gangs that are not in turn wait for the next plan
-            self._pause(job, 0.0, "those of its slices go first that were lost a moment ago")
+        if len(job.gangs) > 1 and len(job.pending) > self._placed[job_id] and self._deadlines.is_returning(job):
+            self._untried.pop(job_id, None)
+            self._queue.comes_by_share(job)
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
@@ -272,12 +282,13 @@ class Cycle:
             wanted = tuple(count for count in wanted if count <= gang.groups_had) or wanted[:1]  # growth comes last
         found: list[str] = []
         lent: Lifted = []
-        free = None if lifted else available.failed_placements.get(wanted)
+        alike = wanted, fixed_size(job)
+        free = None if lifted else available.failed_placements.get(alike)
         if free is None:
             found, free = choose(job, available, preferred(job, self._fleet, gang), wanted, hopes, awaits)
         if free < wanted[0]:
             if not lifted:
-                available.failed_placements[wanted] = free
+                available.failed_placements[alike] = free
             if lent := self._lend(job, available, wanted):
                 found, _ = choose(job, available, preferred(job, self._fleet, gang), wanted, False, False)
                 if not found:
@@ -294,7 +305,7 @@ class Cycle:
             self._placed[job.spec.job_id] += 1
             if isinstance(assignment, TasksAssignedEvent) and job.spec.spreads:
                 self._spreads[job.spec.job_id].took(assignment.node_id)
-            if lifted or self._promises.has_one(job):
+            if lifted or self._promises.hosts_of(job.spec.job_id):
                 self._let_go(job, lifted, hosts_of(assignment))
             if lent:
                 self._promises.put_back(lent)
@@ -320,7 +331,6 @@ class Cycle:
             return []
         for worker, _ in lent:
             self._plan.lift(worker)
-        available.catch_up()
         return lent
 
     # -- groups of jobs --------------------------------------------------------------------------------------------
@@ -332,7 +342,7 @@ class Cycle:
             return None
         for job in leader.members:
             self._limits.admit(job)
-        lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader)
+        lifted, own = self._promises.lift_of_group(leader), self._promises.hosts_of(leader.spec.job_id)
         found = self._groups.place(leader, own)
         if isinstance(found, PlacementFailure):
             self._group_waits(leader, found, lifted)
@@ -429,7 +439,11 @@ class Cycle:
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
         """Return the chips that a gang's last attempt still holds; 0 if the gang has only one possible group count."""
-        if job.spec.coscheduling is None or len(num_groups(job)) == 1:
+        return self._chips_of_last_attempt(job, gang) if len(num_groups(job)) > 1 else 0.0
+
+    def _chips_of_last_attempt(self, job: Job, gang: Gang) -> float:
+        """Return the chips that a gang's last attempt still holds; 0 for independent tasks."""
+        if job.spec.coscheduling is None:
             return 0.0
         grouping, job_id = self._fleet.grouping(job.spec.coscheduling.group_by), job.spec.job_id
         workers = (worker for name in gang.groups for worker in grouping.members(name))
@@ -445,12 +459,10 @@ class Cycle:
         lifted = self._promises.lift_own(job)
         own = [worker.node_id for worker, _ in lifted]
         lifted += self._promises.lift_in_use(job)
-        available.catch_up()
         taking = self._evictor.find(job, available, own, self._placed[job.spec.job_id])
         self._promises.put_back(lifted)
         if isinstance(taking, Taking):
             self._promises.take(job, taking)
-        available.catch_up()
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str] = (), reason: str = "") -> None:
@@ -472,8 +484,8 @@ class Cycle:
         kept: tuple[str, ...] = ()
         if self._promises.has_firm(job):
             lasts = self._is_within_soon(job, reached)
-        else:  # the missing chips may be its own
-            lasts = self._deadlines.is_returning(job) and job.spec.spare_for is None and reached.what != "running jobs"
+        else:
+            lasts = self._deadlines.is_returning(job) and self._lacks_only_its_own_chips(job, gang, reached)
         if lasts:
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
@@ -492,6 +504,13 @@ class Cycle:
         if job.is_plain and not (kept or lifted):
             self._over[job.kind] = limited(job, replace(reached, kept=False), kept=()) if reached.kept else reason
 
+    def _lacks_only_its_own_chips(self, job: Job, gang: Gang, reached: ReachedLimit) -> bool:
+        """Return whether a returning gang may be within a limit once the end of its last attempt is confirmed."""
+        if job.spec.spare_for is not None or reached.what == "running jobs":
+            return False
+        ending = self._chips_of_last_attempt(job, gang)
+        return reached.team is not None or reached.held - ending + reached.needed <= reached.limit
+
     def _pass_over(self, job: Job, quota_source: int) -> None:
         """Reserve its team's quota for a starving job, so that the team's lower bands don't take it first."""
         has_quota = job.promise is not None or job.members  # for its promised hosts; groups get none
@@ -505,9 +524,8 @@ class Cycle:
         """Return whether a job with victims is within a limit once all victims have left."""
         if reached.what == "running jobs":
             return False
-        promised = {*self._promises.hosts_of(job), *self._plan.kept}
-        chips = self._evictor.frees(promised, reached)
-        return chips > 0 and self._allowances.may_take_once_freed(job, reached, chips)
+        chips = self._evictor.frees(lambda spec: self._allowances.counts_for(reached, spec))
+        return chips > 0 and self._allowances.may_keep_within(job, reached, chips)
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, including those in use."""
@@ -522,7 +540,7 @@ class Cycle:
             self._let_go(job, lifted, reason=problem)
             return
         kept = self._promises.keep(job, gang, available, lifted)
-        if kept and self._promises.has_one(job) and self._deadlines.is_starving(job, gang):
+        if kept and self._promises.hosts_of(job.spec.job_id) and self._deadlines.is_starving(job, gang):
             self._result.starving.append(job_id)
         searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
         taken, protected = self._take(job, available) if searches else ((), None)

@@ -10,23 +10,24 @@ notices, then those that saved or began most recently.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, takewhile
 
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import UNCONFIRMED_S, accelerators
-from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, fixed_size, num_groups
 from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import Reclaim
-from iris_ray.scheduler.victims import GRACE_S, EvictionCosts, EvictionRules, Room, Running, VictimSearch
+from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, Victims, VictimSearch
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 
@@ -44,7 +45,7 @@ OWNERS_SPARED = 3
 TASKS_AT_ONCE = 16
 """The number of hosts that one search takes for a job of independent tasks."""
 
-_Key = tuple[Requirement, tuple[int, ...], PriorityBand, str, bool, bool]
+_Key = tuple[Requirement, tuple[int, ...], int | None, PriorityBand, str, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Taking:
     """The groups promised to a job, and the victims that leave them.
 
     Attributes:
-        names: the promised groups, including free ones.
+        names: the promised groups, including free ones; none for a group of jobs.
         node_ids: the hosts of these groups.
         leave: the victims.
         deadline: when victims with a notice are stopped; seconds.
@@ -132,11 +133,11 @@ class Evictor:
             return self._now
         if attempt in self._leaving:
             eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
-            return self._deadline if eviction is None else eviction.deadline
+            return self._costs.deadline if eviction is None else eviction.deadline
         if self._rules is None or not may_evict(job) or attempt.job_id not in self._running.jobs:
             return None
         cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
-        return None if cost is None else self._deadline + cost[0]
+        return None if cost is None else self._costs.deadline + cost[0]
 
     def _lent_by(self, job: Job) -> frozenset[AttemptId]:
         """Return the attempts that were lent hosts reserved for a job, if they leave when it needs these hosts."""
@@ -203,31 +204,31 @@ class Evictor:
     def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
         """Return the attempts on some hosts that may leave for a group: those without use and those of lower bands."""
         lent, reclaim, band = self._lent_by(leader), self._reclaim(leader), leader.spec.priority
+        bands = self._bands(leader)
+        if not (bands or self._idle or self._leaving):
+            return frozenset()
         there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
 
         def may_leave(attempt: AttemptId) -> bool:
             if attempt in self._idle or attempt in self._leaving:
                 return True
             spec = self._running.jobs[attempt.job_id].spec if attempt.job_id in self._running.jobs else None
-            if spec is None or not self._bands(leader) or not (spec.priority > band or attempt in lent):
+            if spec is None or not bands or not (spec.priority > band or attempt in lent):
                 return False
             by_band = attempt in lent or reclaim.by_band(spec)
             return by_band and self._costs.of(attempt, band, reclaim, patient=False, lent=lent) is not None
 
         return frozenset(filter(may_leave, there))
 
-    def leave_for_group(self, leader: Job, node_ids: Collection[str], victims: Collection[AttemptId] = ()) -> Taking:
-        """Take hosts for a group. Spares and yielding jobs on them leave, and these victims."""
-        there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
-        leave = frozenset(victims) | (there & self._idle.keys())
-        self._costs.leave(leave)
-        self._taken[leader.spec.job_id] = leave
-        for attempt in leave:
-            if self._allowances.teams.exist:
-                self._leaves(attempt, leader)
-        for attempt in leave & self._idle.keys():
+    def take(self, job: Job, node_ids: Iterable[str], victims: Victims, names: tuple[str, ...] = ()) -> Taking:
+        """Take hosts for a job, or for the group that it leads: these victims leave them. ``names``: see `Taking`."""
+        self._costs.leave(victims)
+        self._taken[job.spec.job_id] = victims
+        for attempt in victims if self._allowances.teams.exist else ():
+            self._leaves(attempt, job)
+        for attempt in victims & self._idle.keys():
             del self._idle[attempt]
-        return Taking((), tuple(node_ids), tuple(sorted(leave)), self._deadline)
+        return Taking(names, tuple(node_ids), tuple(sorted(victims)), self._costs.deadline)
 
     def are_within_budgets(self, victims: Collection[AttemptId], leader: Job) -> bool:
         """Return whether these victims may leave for a group at once."""
@@ -326,15 +327,8 @@ class Evictor:
 
     def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
         names = tuple(sorted(found))
-        node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
-        victims = frozenset[AttemptId]().union(*found.values())
-        self._costs.leave(victims)
-        self._taken[job.spec.job_id] = victims
-        for attempt in victims if self._allowances.teams.exist else ():
-            self._leaves(attempt, job)
-        for attempt in victims & self._idle.keys():
-            del self._idle[attempt]
-        return Taking(names, node_ids, tuple(sorted(victims)), self._deadline)
+        node_ids = (node_id for name in names for node_id in available.group(name).node_ids)
+        return self.take(job, node_ids, frozenset[AttemptId]().union(*found.values()), names)
 
     def _leaves(self, attempt: AttemptId, taker: Job) -> None:
         self._allowances.teams.leaves(attempt, self._running.jobs[attempt.job_id], self._chips_of(attempt), taker)
@@ -457,12 +451,10 @@ class Evictor:
         if len(self._deadlines_told) < len(self._leaving):  # in a plan, attempts only ever join these
             jobs = self._running.jobs
             gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
-            self._deadlines_told = {a: self._deadline if g.eviction is None else g.eviction.deadline for a, g in gangs}
+            self._deadlines_told = {
+                a: self._costs.deadline if g.eviction is None else g.eviction.deadline for a, g in gangs
+            }
         return self._deadlines_told
-
-    @property
-    def _deadline(self) -> float:
-        return self._now + (self._rules.grace_s if self._rules is not None else GRACE_S)
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
         """Return the names of groups that attempts could leave, in the order of victims: leaving, idle, cheapest."""
@@ -491,18 +483,11 @@ class Evictor:
                 yield attempt
         yield from last
 
-    def frees(self, node_ids: Iterable[str], reached: ReachedLimit) -> float:
-        """Return the number of chips that stop counting towards a limit once all leaving attempts have left.
-
-        These are all victims, and the attempts that have ended on promised hosts, ``node_ids``, whose chips already
-        count for the jobs to which they are promised.
-        """
-        jobs, workers = self._running.jobs, self._fleet.workers
-        there = {who[1] for node_id in node_ids if node_id in workers for who in workers[node_id].ending}
-        held = [(attempt, chips) for attempt, chips in self._ending if attempt in there]
-        held += [(attempt, self._chips_of(attempt)) for attempt in self._leaving]
-        specs = ((jobs[attempt.job_id].spec, chips) for attempt, chips in held)
-        return sum(chips for spec, chips in specs if self._allowances.counts_for(reached, spec))
+    def frees(self, counts: Callable[[JobSpec], bool]) -> float:
+        """Return the number of chips that attempts hold which leave or have ended, for the jobs that count."""
+        jobs = self._running.jobs
+        held = chain(self._ending, ((attempt, self._chips_of(attempt)) for attempt in self._leaving))
+        return sum(chips for attempt, chips in held if attempt.job_id in jobs and counts(jobs[attempt.job_id].spec))
 
     @cached_property
     def _ending(self) -> list[tuple[AttemptId, float]]:
@@ -526,7 +511,8 @@ def may_evict(job: Job) -> bool:
 def _key(job: Job) -> _Key:
     """Return the search key of a job. A search that fails for one job fails for others with its key."""
     has_lent = job.promise is not None and bool(job.promise.lent)
-    return job.requirement, num_groups(job), job.spec.priority, job.spec.team, may_evict(job), has_lent
+    need = job.requirement, num_groups(job), fixed_size(job)
+    return *need, job.spec.priority, job.spec.team, may_evict(job), has_lent
 
 
 def leaves_for(victim: Job, job: Job) -> bool:

@@ -138,7 +138,6 @@ class Explainer:
         return cause
 
     def _fill_in(self, shortage: Shortage, available: Availability) -> None:
-        available.catch_up()
         names = dict.fromkeys(islice(available.given_away(GIVEN_AWAY_LOOKED_AT), OBSTACLES_NAMED))
         names |= dict.fromkeys(available.closest(OBSTACLES_NAMED))
         excluded, need = (+available.candidates.excluded).items(), available.requirement

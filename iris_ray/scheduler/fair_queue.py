@@ -15,7 +15,7 @@ but never overrides a share.
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import chain
@@ -60,10 +60,12 @@ class Deadlines:
     Attributes:
         now: seconds on the clock of the events.
         backfill_bound_s: seconds for which later jobs may pass a waiting gang; see `bound_s`.
+        returned: ids of the jobs whose returning gangs have had their turn in this plan.
     """
 
     now: float
     backfill_bound_s: float
+    returned: set[str] = field(default_factory=set)
 
     def seconds_paused(self, gang: Gang) -> float:
         """Return the remaining seconds of the gang's pause; 0 or less if it does not pause."""
@@ -90,19 +92,19 @@ class Deadlines:
 
     def is_returning(self, job: Job) -> bool:
         """Return whether a waiting gang of the job has just run. It comes first, since a lost host costs no turn."""
-        if job.spec.coscheduling is None or job.yields:
+        if job.spec.coscheduling is None or job.yields or job.spec.job_id in self.returned:
             return False
         return any(self.now < job.gangs[position].returning_until for position in job.pending)
 
     def in_turn(self, job: Job) -> Iterator[int]:
         """Return the positions of the job's gangs to place in a plan, in order.
 
-        If any gangs return, only these are in turn, and the others wait for the next plan.
+        Gangs that return have a turn before the others of their job; see `FairQueue.comes_by_share`.
         """
-        if len(job.gangs) == 1 or not self.is_returning(job):
+        if len(job.gangs) == 1 or not (self.is_returning(job) or job.spec.job_id in self.returned):
             return iter(job.pending)
-        returning = [i for i in job.pending if job.gangs[i].not_before <= self.now < job.gangs[i].returning_until]
-        return iter(returning or list(job.pending))
+        returns = {i for i in job.pending if job.gangs[i].not_before <= self.now < job.gangs[i].returning_until}
+        return iter([i for i in job.pending if (i in returns) == self.is_returning(job)])
 
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
         """Return the event that ends a job without any run within its ``scheduling_timeout``, or None."""
@@ -165,6 +167,7 @@ class FairQueue:
         self._passed_over = passed_over
         self._share_reason = share_reason
         self._later: list[Run] = []  # jobs that need quota from further up
+        self._by_share_too: list[Run] = []  # jobs of the band whose other gangs have returned
         self._kinds_later: set[Kind] = set()  # the kinds of these jobs
         self._was_granted = False  # whether the latest job got hosts
         self._again = False
@@ -194,13 +197,24 @@ class FairQueue:
                 self._of_teams.count(name, resources)
         self._was_granted, self._again = True, comes_again
 
+    def comes_by_share(self, job: Job) -> None:
+        """Give the other gangs of a job whose returning gangs have had their turn a turn by share in the same band."""
+        self._deadlines.returned.add(job.spec.job_id)
+        self._by_share_too.append(deque((job,)))
+
     def _by_class(self, runs: Iterable[Run], quota_source: int) -> Iterator[Job]:
         """Yield jobs by band, returning ones first, and defer those that need quota from further up."""
         classes: defaultdict[tuple[PriorityBand, Urgency], list[Run]] = defaultdict(list)
         for run in runs:
             urgency = Urgency.RETURNING if self._deadlines.is_returning(run[0]) else Urgency.NONE
             classes[run[0].spec.priority, urgency].append(run)
-        for (band, urgency), of_class in sorted(classes.items(), key=lambda item: item[0]):
+        for band, urgency in sorted({(band, urgency) for band, _ in classes for urgency in Urgency}):
+            of_class = classes[band, urgency]
+            if urgency is Urgency.NONE:
+                of_class += self._by_share_too
+                self._by_share_too.clear()
+            if not of_class:
+                continue
             self.tier = quota_source, band
             self._kinds_later.clear()
             in_turn = self._by_age(of_class) if urgency is Urgency.RETURNING else self._by_share(of_class)

@@ -10,7 +10,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
-from iris_ray.scheduler.team_quotas import QuotaExhausted, QuotaSource, TeamQuotas
+from iris_ray.scheduler.team_quotas import QuotaSource, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
@@ -190,31 +190,30 @@ class Allowances:
         if (mine := self._allowance(job)) is not None:
             mine.started.discard(job.spec.job_id)
 
-    def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
+    def may_take(self, job: Job, chips: float, given_back: float = 0.0, freed: float | None = None) -> bool:
         """Return whether a job may take chips from victims, given the chips promised to its user's other jobs.
 
         Args:
             job: the job.
             chips: the number of chips that it would get.
-            given_back: the number of chips that its user frees first.
+            given_back: the number of chips that its user, or its team, frees first.
+            freed: for chips that victims already leave, or have left, for it: the number of its user's chips that
+                attempts will free which leave or have ended. Reservations without victims for the user's other jobs
+                then don't count: those jobs wait, and nobody leaves in vain.
         """
-        mine = self._allowance(job)
-        if (
-            chips
-            and self.teams.exist
-            and isinstance(self.teams.quota_source(job, chips, less=given_back), QuotaExhausted)
-        ):
+        if self.teams.exist and not isinstance(self.teams.quota_source(job, chips, less=given_back), QuotaSource):
             return False
-        if mine is None:
+        if (mine := self._allowance(job)) is None:
             return True
-        if mine.is_new(job) and mine.jobs_beside(job, expected=True) >= mine.most_jobs:
+        if mine.is_new(job) and mine.jobs_beside(job, freed is None) >= mine.most_jobs:
             return False
-        return not chips or rounded(mine.chips_beside(job, expected=True) - given_back + chips) <= mine.most_chips
+        beside = mine.chips_beside(job, freed is None) - given_back - (freed or 0.0)
+        return not chips or rounded(beside + chips) <= mine.most_chips
 
-    def may_take_once_freed(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
+    def may_keep_within(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
         """Return whether a job is within a limit once attempts with this number of counted chips have left."""
         if reached.team is None:
-            return self.may_take(job, reached.needed, given_back=chips)
+            return self.may_take(job, reached.needed, freed=chips)
         return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed, less=chips), QuotaSource)
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
@@ -223,9 +222,10 @@ class Allowances:
             return (spec.user, spec.priority) == (reached.user, reached.band)
         return self.teams.counts_for(spec, reached.team, reached.type)
 
-    def most_groups(self, job: Job, wanted: int) -> int:
-        """Return how many of the wanted groups a job may get, given the chips promised to its user's other jobs."""
-        return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * chips_per_group(job))), 0)
+    def most_groups(self, job: Job, wanted: int, freed: float | None = None) -> int:
+        """Return how many of the wanted groups a job may take from victims; ``freed``: see `may_take`."""
+        each = chips_per_group(job)
+        return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * each, freed=freed)), 0)
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of a firm promise to a job, and the job as running unless it is a spare."""

@@ -77,7 +77,7 @@ class ReachedLimit:
         needed: the smallest additional amount that the job needs.
         before: the id of another job of the user for which the rest is reserved, or None.
         kept: whether the rest is reserved for this job.
-        team: the team whose quota is used up; `NO_TEAM` if other teams don't lend the rest; None for a user's limit.
+        team: the team whose quota is used up; "" if other teams don't lend the rest; None for a user's limit.
         is_kept_back: whether the job would be within the limit without reservations for other jobs.
     """
 
@@ -115,7 +115,7 @@ class ReachedLimit:
     def in_short(self) -> str:
         """The limit as text, without the job's needs."""
         if self.team is not None:
-            return f"there is no more for its team: {self._of_team}"
+            return f"its team may have no more: {self._of_team}"
         return f"{self.user} has reached the limit of {self.limit:,g} {self.what} in band {self.band.name.lower()}"
 
     @property

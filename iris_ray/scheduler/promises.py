@@ -25,7 +25,7 @@ from itertools import islice
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker, accelerators
-from iris_ray.scheduler.availability import Availability, best_free, buckets_for, num_groups, preferred
+from iris_ray.scheduler.availability import Availability, best_free, buckets_for, fixed_size, num_groups, preferred
 from iris_ray.scheduler.calendar import Calendar, horizon_s
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
@@ -130,7 +130,7 @@ class PlannedPromises:
             elif job.members:
                 self._keep(promise, job.promise.node_ids)
             else:
-                most = self._within_limit(job, job.promise.node_ids, len(job.pending))
+                most = self._within_limit(promise, job.promise.node_ids, len(job.pending))
                 self._keep(promise, most or job.promise.node_ids)  # otherwise its turn finds the limit
 
     @property
@@ -138,17 +138,14 @@ class PlannedPromises:
         """Whether hosts are promised to any job."""
         return any(promise.node_ids for promise in self._of.values())
 
-    def has_one(self, job: Job) -> bool:
-        """Return whether hosts are promised to a job."""
-        return bool(self._hosts(job.spec.job_id))
-
     def has_firm(self, job: Job) -> bool:
         """Return whether a job's promise has or had victims."""
-        return self.has_one(job) and self._of[job.spec.job_id].is_firm
+        return bool(self.hosts_of(job.spec.job_id)) and self._of[job.spec.job_id].is_firm
 
-    def hosts_of(self, job: Job) -> tuple[str, ...]:
+    def hosts_of(self, job_id: str) -> tuple[str, ...]:
         """Return the node ids of the hosts that are promised to a job."""
-        return self._hosts(job.spec.job_id)
+        promise = self._of.get(job_id)
+        return promise.node_ids if promise is not None else ()
 
     # -- lending ---------------------------------------------------------------------------------------------------
 
@@ -217,14 +214,14 @@ class PlannedPromises:
     def put_back(self, lifted: Lifted) -> None:
         """Reserve lifted hosts again, except for jobs that have lost their promise."""
         for worker, job_id in lifted:
-            if worker.node_id in (*self._hosts(job_id), *self._for_now.get(job_id, ())):
+            if worker.node_id in (*self.hosts_of(job_id), *self._for_now.get(job_id, ())):
                 self._plan.keep(worker, job_id)
 
     # -- making and ending -----------------------------------------------------------------------------------------
 
     def take(self, job: Job, taking: Taking) -> None:
         """Replace a job's promise by hosts that victims leave for it."""
-        for node_id in (*self._hosts(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
+        for node_id in (*self.hosts_of(job.spec.job_id), *self._for_now.pop(job.spec.job_id, ())):
             self._plan.lift(self._fleet.workers[node_id])
         for other in self._of.values():
             if not set(other.node_ids).isdisjoint(taking.node_ids) and other.job is not job:
@@ -254,7 +251,7 @@ class PlannedPromises:
         elif job.spec.coscheduling is None and not job.members and (promise.is_firm or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
             left = tuple(node_id for node_id in room if node_id not in node_ids)
-            promise.node_ids = self._within_limit(job, left, waiting)
+            promise.node_ids = self._within_limit(promise, left, waiting)
         self._reserve(promise)
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
@@ -267,8 +264,8 @@ class PlannedPromises:
         """
         if self.has_firm(job):
             self.put_back(lifted)
-            return self._names(job, self._hosts(job.spec.job_id))
-        before = self._hosts(job.spec.job_id)
+            return self._names(job, self.hosts_of(job.spec.job_id))
+        before = self.hosts_of(job.spec.job_id)
         if before:
             self._of[job.spec.job_id].node_ids = ()
         returning = self._deadlines.is_returning(job)
@@ -276,10 +273,9 @@ class PlannedPromises:
             self.put_back(lifted)
         if not before and not returning and not self._may_have_one(job, gang):
             return ()
-        kind = job.requirement, num_groups(job), job.spec.priority, job.spec.team, available
+        kind = job.requirement, num_groups(job), fixed_size(job), job.spec.priority, job.spec.team, available
         if not before and not returning and (kind in self._late or len(self._late) >= MOST_LATE):
             return ()
-        available.catch_up()
         if before:
             names = self._better(job, gang, self._names(job, before), available)
         else:
@@ -298,8 +294,6 @@ class PlannedPromises:
             self._of[job.spec.job_id] = promise = _Promise(job, is_lost=known is not None and known.is_lost)
             promise.complete_at = complete_at
             self._keep(promise, node_ids)
-        elif before:
-            self._allowances.teams.promised(job, 0.0)
         return names
 
     def lift_of_group(self, leader: Job) -> Lifted:
@@ -323,13 +317,14 @@ class PlannedPromises:
             self._reserve(self._of[leader.spec.job_id])
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
-        taking = self._groups.hosts_for(leader, self.hosts_of(leader), self._group_comes_next)
-        if taking is None:
+        room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)
+        if room is None:
             return ()
-        hosts = [self._fleet.workers[node_id] for node_id in taking.node_ids]
+        hosts = [self._fleet.workers[node_id] for node_id in room.node_ids]
         complete_at = self._calendar.free_at(leader, hosts)
         if self._is_too_late(complete_at, leader):
             return ()
+        taking = self._evictor.take(leader, room.node_ids, room.victims)
         promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
         promise.complete_at = 0.0 if taking.leave else complete_at
@@ -417,21 +412,21 @@ class PlannedPromises:
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
         return sum(accelerators(job.requirement.demand(worker)) for worker in workers)
 
-    def _hosts(self, job_id: str) -> tuple[str, ...]:
-        promise = self._of.get(job_id)
-        return promise.node_ids if promise is not None else ()
-
     def _own(self, job: Job) -> Lifted:
-        return [(self._fleet.workers[node_id], job.spec.job_id) for node_id in self._hosts(job.spec.job_id)]
+        return [(self._fleet.workers[node_id], job.spec.job_id) for node_id in self.hosts_of(job.spec.job_id)]
 
-    def _within_limit(self, job: Job, node_ids: tuple[str, ...], waiting: int) -> tuple[str, ...]:
+    def _within_limit(self, promise: _Promise, node_ids: tuple[str, ...], waiting: int) -> tuple[str, ...]:
         """Return as many of these hosts as waiting tasks may use within the user's limit, vacated hosts first.
 
         Tasks that run elsewhere count, and the limit may have changed.
         """
+        job, wanted = promise.job, min(waiting, len(node_ids))
         if job.spec.coscheduling is not None:
             return node_ids
-        if (most := self._allowances.most_groups(job, min(waiting, len(node_ids)))) == len(node_ids):
+        account = job.spec.user, job.spec.priority
+        freed = self._evictor.frees(lambda spec: (spec.user, spec.priority) == account) if promise.is_firm else None
+        most = self._allowances.most_groups(job, wanted, freed)
+        if most == len(node_ids):
             return node_ids
         workers = {node_id: self._fleet.workers[node_id] for node_id in node_ids}
         in_use = {node_id for node_id, one in workers.items() if not one.occupants.keys() <= one.ending.keys()}
@@ -470,7 +465,7 @@ class PlannedPromises:
             return "a job that comes before it gets some of the hosts"
         if job.members:
             if not all(i in self._fleet.workers for i in node_ids) or not self._groups.fits_on(job, node_ids):
-                return "its jobs do not fit on the hosts together any more"
+                return "its jobs no longer fit on the hosts together"
             hosts = (self._fleet.workers[node_id] for node_id in node_ids)
             return self._problem_with_date(promise, self._calendar.free_at(job, hosts))
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)
@@ -483,16 +478,18 @@ class PlannedPromises:
         if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
             return "some of the hosts are gone"
         buckets = {available.candidates.evaluations[name].bucket for name in names}
-        of_any_size = job.spec.whole_groups and len(job.gangs) == 1
-        fitting = len(buckets) == 1 if of_any_size else buckets <= {*buckets_for(job, available)}
+        if job.spec.whole_groups:
+            fitting = len(buckets) == 1 and (fixed_size(job) or max(buckets)) in buckets
+        else:
+            fitting = buckets <= {*buckets_for(job, available)}
         if not fitting or not all(map(available.suits_soon, names)):
-            return "some of the hosts do not suit it any more"
+            return "some of the hosts no longer suit it"
         stuck = [name for name in names if not available.may_become_free(name)]
         if stuck:
             return f"the end of what ran on {stuck[0]} is not confirmed in time"
         if job.promise.is_firm:
             busy = [name for name in names if not available.is_free_after(name, self._leaving)]
-            return f"{busy[0]} is in use by what does not leave" if busy else ""
+            return f"{busy[0]} is in use by a job that is not leaving" if busy else ""
         return self._problem_with_date(promise, self._complete_at(job, names, available))
 
     def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:

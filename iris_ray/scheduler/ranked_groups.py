@@ -157,7 +157,9 @@ class RankedGroups:
     def fitting(self, needs: Needs) -> Iterator[Ranks]:
         """Iterate over the groups with room for a task, best first. Don't modify groups during the iteration."""
         rooms, none_at_all = self.rooms, True
-        for block in self._blocks if self._may_fit(needs) else ():
+        if not self._may_fit(needs):
+            return
+        for block in self._blocks:
             if not block.may_fit(needs, rooms):
                 continue
             none_at_all, none = False, True

@@ -5,12 +5,12 @@ A plan changes copies; the candidates continue to reflect the fleet.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris_ray.model.workers import TPU, Resources, Worker
 from iris_ray.scheduler.candidates import Candidates, Distance, Ranking
-from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
+from iris_ray.scheduler.evaluation import Evaluation, Rank
 from iris_ray.scheduler.ranked_groups import RankedGroups, Room, room_of
 from iris_ray.state.groups import Group, Grouping
 
@@ -26,6 +26,7 @@ class Plan:
         without_chips: the ids of the hosts whose chips are taken.
         touched: the workers of all these hosts, in chronological order.
         tasks: number of tasks that were given resources.
+        lifts: number of times that a worker ceased to be reserved.
     """
 
     taken: dict[str, Resources] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class Plan:
     without_chips: set[str] = field(default_factory=set)
     touched: list[Worker] = field(default_factory=list)
     tasks: int = 0
+    lifts: int = 0
     _groups: dict[Grouping, tuple[int, list[str]]] = field(default_factory=dict)
 
     def take(self, workers: Sequence[Worker], demand: Resources, job_id: str) -> None:
@@ -76,6 +78,7 @@ class Plan:
         """Stop reserving a worker, for now."""
         del self.kept[worker.node_id]
         self.touched.append(worker)
+        self.lifts += 1
 
 
 NO_GROUPS = RankedGroups()
@@ -84,7 +87,8 @@ NO_GROUPS = RankedGroups()
 class RemainingCapacity:
     """The groups of a shape during a plan, ranked by some preferences.
 
-    It is shared by all requirements of that shape with these preferences.
+    It is shared by all requirements of that shape with these preferences. Every read accounts first for the hosts that
+    the plan has taken since the last one.
 
     Args:
         ranking: the groups that are free, disregarding amounts.
@@ -93,16 +97,13 @@ class RemainingCapacity:
     Attributes:
         candidates: the groups as they were before the plan.
         plan: the hosts that the plan has taken so far.
-        changed: name → current rank (None if too few hosts are idle) of groups that were free before the plan and that
-            it has changed, in chronological order.
-        kept: bucket → names of groups with a host that is reserved for a job.
     """
 
     def __init__(self, ranking: Ranking, plan: Plan) -> None:
         self.candidates: Candidates = ranking.candidates
         self.plan = plan
-        self.changed: dict[str, Rank | None] = {}
-        self.kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
+        self._changed: dict[str, Rank | None] = {}
+        self._kept: defaultdict[int, dict[str, None]] = defaultdict(dict)
         self._ranking = ranking
         self._copies: dict[int, RankedGroups] = {}  # by bucket: the free groups, if the plan has changed some
         self._missing: dict[str, int] = {}  # changed groups with too few idle hosts → number of missing hosts
@@ -111,8 +112,7 @@ class RemainingCapacity:
         self._groups_seen = 0  # number of their groups accounted for
         self._idle: dict[str, list[tuple[Worker, Room]]] = {}  # the idle hosts of changed groups
 
-    def catch_up(self) -> None:
-        """Account for the hosts that the plan has taken since the last call."""
+    def _catch_up(self) -> None:
         plan = self.plan
         if self._seen < len(plan.touched):
             touched, known = plan.groups(self.candidates.grouping), self.candidates.known
@@ -129,6 +129,7 @@ class RemainingCapacity:
 
     def groups(self, bucket: int) -> RankedGroups:
         """Return the groups of a bucket, among those evaluated so far, that are free, disregarding amounts."""
+        self._catch_up()
         self._take_over()
         copy = self._copies.get(bucket)
         return self._ranking.free.get(bucket, NO_GROUPS) if copy is None else copy
@@ -137,6 +138,20 @@ class RemainingCapacity:
         """Return all groups that are free, disregarding amounts, by bucket."""
         self.candidates.complete()
         return {bucket: self.groups(bucket) for bucket in tuple(self._ranking.free)}
+
+    @property
+    def changed(self) -> Mapping[str, Rank | None]:
+        """The groups that were free before the plan and that it has changed, in chronological order.
+
+        Each has its current rank; None if too few hosts are idle.
+        """
+        self._catch_up()
+        return self._changed
+
+    def kept(self, bucket: int) -> Iterable[str]:
+        """Return the names of groups of a bucket with a reserved host, including groups with a suspected host."""
+        self._catch_up()
+        return self._kept.get(bucket, ())
 
     def _take_over(self) -> None:
         """Account for groups evaluated since the last call."""
@@ -157,16 +172,17 @@ class RemainingCapacity:
 
     def rank(self, name: str) -> Rank | None:
         """Return a group's current rank among the free ones; None if it has too few idle hosts."""
-        if name in self.changed:
-            return self.changed[name]
+        self._catch_up()
+        if name in self._changed:
+            return self._changed[name]
         self.candidates.evaluation(name)
         self._take_over()
         return self._ranking.ranks.get(name)
 
     def idle(self, name: str) -> list[tuple[Worker, Room]]:
         """Return the hosts of a free group that are available for a task with or without chips, with their room."""
-        is_known = self._seen == len(self.plan.touched)
-        return (self._idle.get(name) if is_known else None) or self._find_idle(name)
+        self._catch_up()
+        return self._idle.get(name) or self._find_idle(name)
 
     def _find_idle(self, name: str) -> list[tuple[Worker, Room]]:
         kept, taken = self.plan.kept, self.plan.taken
@@ -188,6 +204,7 @@ class RemainingCapacity:
 
     def closest(self) -> Iterator[Distance]:
         """Iterate over the groups that are not free for any amounts, the closest to being free first."""
+        self._catch_up()
         if self._used_up is None:
             self._used_up = sorted((missing, float(missing), name) for name, missing in self._missing.items())
         return heapq.merge(self._used_up, self.candidates.closest) if self._used_up else iter(self.candidates.closest)
@@ -195,15 +212,16 @@ class RemainingCapacity:
     @property
     def not_free(self) -> int:
         """The number of groups that are not free for any amounts but may become free."""
+        self._catch_up()
         return len(self._missing) + len(self.candidates.closest)
 
     def _account_for(self, name: str, found: Evaluation) -> None:
-        if found.status is Status.UNSUITABLE:
+        if not found.later:
             return
         if self.plan.kept and not self.plan.kept.keys().isdisjoint(self.group(name).node_ids):
-            self.kept[found.bucket][name] = None
+            self._kept[found.bucket][name] = None
         else:
-            self.kept[found.bucket].pop(name, None)
+            self._kept[found.bucket].pop(name, None)
         first = self._ranking.ranks.get(name)
         if first is not None:
             self._change(name, found, first)
@@ -213,7 +231,7 @@ class RemainingCapacity:
         free = self._copies.get(found.bucket)
         if free is None:
             free = self._copies[found.bucket] = self._ranking.free[found.bucket].copy()
-        tasks, before = self.candidates.tasks(found), self.changed.get(name, first)
+        tasks, before = self.candidates.tasks(found), self._changed.get(name, first)
         if idle := self._find_idle(name):
             self._idle[name] = idle
         rooms = [room for _, room in idle]
@@ -223,7 +241,7 @@ class RemainingCapacity:
             room, is_mixed = room_of(rooms, tasks)
             if now == before and is_mixed == (name in free.mixed):
                 free.change_room(now, room)
-                self.changed[name] = now
+                self._changed[name] = now
                 return
             self._missing.pop(name, None)
         else:
@@ -233,7 +251,7 @@ class RemainingCapacity:
             free.remove(before)
         if now is not None:
             free.add(now, room, is_mixed)
-        self.changed[name] = now
+        self._changed[name] = now
 
 
 def _sum(some: Resources, more: Resources) -> Resources:

@@ -11,15 +11,15 @@ class Spreading:
     """Chooses hosts for the independent tasks of a job during a plan.
 
     Each task goes to the first host with less than its share, among the free hosts that are as good as the best one.
-    The share is the number of the job's tasks divided by the number of hosts, at least one. Once every such host has
-    its share, the share doubles. Tasks therefore have a host each as long as possible, and a host gets its share at
-    once.
+    The share is the number of the job's tasks divided by the number of hosts, rounded down, but at least one. Once
+    every such host has its share, the share grows by 1, then 2, 4 and so on. Tasks therefore have a host each as long
+    as possible, a host gets its share at once, and the numbers of tasks on equal hosts differ by one at most.
     """
 
     def __init__(self, job: Job, fleet: Fleet) -> None:
         self._job = job
         self._workers = fleet.workers
-        self._share = -(-job.size // max(1, len(fleet.workers)))
+        self._share = max(1, job.size // max(1, len(fleet.workers)))
         self._placed = Counter[str]()  # by this plan
         self._names: list[str] = []
         self._next = 0
@@ -36,7 +36,7 @@ class Spreading:
             self._names = available.best_alike(bucket, self._job.size + used)
             self._next, self._share = 0, self._least
             while all(self.room_in_share(name) <= 0 for name in self._names):
-                self._share *= 2
+                self._share = self._least + max(1, 2 * (self._share - self._least))
             name = self._first(available)
         return name or best
 

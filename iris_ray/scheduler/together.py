@@ -138,32 +138,30 @@ def place_on(
     return place_together(members, fleet, cache, plan, available, now, allowances, prefer)
 
 
-class FleetOnceEmpty:
-    """A fleet as it will be once its occupants have ended, copied once for all groups that a plan asks about.
+class FleetOnceLeft:
+    """Hosts as they will be once some occupants have left, copied once for all groups that a plan asks about.
 
     Args:
         fleet: the fleet as it is.
+        hosts: some of its workers, or all.
         now: seconds on the clock of the events.
-        stays: returns whether an attempt does not end by itself.
+        stays: returns whether an attempt does not leave.
     """
 
-    def __init__(self, fleet: Fleet, now: float, stays: Callable[[AttemptId], bool]) -> None:
-        workers = fleet.workers.values()
-        staying = {who for worker in workers for who in worker.occupants if who not in worker.ending and stays(who[1])}
-        self._fleet = without_what_ends(fleet, workers, now, staying)
+    def __init__(self, fleet: Fleet, hosts: Collection[Worker], now: float, stays: Callable[[AttemptId], bool]) -> None:
+        staying = {who for host in hosts for who in host.occupants if who not in host.ending and stays(who[1])}
+        in_use = {host.slice_name for host in hosts if host.occupants}
+        self._fleet = without_what_ends(fleet, hosts, now, staying)
+        self._free = {host.slice_name for host in hosts if host.slice_name} - in_use
         self._cache = CandidateCache()
         self._now = now
         self._without: dict[frozenset[str], tuple[Plan, Availabilities]] = {}  # the latest two sets of hosts
-        self._refused = set[tuple[object, ...]]()  # groups that do not fit, whatever their limits
 
     def place(
-        self, members: Sequence[Job], away: Collection[str], allowances: Allowances
-    ) -> GroupPlacement | PlacementFailure | None:
-        """Return a placement of all jobs of a group without some hosts, or None if an equal group did not fit."""
+        self, members: Sequence[Job], away: Collection[str], allowances: Allowances | None
+    ) -> GroupPlacement | PlacementFailure:
+        """Return a placement of all jobs of a group without some hosts, preferably on slices that are free already."""
         known = frozenset(away)
-        key = known, *map(self._kind, members)
-        if key in self._refused:
-            return None
         if known not in self._without:
             plan = Plan()
             for node_id in known & self._fleet.workers.keys():
@@ -171,15 +169,7 @@ class FleetOnceEmpty:
             self._without = dict([*self._without.items()][-1:])
             self._without[known] = plan, Availabilities(self._fleet, self._cache, plan, self._now)
         plan, available = self._without[known]
-        found = place_together(members, self._fleet, self._cache, plan, available, self._now, allowances)
-        if isinstance(found, PlacementFailure) and found.limit is None:
-            self._refused.add(key)
-        return found
-
-    def _kind(self, job: Job) -> tuple[object, ...]:
-        """Return everything about a job that decides where it fits."""
-        avoids = job.spec.user if job.spec.user in self._fleet.avoided else None
-        return job.requirement, num_groups(job), len(job.gangs), job.spec.spreads, job.avoided, avoids
+        return place_together(members, self._fleet, self._cache, plan, available, self._now, allowances, self._free)
 
 
 def only(hosts: Iterable[Worker]) -> Fleet:
@@ -249,7 +239,6 @@ class _Trial:
                     return PlacementFailure(job, 0, beside, reached)
                 wanted = allowances.num_groups(job)
             wanted = wanted if most else wanted[:1]
-            available.catch_up()
             found, free = choose(job, available, own, wanted, False, False)
             if not found:
                 return PlacementFailure(job, free, beside)

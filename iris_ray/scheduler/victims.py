@@ -98,6 +98,7 @@ class EvictionCosts:
 
     Attributes:
         now: seconds on the clock of the events.
+        deadline: when attempts that are asked to leave now are stopped; seconds.
         leaving: the attempts that are about to leave their hosts.
     """
 
@@ -107,7 +108,7 @@ class EvictionCosts:
         self.now = now
         self._running = running
         self._least_run_s = {} if rules is None else rules.least_run_s
-        self._deadline = now + (GRACE_S if rules is None else rules.grace_s)
+        self.deadline = now + (GRACE_S if rules is None else rules.grace_s)
         self._idle = idle
         self._rules = rules or EvictionRules()
         self._budgets: dict[Owner, float] = {}  # seconds until another gang of the owner may be evicted
@@ -214,7 +215,7 @@ class EvictionCosts:
         protected_s = max(0.0, self._least_run_s.get(band, math.inf) - ran)
         if protected_s == math.inf:
             return band, ()
-        lost_s = max(0.0, self.now - gang.loses_since(self.now, self._deadline))
+        lost_s = max(0.0, self.now - gang.loses_since(self.now, self.deadline))
         lost_s += BACK_S if job.times.back_s is None else job.times.back_s
         lost = lost_s * len(gang.tasks) * max(1.0, accelerators(job.spec.resources))
         return band, _cost(band, 1, lost, spares=0, protected_s=protected_s, runs_once=job.spec.runs_once)

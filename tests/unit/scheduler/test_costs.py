@@ -169,6 +169,23 @@ def test_groups_that_do_not_fit_share_a_copy_of_the_fleet() -> None:
     assert costs[1] < 4.5 * costs[0], "ten times as many groups"
 
 
+def test_groups_whose_room_nothing_bounds_share_a_copy_of_the_fleet() -> None:
+    """Each would fit once all that runs has ended, which may last, so none of them gets a reservation."""
+    costs = []
+    for groups in (1, 10):
+        world = World()
+        for number in range(40):
+            world.add_slice(f"s{number:02}")
+            world.start(f"running-{number}", priority=PRODUCTION)
+        world.now += 100_000.0
+        for number in range(groups):
+            each = [gang_spec(f"{number}-{part}", priority=PRODUCTION) for part in "ab"]
+            submit_group(world, *each, name=f"group-{number}")
+        costs.append(calls(world.plan))
+        assert not world.plan().promises
+    assert costs[1] < 4.5 * costs[0], "ten times as many groups"
+
+
 def test_plan_that_is_not_committed_leaves_no_trace() -> None:
     """Plans that are not committed leave no trace."""
     world = hosts_and_sizes(40, 7)

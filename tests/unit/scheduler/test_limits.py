@@ -200,6 +200,18 @@ def test_new_job_in_short_plan_does_not_take_kept_room(world: World) -> None:
     assert world.plan(reasons).assignments == []
 
 
+def test_gang_that_returns_keeps_no_slice_while_its_users_other_jobs_hold_the_limit(world: World) -> None:
+    for name in "abc":
+        world.start(name, user="ann", max_retries_failure=1)
+    returning = world.state.jobs["a"]
+    limit(world, chips=16)
+    world.report(returning, S.FAILED)
+    world.submit("bobs", user="bob", slices=(2,))
+    assert placed(world) == []  # the slice of the attempt that has failed is about to be free, and so are its chips
+    world.confirm(returning)
+    assert placed(world) == ["bobs"]
+
+
 def test_planner_looks_again_when_a_limit_changes(world: World) -> None:
     limit(world, chips=0)
     planner = Planner(world.state, look_again_s=1e6)

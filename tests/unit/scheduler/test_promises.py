@@ -2,17 +2,19 @@
 
 import pytest
 
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.model.workers import UNCONFIRMED_S
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    GangAssignedEvent,
     JobCancelledEvent,
     JobYieldsEvent,
     LimitsSetEvent,
@@ -24,15 +26,21 @@ from tests.support.worlds import (
     PlannedWorld,
     add_slices,
     asked_to_leave,
+    cpu_host,
+    gang_spec,
     hosts_of,
     is_told_to_leave,
     on,
     promised,
+    submit_group,
+    tagged,
 )
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
+OF_EQUAL_SLICES = {"failure_domain": EACH_SLICE, "whole_groups": True, "constraints": (), "max_retries_preemption": 9}
+"""The options of a job whose gangs take whole slices of one size."""
 
 
 @pytest.fixture
@@ -156,6 +164,128 @@ def test_evictions_outlive_the_suspicion_of_a_host(world: PlannedWorld, suspecte
     world.confirm(slow, 1)
     world.turn()
     assert pair.gang.placed
+
+
+def test_reserved_slice_outlives_its_suspicion_if_most_others_have_another_size(world: PlannedWorld) -> None:
+    """Each slice is a gang of the job, which takes the size of most slices."""
+    add_slices(world, "c", tpu_type="v4-32")
+    world.run("large", user="bob", priority=PRODUCTION, tpu_type="v4-32")
+    busy = [world.run(f"busy-{name}", user="bob", priority=PRODUCTION, **on(name)) for name in "ab"]
+    waits = world.submit("waits", user="me", slices=(2,), **OF_EQUAL_SLICES)
+    world.turn(LATE)
+    before = promised(waits)
+    assert len(before) == 2
+    world.suspect(before[0])
+    world.turn(SUSPICION_S / 2)
+    assert promised(waits) == before
+    for job in busy:
+        world.finish(job)
+    world.turn(SUSPICION_S)
+    assert {gang.groups for gang in waits.gangs} == {("a",), ("b",)}
+
+
+@pytest.mark.parametrize("happens", ["suspicion", "larger slices"])
+def test_victim_leaves_for_a_job_of_equal_slices_when_most_slices_get_another_size(
+    world: PlannedWorld, happens: str
+) -> None:
+    """The slice suits the job as before. The victim would start again, with nothing gained."""
+    add_slices(world, "c", tpu_type="v4-32")
+    world.run("large", user="cy", priority=PRODUCTION, tpu_type="v4-32")
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    victim = world.run("batch", priority=BATCH, **on("a"))
+    taker = world.submit("taker", priority=PRODUCTION, slices=(2,), **OF_EQUAL_SLICES)
+    world.turn()
+    assert is_told_to_leave(victim)
+    if happens == "suspicion":
+        world.suspect("b-0")
+    else:
+        add_slices(world, "d", "e", tpu_type="v4-32")
+        for name in "de":
+            later = world.submit(f"on-{name}", user="cy", priority=PRODUCTION, tpu_type="v4-32", **on(name))
+            world.do(GangAssignedEvent(later.spec.job_id, (name,), (tuple(f"{name}-{n}" for n in range(4)),)))
+    world.turn()
+    assert is_told_to_leave(victim)
+    world.turn(GRACE_S)
+    world.confirm(victim, 1)
+    world.turn()
+    assert taker.gangs[0].groups == ("a",)
+
+
+def test_suspicion_of_reserved_host_lets_no_second_job_of_the_kind_reserve_hosts(world: PlannedWorld) -> None:
+    for name in "ab":
+        world.run(f"busy-{name}", user="bob", priority=PRODUCTION, **on(name))
+    first = world.submit("first", user="me", priority=PRODUCTION)
+    world.turn()
+    world.suspect(promised(first)[0])
+    second = world.submit("second", user="me", priority=PRODUCTION)
+    world.turn()
+    assert (bool(promised(first)), bool(promised(second))) == (True, False)
+
+
+@pytest.mark.parametrize("with_victim", [False, True])
+def test_hosts_of_a_group_of_jobs_outlive_the_suspicion_of_one(world: PlannedWorld, with_victim: bool) -> None:
+    busy = world.run("busy", user="bob", priority=BATCH if with_victim else PRODUCTION, **on("b"))
+    first, second = submit_group(world, *(gang_spec(i, user="me", priority=PRODUCTION) for i in ("x", "y")))
+    world.turn()
+    assert sorted(before := promised(first)) == ["a-0", "a-1", "b-0", "b-1"]
+    assert is_told_to_leave(busy) == with_victim
+    world.suspect("a-0")
+    world.turn(1.0, times=3)
+    assert (promised(first), is_told_to_leave(busy)) == (before, with_victim)
+    world.finish(busy)
+    world.turn(SUSPICION_S)
+    assert (first.gang.placed, second.gang.placed) == (True, True)
+
+
+def test_nobody_leaves_for_a_group_of_jobs_that_waits_for_others(world: PlannedWorld) -> None:
+    """Else the hosts were promised to it as if all would leave, and taken back by the next plan."""
+    idle = world.run("idle", user="ann", **on("a"))
+    busy = world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(JobYieldsEvent("idle", yields=True))
+    first, second = submit_group(world, *(gang_spec(i, user="me", priority=PRODUCTION) for i in ("x", "y")))
+    for _ in range(3):
+        world.turn(1.0)
+        assert (len(promised(first)), is_told_to_leave(idle)) == (4, False)
+    world.finish(busy)
+    world.turn()
+    assert is_told_to_leave(idle)
+    world.turn(GRACE_S)
+    world.confirm(idle, 1)
+    world.turn()
+    assert (first.gang.placed, second.gang.placed) == (True, True)
+
+
+def test_nobody_leaves_for_a_group_of_jobs_whose_slice_a_returning_gang_takes(world: PlannedWorld) -> None:
+    loops = world.run("loops", user="bob", priority=PRODUCTION, max_retries_failure=9, **on("a"))
+    victim = world.run("batch", priority=BATCH, **on("b"))
+    first, _ = submit_group(world, *(gang_spec(i, user="me", priority=PRODUCTION) for i in ("x", "y")))
+    world.turn()
+    assert (len(promised(first)), is_told_to_leave(victim)) == (4, False)
+    world.report(loops, S.FAILED)
+    world.confirm(loops)
+    world.turn(max(0.0, loops.gang.not_before - world.now))
+    assert (loops.gang.placed, is_told_to_leave(victim)) == (True, False)
+
+
+def test_victim_leaves_a_host_of_a_rack_that_is_suspected() -> None:
+    """The rack has one more host, which suits the job and which nobody leaves."""
+    world = PlannedWorld()
+    for name in "ab":
+        world.do(tagged(cpu_host(name), {"rack": "r"}))
+    need = {"resources": {"CPU": 8.0}, "max_retries_preemption": 9}
+    one = {"replicas": 1, "coscheduling": CoschedulingConfig("rack"), "device": None, "constraints": ()}
+    world.run("busy", priority=PRODUCTION, **one, **need)
+    victim = world.run("batch", priority=BATCH, **one, **need)
+    taker = world.submit("taker", priority=INTERACTIVE, **one, **need)
+    world.turn()
+    assert is_told_to_leave(victim)
+    world.suspect(victim.tasks[0].node_id or "")
+    world.turn(1.0)
+    assert is_told_to_leave(victim)
+    world.turn(GRACE_S)
+    world.confirm(victim, 1)
+    world.turn()
+    assert taker.gang.placed
 
 
 # -- gangs that return -------------------------------------------------------------------------------------------------

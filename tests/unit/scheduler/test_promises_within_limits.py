@@ -15,6 +15,7 @@ from tests.support.worlds import (
     PlannedWorld,
     add_slices,
     asked_to_leave,
+    host,
     hosts_of,
     is_told_to_leave,
     on,
@@ -113,6 +114,38 @@ def test_promise_to_a_task_lasts_when_another_task_runs_again_elsewhere(world: P
     world.turn(BACKFILL_BOUND_S)
     assert "the rest is kept for it" in str(world.planner.pending_reasons["large"])
     assert (hosts_of(tasks), promised(tasks)) == (("c-1",), ("a-0",))
+
+
+def test_promise_to_tasks_lasts_beside_a_reservation_of_their_user_without_victims(world: PlannedWorld) -> None:
+    """A host comes that nobody expected. The victim would leave in vain for the tasks that do not run there."""
+    world.run("batch", user="cy", priority=BATCH, **on("a"))
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16)))
+    large = world.submit("large", user="ann", priority=INTERACTIVE, **on("b"))
+    world.turn(LATE)
+    assert promised(large) == ("b-0", "b-1")
+    tasks = world.submit_tasks("tasks", 3, user="ann", priority=INTERACTIVE)
+    world.turn()
+    assert promised(tasks) == ("a-0", "a-1")
+    world.do(host("c", 0))
+    world.turn()
+    assert (hosts_of(tasks), promised(tasks)) == (("c-0",), ("a-0", "a-1"))
+
+
+def test_promise_to_tasks_lasts_until_the_end_of_their_users_job_is_confirmed(world: PlannedWorld) -> None:
+    """Its chips count until then, though nobody leaves them for the tasks."""
+    add_slices(world, "c")
+    victim = world.run("batch", user="cy", priority=BATCH, **on("a"))
+    world.run("busy", user="bob", priority=PRODUCTION, **on("b"))
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16)))
+    short = world.run("short", user="ann", priority=INTERACTIVE, **on("c"))
+    tasks = world.submit_tasks("tasks", 3, user="ann", priority=INTERACTIVE)
+    world.turn()
+    assert is_told_to_leave(victim)
+    world.report_all(short, S.SUCCEEDED)
+    world.do(host("d", 0))
+    world.turn()
+    assert (hosts_of(tasks), promised(tasks)) == (("d-0",), ("a-0", "a-1"))
 
 
 def test_promise_lasts_until_the_yielding_job_of_its_user_has_left(world: PlannedWorld) -> None:

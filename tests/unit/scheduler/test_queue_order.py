@@ -8,7 +8,7 @@ import pytest
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.options import PriorityBand
+from iris_ray.model.options import EACH_SLICE, PriorityBand
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.attempt_ends import RETURNING_S
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent
@@ -296,3 +296,18 @@ def test_multislice_gangs_never_wait_for_each_other(
                 world.finish(job)
         world.schedule()
     assert [job.state for job in gangs] == [JobState.SUCCEEDED] * len(gangs)
+
+
+def test_slice_that_was_lost_takes_no_turn_from_the_other_slices_of_its_job(world: World) -> None:
+    """It comes first, and the others come by share and age: before a younger job of the same user."""
+    add_slices(world, "a", "b")
+    job = world.submit("job", slices=(3,), failure_domain=EACH_SLICE, whole_groups=True, max_retries_preemption=9)
+    world.schedule()
+    for task in job.tasks[:4]:
+        world.report(job, S.RUNNING, task.index)
+    world.long_run()
+    world.lose("a-0")
+    world.confirm(job)
+    world.submit("younger")
+    add_slices(world, "c", "d")
+    assert order(world) == ["job", "job"]

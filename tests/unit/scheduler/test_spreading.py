@@ -41,6 +41,16 @@ def test_tasks_have_hosts_of_their_own_while_there_are_some(world: World, replic
     assert on_hosts(start(world, replicas=replicas)) == hosts
 
 
+@pytest.mark.parametrize("hosts", range(1, 10))
+def test_equal_hosts_differ_by_one_task_at_most(hosts: int) -> None:
+    for replicas in range(1, 4 * hosts + 2):
+        world = World()
+        for number in range(hosts):
+            world.do(cpu_host(f"cpu-{number}", 100.0))
+        had = [on_hosts(start(world, replicas=replicas)).get(f"cpu-{number}", 0) for number in range(hosts)]
+        assert (sum(had), max(had) - min(had) <= 1) == (replicas, True), (replicas, had)
+
+
 def test_tasks_go_on_to_hosts_with_room_once_others_are_full(world: World) -> None:
     start(world, "large", 1, 8.0)
     start(world, "other", 1, 6.0)
@@ -86,13 +96,14 @@ def test_tasks_with_accelerators_are_packed(resources: dict[str, float]) -> None
     assert on_hosts(job) == ({"gpu-0": 2} if "GPU" in resources else {"a-0": 1, "a-1": 1})
 
 
+@pytest.mark.parametrize("extra", [0, 1, -1])
 @pytest.mark.parametrize("hosts", [50, 100])
-def test_spreading_costs_per_task_no_more_on_many_hosts(hosts: int) -> None:
+def test_spreading_costs_per_task_no_more_on_many_hosts(hosts: int, extra: int) -> None:
     """Each host has room for more than its share, so that all hosts must be looked at."""
     world = World()
     for number in range(hosts):
         world.do(cpu_host(f"cpu-{number:03}", 100.0))
-    job = world.submit_tasks("job", 10 * hosts, resources={"CPU": 1.0})
+    job = world.submit_tasks("job", 10 * hosts + extra, resources={"CPU": 1.0})
     cost = calls(world.schedule)
-    assert set(on_hosts(job).values()) == {10}
+    assert set(on_hosts(job).values()) == {10, 10 + extra}
     assert cost < 100 * 10 * hosts

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_WORKER_ID
 from iris_ray.state.events import WorkerFailedEvent
 from tests.support.worlds import World, add_slices, assigned_gangs, host, placed
@@ -54,6 +57,33 @@ def test_slice_lacking_host_is_passed_for_whole_one(world: World) -> None:
     world.submit("second")
     assert placed(world) == {"first": ("b",)}
     assert "a: host 1 of 2 is missing" in world.why("second")
+
+
+def test_job_that_needs_a_slice_of_its_size_speaks_for_no_other_job(world: World) -> None:
+    """Each slice is a gang. A lost one must be as large as the other, and a new job takes slices of any size."""
+    each = {"slices": (2,), "failure_domain": "slice", "whole_groups": True, "constraints": ()}
+    add_slices(world, "a", "b")
+    first = world.submit("first", max_retries_preemption=1, **each)
+    world.schedule()
+    for task in first.tasks:
+        world.report(first, TaskState.RUNNING, task.index)
+    world.lose("b-0")
+    add_slices(world, "c", "d", tpu_type="v4-8")
+    world.submit("second", **each)
+    world.now += 60.0
+    assert {one.group_names for one in assigned_gangs(world.plan())} == {("c",), ("d",)}
+
+
+@pytest.mark.parametrize("user", ["ann", "bob"])
+def test_job_of_several_gangs_that_waits_speaks_for_no_job_of_one(world: World, user: str) -> None:
+    """It waits for the size of most slices. A job of one gang takes a free slice of any size."""
+    add_slices(world, "a", "b")
+    world.start("busy", slices=(2,), max_retries_preemption=1)
+    add_slices(world, "c", tpu_type="v4-8")
+    whole = {"whole_groups": True, "constraints": ()}
+    world.submit("several", slices=(2,), failure_domain="slice", user="ann", **whole)
+    world.submit("one", user=user, **whole)
+    assert placed(world) == {"one": ("c",)}
 
 
 def test_slice_with_hosts_that_claim_the_same_number_is_not_used(world: World) -> None:
