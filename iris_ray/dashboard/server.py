@@ -151,7 +151,7 @@ class _Routes:
     async def changes(self, request: web.Request) -> web.StreamResponse:
         version = request.headers.get("Last-Event-ID") or request.query.get("since", "")
         if len(version) > MOST_OF_A_VERSION:
-            raise InvalidRequestError("since is no version; give the one that /api/snapshot has")
+            raise InvalidRequestError("since is not a version; give the one that /api/snapshot has")
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "Content-Type": "text/event-stream"})
         reader = self._channel.open(version)
         if (closed := self._open_pages.add(reader, self._access.reader_of(request))) is not None:

@@ -9,13 +9,14 @@ import { fleetPage } from "./fleet.js";
 import { historyPage } from "./history.js";
 import { jobPage } from "./job.js";
 import { jobsPage } from "./jobs.js";
+import { notificationsPage } from "./notifications.js";
 import { queuePage } from "./queue.js";
 import { slicePage } from "./slice.js";
 import { usersPage } from "./users.js";
 
 const PAGES = {
   fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage, history: historyPage, compare: comparePage,
-  "compare/": comparePage, "jobs/": jobPage, "slices/": slicePage,
+  notifications: notificationsPage, "compare/": comparePage, "jobs/": jobPage, "notifications/": notificationsPage, "slices/": slicePage,
 };
 
 const main = document.getElementById("main");

@@ -41,6 +41,7 @@ const STATES = {
   pending: ["waits", "waiting"], starting: ["starting", "busy"], running: ["running", "busy"],
   succeeded: ["succeeded", "good"], failed: ["failed", "bad"], killed: ["cancelled", "over"],
   worker_failed: ["preempted", "bad"], unschedulable: ["unschedulable", "bad"], assigned: ["starting", "busy"],
+  waits: ["waits", "waiting"], sent: ["sent", "good"], "given up": ["given up", "bad"], dropped: ["dropped", "bad"],
   cosched_failed: ["ended with its gang", "over"], lost: ["lost with its cluster", "bad"],
 };
 const MARKS = { waiting: "◷", busy: "▶", good: "✓", bad: "✕", over: "■" };

@@ -6,7 +6,7 @@ import { compareLink } from "./compare.js";
 import { curvesView } from "./curves.js";
 import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
-import { ask, tables } from "./store.js";
+import { ask, cluster, tables } from "./store.js";
 
 const COLUMNS = ["Task", "State", "Attempt", "Ran", "Exit", "Where", "Error"];
 const ATTEMPTS = ["Attempt", "End", "Ran", "On", "Cause"];
@@ -23,7 +23,8 @@ export function jobPage(root, id) {
   const logs = logView(id);
   const curves = curvesView(id);
   const logSection = h("section", {}, h("h2", {}, "Logs"), logs.element);
-  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs"), " · ", h("a", { href: compareLink(id, "") }, "compare with another run")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput, curves.element,
+  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs"), " · ", h("a", { href: compareLink(id, "") }, "compare with another run"),
+    (cluster().services ?? []).includes("notify") ? [" · ", link(`notifications/${encodeURIComponent(id)}`, "notifications")] : ""), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput, curves.element,
     logSection, taskSection, parts.events);
   taskSection.append(taskNote);
 

@@ -16,6 +16,9 @@ from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.history.history_file import NAME, Bounds, HistoryFile
 from iris_ray.history.rows import CurvePoint
 from iris_ray.model.options import PriorityBand
+from iris_ray.notify.core import News, news_id
+from iris_ray.notify.destination import What
+from iris_ray.notify.outbox import Entry, Outbox, Outcome
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_pages import Browser, browser, served
 from tests.support.histories import a_month
@@ -34,6 +37,7 @@ PAGES = {
     "users": "nobody",
     "events": "the latest first",
     "history": "On average",
+    "notifications": "email:ann@example.org",
     "jobs/train-llama": "step 7",
     "jobs/eval": "Why it waits",
     "slices/v4-16-2": "drained",
@@ -58,8 +62,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controlle
     with ControllerInProcess(tmp_path, slices).installed(monkeypatch) as world:
         world.history = tmp_path / "history"
         HistoryFile(world.history / NAME, Bounds(400, 100)).write(list(a_month(time.time())))
+        Outbox(world.history).write(list(map(told, ("train-llama", "eval"), (Outcome.SENT, Outcome.GIVEN_UP))))
         world.start_controller()
         yield world
+
+
+def told(job_id: str, outcome: Outcome) -> Entry:
+    place, error = "email:ann@example.org", "" if outcome is Outcome.SENT else "HTTP 404"
+    about = 2, job_id, "<b>train</b>", "ann", "", "running", time.time(), "it has lost hosts, and goes on", place
+    return Entry(News(news_id(job_id, What.LOST, 2, place), What.LOST, *about), outcome, time.time(), 1, error)
 
 
 @pytest.fixture
@@ -156,6 +167,26 @@ def test_jobs_of_group_name_it_and_current_page_is_seen(
 
     rows = chromium.see(story, dark=dark, width=width)
     assert ["trainer" in row or "sampler" in row for row in rows] == [True] * 4
+
+
+def test_notifications_are_shown_with_their_outcome_and_by_job(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/fleet")
+        page.get_by_role("link", name="Notifications").click()
+        rows = page.locator("tbody tr")
+        rows.nth(1).wait_for(timeout=PATIENCE_MS)
+        assert rows.count() == 2
+        assert "HTTP 404" in rows.filter(has_text="given up").inner_text()
+        page.get_by_label("Search notifications").fill("SENT")
+        rows.filter(has_text="given up").wait_for(state="detached", timeout=PATIENCE_MS)
+        assert "train-llama" in rows.first.inner_text()
+        rows.get_by_role("link").click()
+        page.get_by_role("link", name="notifications", exact=True).click()
+        page.get_by_role("heading", name="Notifications of train-llama").wait_for(timeout=PATIENCE_MS)
+        rows.filter(has_text="email:ann@example.org").wait_for(timeout=PATIENCE_MS)
+        assert rows.count() == 1
+
+    chromium.see(story)
 
 
 def test_queue_shows_order_and_reasons(chromium: Browser, url: str) -> None:

@@ -6,6 +6,7 @@ import http.client
 import http.cookiejar
 import json
 import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
+from iris_ray import http_server
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.status import PAGE
 from iris_ray.dashboard import place, server
@@ -315,6 +317,23 @@ def test_wrong_tokens_lock_nobody_out(world: ControllerInProcess) -> None:
     with served(token="open sesame") as url:
         assert {status_of(f"{url}/api/jobs", Authorization="Bearer wrong") for _ in range(30)} == {401}
         assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 200
+
+
+def test_connections_closed_within_bodies_leave_no_line_in_the_log(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that the server closes for want of places, and those that their callers reset."""
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    with served(token="open sesame") as url, contextlib.ExitStack() as callers:
+        for _ in range(20):
+            caller = callers.enter_context(socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)))
+            caller.settimeout(30.0)
+            caller.sendall(b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n")
+            assert b" 100 " in caller.recv(2**10)  # it waits for the body now, or is about to
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        callers.close()
+        wait_until(lambda: status_of(f"{url}/healthz") == 200)
+    assert not [record.message for record in caplog.records if record.name == http_server.__name__]
 
 
 def test_page_beyond_the_limit_takes_the_place_of_the_oldest(

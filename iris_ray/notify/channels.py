@@ -1,0 +1,176 @@
+"""Sends one message by one channel, once. Nothing here knows jobs, queues or the Controller.
+
+An error says whether another try may help. None has the address of a webhook, a password or a key in its message.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import smtplib
+import ssl
+from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
+from collections.abc import Callable, Collection, Mapping, Sequence
+from email.message import EmailMessage
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from iris_ray.notify.addresses import PublicResolver, RefusedAddressError, checked_url
+from iris_ray.notify.settings import PrivateHosts, Smtp
+from iris_ray.terminal import one_line
+
+HTTP_S: Final = 15.0
+COMMAND_S: Final = 30.0
+SMTP_STEP_S: Final = 10.0
+SMTP_S: Final = 30.0
+MOST_RETRY_AFTER_S: Final = 3600.0
+_AGAIN: Final = frozenset({408, 409, 425, 429})
+MOST_ERROR: Final = 200
+COMMAND_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+"""The variables of the Controller's process that a command gets. Others may be secrets."""
+
+
+class NotSentError(Exception):
+    """A message was not sent.
+
+    Args:
+        why: for people, without secrets.
+        again: whether another try may help.
+        after_s: the receiver wants no other try before this time; seconds.
+    """
+
+    def __init__(self, why: str, again: bool = True, after_s: float = 0.0) -> None:
+        super().__init__(one_line(why)[:MOST_ERROR])
+        self.again = again
+        self.after_s = after_s
+
+
+class NotAllowedError(NotSentError):
+    """A message was not sent, as users of some of its news may not use the destination's secret.
+
+    Args:
+        why: for people, without secrets.
+        ids: the ids of these news.
+    """
+
+    def __init__(self, why: str, ids: Collection[str]) -> None:
+        super().__init__(why, again=False)
+        self.ids = frozenset(ids)
+
+
+async def post(address: str, body: bytes, headers: Mapping[str, str], private: PrivateHosts) -> None:
+    """Send a POST to a webhook, whose address is a secret.
+
+    Raises:
+        NotSentError: it was not taken, or is not allowed to go there.
+    """
+    try:
+        url = checked_url(address.strip(), private)
+        # a connector for each request: the address is checked at each, and nothing is kept open
+        connector = aiohttp.TCPConnector(resolver=PublicResolver(private), force_close=True)
+        timeout = aiohttp.ClientTimeout(total=HTTP_S)
+        sent = {"content-type": "application/json; charset=utf-8", "user-agent": "iris-ray", **headers}
+        async with (
+            aiohttp.ClientSession(
+                connector=connector,
+                timeout=timeout,
+                trust_env=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            ) as session,
+            session.post(URL(url), data=body, headers=sent, allow_redirects=False) as answer,
+        ):
+            status, after = answer.status, answer.headers.get("retry-after", "")
+    except RefusedAddressError as error:
+        raise NotSentError(str(error), again=True) from None  # an operator can mend the secret or the setting
+    except TimeoutError:
+        raise NotSentError(f"no answer within {HTTP_S:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise NotSentError(_reason(error)) from None
+    if 200 <= status < 300:
+        return
+    if 300 <= status < 400:
+        raise NotSentError(f"HTTP {status}; redirects are not followed: store the new address", again=False)
+    after_s = float(after) if after.isascii() and after.isdecimal() and len(after) < 9 else 0.0
+    again = status >= 500 or status in _AGAIN
+    raise NotSentError(f"HTTP {status}", again, min(after_s, MOST_RETRY_AFTER_S) if again else 0.0)
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong with a connection. The error's own text may have the URL."""
+    refused: BaseException | None = error
+    while refused is not None and not isinstance(refused, RefusedAddressError):
+        refused = refused.__cause__ or refused.__context__
+    if refused is not None:
+        return str(refused)
+    cause = getattr(error, "os_error", error)
+    words = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno and cause.errno > 0 else ""
+    return f"{type(error).__name__}{f': {words}' if words else ''}"
+
+
+async def run_command(words: Sequence[str], body: bytes) -> None:
+    """Run a command on the head with JSON on its stdin. Processes that it started in its session end with it.
+
+    Raises:
+        NotSentError: it could not be started, took too long, or ended with an error.
+    """
+    environ = {name: os.environ[name] for name in COMMAND_VARIABLES if name in os.environ}
+    try:
+        process = await create_subprocess_exec(
+            *words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, env=environ, cwd="/",
+            start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise NotSentError(f"the command can't be started: {error.strerror or 'an error'}") from None
+    try:
+        async with asyncio.timeout(COMMAND_S):
+            await process.communicate(body)
+    except TimeoutError:
+        raise NotSentError(f"the command has not ended within {COMMAND_S:g} s") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            await process.wait()
+    if process.returncode:
+        raise NotSentError(f"the command has ended with code {process.returncode}")
+
+
+def send_email(server: Smtp, message: EmailMessage, login: str, open_: Callable[[smtplib.SMTP], None]) -> None:
+    """Send an e-mail. Blocks.
+
+    Args:
+        server: the server.
+        message: the e-mail.
+        login: ``user:password``; empty without a login.
+        open_: gets the connection, so that somebody else can close it if it hangs. It may raise an OSError.
+
+    Raises:
+        NotSentError: the server did not take it.
+    """
+    context = ssl.create_default_context()
+    try:
+        if server.tls == "tls":
+            smtp: smtplib.SMTP = smtplib.SMTP_SSL(server.host, server.port, timeout=SMTP_STEP_S, context=context)
+        else:
+            smtp = smtplib.SMTP(server.host, server.port, timeout=SMTP_STEP_S)
+        with smtp:
+            open_(smtp)
+            if server.tls == "starttls":
+                smtp.starttls(context=context)
+            if login:
+                user, _, password = login.strip().partition(":")
+                smtp.login(user, password)
+            smtp.send_message(message)
+    except smtplib.SMTPAuthenticationError as error:
+        raise NotSentError(f"the SMTP server refuses the login: {error.smtp_code}") from None
+    except smtplib.SMTPRecipientsRefused as error:
+        code = next((code for code, _ in error.recipients.values()), 550)
+        raise NotSentError(f"the SMTP server refuses the recipient: {code}", again=code < 500) from None
+    except smtplib.SMTPResponseException as error:
+        raise NotSentError(f"the SMTP server answers {error.smtp_code}", again=error.smtp_code < 500) from None
+    except smtplib.SMTPNotSupportedError as error:
+        raise NotSentError(f"the SMTP server can't do that: {error}") from None
+    except (smtplib.SMTPException, OSError, ValueError) as error:
+        raise NotSentError(f"SMTP: {_reason(error)}") from None

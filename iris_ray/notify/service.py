@@ -1,0 +1,16 @@
+"""The service ``notify``, as the kernel sees it."""
+
+from typing import Final
+
+from iris_ray.actors.protocol.services import Command, Page, Service
+
+SERVICE: Final = Service(
+    "notify",
+    controller="iris_ray.notify.controller:NotifyInController",
+    settings="iris_ray.notify.settings:SETTINGS",
+    admits=("notify",),
+    pages=(Page("/api/notifications", "iris_ray.notify.pages:notifications"),),
+    commands={
+        "job notifications": Command("iris_ray.notify.cli:notifications", "Who was told what about jobs; send a test.")
+    },
+)
