@@ -53,7 +53,7 @@ from iris_ray.testing import SimulatedCluster
 HELD, HOSTS, LAUNCHED, REPORTED = "v4-32", 4, "v4-16", "v4-8"
 LINES, PATTERN = 200_000, "step 7777[0-9]:"
 SETTLE_S = 3.0
-"""Before each launch: standbys are ready again before that."""
+"""Before each launch: what the launch before has left has ended before that."""
 STORMS = 3
 OPEN, STILL_OPEN = "all sessions are open\n", "all sessions are still open\n"
 """What the process that keeps them says."""

@@ -7,11 +7,13 @@
     python benchmarks/forked_process.py ends       # needs root: `ray stop` runs in a namespace of its own
     python benchmarks/forked_process.py failures
     python benchmarks/forked_process.py speed --forks 200
+    python benchmarks/forked_process.py crowd --tasks 1000
 
 What came of it is in docs/design/forked-tasks.md. The functions whose first argument is `say` run in forked children.
 """
 
 import argparse
+import asyncio
 import base64
 import contextlib
 import ctypes
@@ -50,6 +52,7 @@ def main() -> None:
         "ends": try_ends,
         "failures": try_failures,
         "speed": try_speed,
+        "crowd": try_crowd,
     }
     if sys.argv[1:2] == ["look"]:  # in the process of `try_pythons`
         print(json.dumps(look(sys.argv[2])))
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("--joins", type=int, default=1000)
     parser.add_argument("--joins-s", type=float, default=600.0, help="the time after which joins end")
     parser.add_argument("--forks", type=int, default=200)
+    parser.add_argument("--tasks", type=int, default=1000, help="those of `crowd`")
     parser.add_argument("--only", nargs="*", help="only these modules of `pythons` or cases of `memory`")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
@@ -803,6 +807,77 @@ def try_speed(arguments: argparse.Namespace) -> None:
             found_in = [memory_of(child.pid) for child in children]
             row(f"child, {name}", len(children), *map(statistics.mean, zip(*found_in, strict=True)))
             row(f"their zygote, {name}", 1, *memory_of(zygote.pid))
+
+
+# -- 8. many tasks on one host -----------------------------------------------------------------------------------------
+
+
+class Sleeper:
+    """A `sleep` in place of a task's process; see `TaskRunner`. It needs no interpreter, so there can be thousands."""
+
+    is_fork = True
+
+    def __init__(self, token: str) -> None:
+        from iris_ray.processes.tree import TOKEN_VARIABLE
+
+        self._process = subprocess.Popen(["sleep", "3600"], env={**os.environ, TOKEN_VARIABLE: token})
+        self.pid = self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def exit_code(self) -> int | None:
+        return self._process.wait()
+
+    def close(self) -> None:
+        self._process.wait()
+
+
+def try_crowd(arguments: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as host:
+        os.environ["IRIS_RAY_HOST_DIR"] = host
+        row("tasks", "ms until one task's end is confirmed, p50 of 9", "s for all others at once", "s for leftovers")
+        row(arguments.tasks, *asyncio.run(_crowd(arguments.tasks, Path(host))))
+
+
+async def _crowd(count: int, host: Path) -> tuple[float, float, float]:
+    from iris_ray.actors.host.exit_status import WatchedProcess
+    from iris_ray.actors.host.ledger import ProcessLedger
+    from iris_ray.actors.host.output import OutputPump
+    from iris_ray.actors.host.task_watch import TaskWatch
+    from iris_ray.processes.identity import stat_of
+    from iris_ray.processes.tree import ProcessTree
+
+    def start(number: int) -> tuple[Sleeper, ProcessTree]:
+        sleeper = Sleeper(f"crowd-{os.getpid()}-{number}")
+        stat = stat_of(sleeper.pid)
+        assert stat is not None
+        return sleeper, ProcessTree(stat.identity, f"crowd-{os.getpid()}-{number}")
+
+    async def seconds_to_end(ended: Sequence[tuple[Sleeper, TaskWatch]]) -> float:
+        began = time.monotonic()
+        for sleeper, _ in ended:
+            sleeper.kill()
+        await asyncio.gather(*(watch.how_it_ended() for _, watch in ended))
+        await asyncio.gather(*(watch.end("the benchmark has ended") for _, watch in ended))
+        return time.monotonic() - began
+
+    ledger, tasks = ProcessLedger(host), list[tuple[Sleeper, TaskWatch]]()
+    for number in range(count):
+        sleeper, tree = start(number)
+        output = OutputPump(host, sleeper.pid, "", lambda *_: None)
+        tasks.append((sleeper, TaskWatch(cast(Any, sleeper), WatchedProcess(tree.root), tree, ledger, None, output)))
+    single = [await seconds_to_end([tasks.pop()]) for _ in range(9)]
+    together = await seconds_to_end(tasks)
+    left = [start(number) for number in range(count)]
+    for _, tree in left:
+        ledger.record(tree)
+    began = time.monotonic()
+    assert await asyncio.to_thread(ledger.end_leftovers, 0.0) == []
+    after_actor = time.monotonic() - began
+    for sleeper, _ in left:
+        sleeper.close()
+    return statistics.median(single) * 1000, together, after_actor
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
     python benchmarks/large_gang.py                     # 1,024 hosts, as 1, 16 and 64 slices; about five minutes
     python benchmarks/large_gang.py --slices 16         # one of them
+    python benchmarks/versions.py CHECKOUT large_gang.py --slices 16    # in turn with another version of iris_ray
+
 All of it is real but the hosts: this process is the pool, with the attempt of a real job, and each SliceActor is a Ray
 actor. One further Ray actor stands for the TPUHostActors and task processes of all hosts: it answers at once. So the
 CPU time of the pool and of the SliceActors is what they would take on a cluster. It is read from the kernel. The times
-by the clock are not: all that the hosts answer comes from one process.
+by the clock are not: all that the hosts answer comes from one process. *Launch* begins once a process waits on each
+host, which is *start of processes*.
 """
 
 import os
@@ -27,17 +30,18 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.launch import Launch, launch_plan
+from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.pool.services import Pool, pool_parts
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
     HostPlace,
+    HostReady,
     ProcessSpec,
+    ProcessStart,
     Progress,
     RunRequest,
-    StandbyReady,
     TaskLaunch,
 )
 from iris_ray.actors.protocol.version import versions_here
@@ -103,14 +107,22 @@ class MadeUpHosts:
         self._calls["silent_peers"] += 1
         return ({}, {}) if watch in self._watches else None
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> str:
-        self._calls["adopt"] += 1
-        return ""
+    async def start_process(self, start: ProcessStart) -> HostReady:
+        self._calls["start_process"] += 1
+        self._pids += 1
+        return HostReady(self._pids, PORTS, "10.0.0.1:20004")
 
-    async def how_it_ended(self, pid: int) -> TaskEnd:
-        self._calls["how_it_ended"] += 1
-        await asyncio.Event().wait()
-        raise AssertionError
+    async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
+        self._calls["run"] += 1
+        self._started += 1
+        ends = {self._returns: TaskEnd(EndKind.RETURNED, time.time(), b"a small result", exit_code=0)}
+        if launch.info.task_index == launch.info.num_tasks // 2:
+            ends[self._crashes] = TaskEnd(EndKind.CRASHED, time.time(), error="was killed by SIGKILL")
+        waits = {asyncio.ensure_future(event.wait()): end for event, end in ends.items()}
+        done, late = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in late:
+            wait.cancel()
+        return waits[done.pop()]
 
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd:
         self._calls["stop"] += 1
@@ -131,25 +143,6 @@ class MadeUpHosts:
         self._calls["progress"] += 1
         return Progress(None, None)
 
-    # -- a task process -------------------------------------------------------------------------------------------
-
-    async def ready(self) -> StandbyReady:
-        self._calls["ready"] += 1
-        self._pids += 1
-        return StandbyReady(self._pids, 1, f"token {self._pids}", PORTS, 200, 100 << 30)
-
-    async def run(self, launch: TaskLaunch) -> TaskEnd:
-        self._calls["run"] += 1
-        self._started += 1
-        ends = {self._returns: TaskEnd(EndKind.RETURNED, time.time(), b"a small result", exit_code=0)}
-        if launch.info.task_index == launch.info.num_tasks // 2:
-            ends[self._crashes] = TaskEnd(EndKind.CRASHED, time.time(), error="was killed by SIGKILL")
-        waits = {asyncio.ensure_future(event.wait()): end for event, end in ends.items()}
-        done, late = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in late:
-            wait.cancel()
-        return waits[done.pop()]
-
 
 class Slices:
     """The slices of the gang, as an attempt sees those that its pool holds."""
@@ -164,12 +157,12 @@ class Slices:
         self._count = len(places[0])
         self._generation = 0
 
-    async def prepare(self) -> None:
-        """Give every host a standby."""
+    async def start_processes(self) -> None:
+        """Have a process wait on every host."""
         self._generation += 1
-        standbys = [self._hosts] * self._count
-        what = self._generation, standbys, 300.0
-        calls = (self.actor(name).ask_within(300.0, SliceActor.prepare, *what) for name in self.actors)
+        start = SliceActor.start_processes
+        what = self._generation, ProcessSpec(), (), frozenset[int](), "group", 300.0
+        calls = (self.actor(name).ask_within(300.0, start, *what) for name in self.actors)
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
     def actor(self, name: str) -> Actor[SliceActor]:
@@ -178,10 +171,14 @@ class Slices:
     def host_actors(self, name: str) -> list[Actor[Any]]:
         return [Actor(self._hosts, f"{name} host {i}") for i in range(self._count)]
 
+    async def ask_hosts(self, name: str, timeout_s: float) -> dict[int, Unreachable | None]:
+        """All hosts answer, though the machine may be too busy for their SliceActor to say so in time."""
+        return dict.fromkeys(range(self._count))
+
     def __contains__(self, name: str) -> bool:
         return name in self.actors
 
-    def take_standbys(self, names: Iterable[str], refill: object) -> dict[str, int]:
+    def take_processes(self, names: Iterable[str]) -> dict[str, int]:
         return dict.fromkeys(names, self._generation)
 
     async def end_tasks(self, name: str, hosts: object) -> None: ...
@@ -234,7 +231,7 @@ async def bench(slices: int) -> None:
     hosts = ray.remote(MadeUpHosts).options(num_cpus=0, max_concurrency=10 * HOSTS).remote()
     places = placed(slices)
     held = Slices(places, hosts)
-    await held.prepare()  # the connections are there from now on
+    await held.start_processes()  # the connections are there from now on
     meter = Meter(held, hosts)
     print(f"\n{HOSTS:,} hosts, {slices} slices      time   ms of CPU per host     % of a core       calls/s")
     print("                                        pool  SliceActors    pool  SliceActors  to hosts")
@@ -254,17 +251,17 @@ async def bench(slices: int) -> None:
         attempt = Attempt(held, NoController(), pool_parts(Pool(NoController()), ()), request, order)  # type: ignore[arg-type]
         place = AttemptPlace(order)
         running = asyncio.ensure_future(
-            attempt.run(Launch(launch_plan(request, place, {place.names[0]: [PORTS]})), lambda: None, lambda: None)
+            attempt.run(launch_plan(request, place, {place.names[0]: [PORTS]}), lambda: None, lambda: None)
         )
         await hosts.all_started.remote(HOSTS)
         return attempt, running
 
     for number, end in enumerate(("return", "crash", "save"), 1):
         await hosts.anew.remote()
-        await meter.measure("prepare", HOSTS, held.prepare()) if number > 1 else None
+        await meter.measure("start of processes", HOSTS, held.start_processes())
         attempt, running = await meter.measure("launch", HOSTS, start(number))
         if end == "return":
-            await asyncio.sleep(3.0)  # until every host is asked how its task ends
+            await asyncio.sleep(3.0)  # until the hosts know each other
             await meter.measure("watch", HOSTS, asyncio.sleep(WATCH_S))
         await hosts.let.remote(end)
         if end == "save":

@@ -3,7 +3,7 @@
     python benchmarks/progress.py [--samples 3] [--fault "slice killed"] [--program memory] [--json FILE]
 
 Each program runs as one job on two of three simulated v4-16 slices: four processes of JAX on CPU. The third slice is
-its spare, and all standbys have started before each fault. A new slice comes after it. The programs:
+its spare, and is ready before each fault. A new slice comes after it. The programs:
 
 - memory: the demo's training run with `iris_ray.checkpoint.MemoryCheckpointer`, and random numbers as further state.
 - orbax: the same with Orbax's asynchronous saves to a directory that all hosts share.
@@ -42,18 +42,17 @@ from typing import Any
 
 import ray
 
-from faults import freeze_host, kill_host, kill_task, sound_slices, take_slice
+from faults import freeze_host, kill_host, kill_task, sound_slices, spare_is_ready, take_slice
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 from progress_programs import KEEPERS, PHASES, PRELOAD, train, train_with_levanter
 
 TPU_TYPE, TASKS = "v4-16", 4
 COLUMNS = ("detect", "restart", "import", "join", "restore", "compile", "first step")
 QUIET_S = 3.0
-"""From the moment when all standbys are ready to the fault."""
+"""From the moment when the spare is ready to the fault."""
 PATIENCE_S = 180.0
 CALIBRATION_EVERY, CALIBRATION_SAVES = 100, 8
 """So many steps that what goes on in the background ends before the next save."""
@@ -117,7 +116,6 @@ class Run:
         self.number = 0
         self._saves = program != "none"
         self._every = every
-        self._spares = spares
         self._directory = directory
         self._attempt = 1
         if program == "levanter":
@@ -145,7 +143,7 @@ class Run:
 
     def hit(self, fault: Callable[["Run"], set[int]], announced: bool) -> Sample:
         """Have a fault happen between two saves; return what it cost."""
-        self._until(self._standbys_ready)
+        self._until(spare_is_ready)
         time.sleep(QUIET_S)
         if self._saves:
             middle = self._until(lambda: self._last_save() + 1) - 1 + self._every // 2
@@ -211,12 +209,6 @@ class Run:
     def _step_s(self) -> float:
         times = [note["time"] for note in self._notes(self._attempt, 0) if "step" in note][-200:]
         return float(statistics.median(then - now for now, then in pairwise(times)))
-
-    def _standbys_ready(self) -> bool:
-        pool = pool_of_this_process._pool
-        assert pool is not None
-        warm = ray.get(pool.handle.__ray_call__.remote(lambda p: [held.is_warm for held in p._slices._held.values()]))
-        return len(warm) >= 2 + self._spares and all(warm)
 
     def _until(self, condition: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE_S

@@ -196,7 +196,7 @@ WORLDS = (
     World("tasks-64", "200 hosts of 64 one-CPU tasks, gangs of a higher band", partial(small_tasks, 200, 64)),
     World("groups", "100 PRODUCTION groups of three gangs, a full fleet", lambda: with_queue(full(), groups(100))),
     World("groups-stay", "the same, and nobody may be evicted", lambda: with_queue(full(PRODUCTION), groups(100))),
-    World("constraints", "ten gangs of 1,000 constraints", lambda: with_queue(full(), many_constraints(10, 1000))),
+    World("constraints", "ten gangs of 100 constraints", lambda: with_queue(full(), many_constraints(10, 100))),
     World("values", "ten gangs with IN of 1,000 values", lambda: with_queue(full(), many_values(10, 1000))),
     World(
         "leaving",

@@ -2,5 +2,5 @@
 
 May import: the pure core and `cloud`. The layers, from the top: `pool` and `controller`,
 `host`, `calls`, `protocol`. No other package but `slots` knows Ray actors.
-Start with ARCHITECTURE.md, "One job's way".
+Start with ARCHITECTURE.md, "A job from request to result".
 """

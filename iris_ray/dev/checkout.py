@@ -66,7 +66,7 @@ class CodeRecord:
                 raise TypeError("not all of it is text")
             return CodeRecord(**found)
         except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise InvalidMessageError(f"the record of the job's code makes no sense: {error}") from None
+            raise InvalidMessageError(f"the record of the job's code can't be read: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,24 +1,29 @@
 """``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
 from iris_ray.cli.address import address_option, chosen_address, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import tpu_types
-from iris_ray.cli.conventions import INTERRUPTED, say_error
+from iris_ray.cli.conventions import ALIASES, INTERRUPTED, say_error
 from iris_ray.cli.main import Commands, section_of
-from iris_ray.cli.options import ENV, FiniteRange, JobFlags, ScriptCommand, job_options
-from iris_ray.cli.printing import print_json
+from iris_ray.cli.options import ENV, JobFlags, ScriptCommand, job_options
+from iris_ray.cli.output import ListForm, json_option, list_options
+from iris_ray.cli.printing import duration, print_json
+from iris_ray.cli.times import Duration
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
+from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import GangOptions, default_of
+from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.terminal import live_line
 
 HOSTS = "hosts"
@@ -27,14 +32,14 @@ HOSTS = "hosts"
 if TYPE_CHECKING:
     from iris_ray.dev.held_run import HeldRun, Sent
 
-_NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "tpu_type", "name", "working_dir")
+_NOT_TAKEN = ("stall_timeout", "grow_after", "exit_grace", "failure_domain", "name", "working_dir")
 
 
 class _Dev(Commands):
     """Takes a TPU type in place of a command for ``hold TYPE``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = (*self.entries, HOSTS, "-h", "--help", "--address")
+        names = (*self.entries, *ALIASES, HOSTS, "-h", "--help", "--address")
         return super().parse_args(ctx, ["hold", *args] if args and args[0] not in names else args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -53,34 +58,87 @@ def dev() -> None:
     \b
       iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
       iris-ray dev run mine -- python train.py         what changed travels; runs on all hosts; prints what they print
+      iris-ray dev ls                                  what you hold
       iris-ray dev stop mine                           gives it back; else it goes back after an hour without a run
     """
 
 
+class HeldSlices(TypedDict):
+    """Slices that are held.
+
+    Attributes:
+        name: what they are called.
+        job_id: of the job that holds them.
+        hosts: the names of their hosts, once they are there.
+    """
+
+    name: str
+    job_id: str
+    hosts: list[str]
+
+
+class HeldJob(TypedDict):
+    """A job that holds slices for you.
+
+    Attributes:
+        name: what they are called.
+        job_id, state, type: of the job.
+        slices: those that it has.
+        held_since: when it was submitted.
+        waiting: why it waits for slices, or None.
+    """
+
+    name: str
+    job_id: str
+    state: JobState
+    type: str | None
+    slices: Sequence[str]
+    held_since: float
+    waiting: PendingReason | None
+
+
+class GivenBack(TypedDict):
+    """Slices that were given back.
+
+    Attributes:
+        name: what they were called.
+        job_id: of the job that held them.
+    """
+
+    name: str
+    job_id: str
+
+
 @dev.command(cls=ScriptCommand)
-@click.argument("type_", metavar="TPU_TYPE", shell_complete=tpu_types)
+@click.argument("type_", metavar="TPU_TYPE", required=False, shell_complete=tpu_types)
 @click.option("--name", metavar="NAME", help="What to call what you hold.  [default: its type]")
 @job_options(GangOptions, but=_NOT_TAKEN)
-@click.option("--idle", type=FiniteRange(1.0), default=60.0, show_default=True, metavar="MINUTES",
+@click.option("--idle", type=Duration(60.0), default="1h", show_default=True,
               help="The slices are given back when nothing has run on them for this time.")  # fmt: skip
-@click.option("--at-most", type=FiniteRange(0.01), default=12.0, show_default=True, metavar="HOURS",
+@click.option("--at-most", type=Duration(36.0), default="12h", show_default=True,
               help="They are given back after this time in any case.")  # fmt: skip
 @click.option("--preload", multiple=True, default=("jax",), show_default=True, metavar="MODULE",
               help="A module that is imported ahead, if the hosts have it; repeatable.")  # fmt: skip
+@json_option(HeldSlices)
 @address_option
-def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tuple[str, ...]) -> None:
+def hold(
+    type_: str | None, flags: JobFlags, idle: float, at_most: float, preload: tuple[str, ...], as_json: bool
+) -> None:
     """Hold slices, to run programs on with `iris-ray dev run`.
 
     \b
       iris-ray dev hold v4-32 --name mine
-      iris-ray dev hold v4-32 --name two --num-slices 2 --idle 30 --at-most 4
+      iris-ray dev hold v4-32 --name two --num-slices 2 --idle 30m --at-most 4h
       iris-ray dev hold v5litepod-16 --preload jax --preload flax
 
     It is a job of the queue, dev-NAME, for which fair share, limits and priorities hold as for any other; `iris-ray ls`
     shows it. This command ends when the slices are there. If one is lost, the job gets another one. You hold one job of
     a name at a time.
     """
-    name = flags.name or type_
+    if (type_ is None) == (flags.tpu_type is None):
+        raise click.UsageError("give the TPU type once, as TPU_TYPE or by --tpu, such as v4-32.")
+    tpu_type = type_ or flags.tpu_type or ""
+    name = flags.name or tpu_type
     if not is_job_id(name) or "/" in name:
         raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")
     if (head := head_of_dashboard()) is not None:
@@ -89,13 +147,16 @@ def hold(type_: str, flags: JobFlags, idle: float, at_most: float, preload: tupl
 
     options = flags.options | {"env": flags.env, "keep_warm": default_of("keep_warm", "iris-ray submit")}
     with cluster():
-        job_id = submit(name, type_, flags.num_slices or 1, idle * 60, at_most * 3600, preload, options)
+        job_id = submit(name, tpu_type, flags.num_slices or 1, idle, at_most, preload, options)
         try:
             with live_line(job_id) as line:
                 hosts = wait_for_hosts(name, chosen_address(), job_id, line).hosts
         except KeyboardInterrupt:
             say_error(f"{job_id} goes on, and holds them once it has them; to end it: iris-ray dev stop {name}")
             raise click.exceptions.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(HeldSlices(name=name, job_id=job_id, hosts=[host.label for host in hosts]))
+        return
     click.echo(f"{job_id} holds {', '.join(host.label for host in hosts)}; now: iris-ray dev run {name} -- python …")
 
 
@@ -139,9 +200,39 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
 
 
 @dev.command()
-@click.argument("name")
+@list_options(list[HeldJob], "names")
 @address_option
-def stop(name: str) -> None:
+def ls(form: ListForm) -> None:
+    """What you hold: names, types, slices, and whether they are there yet.
+
+    \b
+      iris-ray dev ls
+    """
+    if (head := head_of_dashboard()) is not None:
+        head.run(words_for_head())
+    with cluster():
+        from iris_ray.dev.held_job import PREFIX, all_held
+
+        found = [
+            HeldJob(name=job.name.removeprefix(PREFIX), job_id=job.job_id, state=job.state, type=job.device,
+                    slices=job.groups, held_since=job.submitted_at, waiting=job.waiting)
+            for job in all_held()
+        ]  # fmt: skip
+    form.show(found, lambda one: one["name"], ("NAME", "JOB", "STATE", "TYPE", "SLICES", "AGE", "NOTE"), _held_row,
+              "you hold nothing; hold a slice: iris-ray dev hold v4-32")  # fmt: skip
+
+
+def _held_row(one: HeldJob) -> tuple[object, ...]:
+    age = duration(time.time() - one["held_since"])
+    place = one["type"] or "-", one["slices"] or "-"
+    return one["name"], one["job_id"], one["state"].value, *place, age, one["waiting"] or ""
+
+
+@dev.command()
+@click.argument("name")
+@json_option(GivenBack)
+@address_option
+def stop(name: str, as_json: bool) -> None:
     """Give held slices back. What runs there ends.
 
     \b
@@ -158,7 +249,10 @@ def stop(name: str) -> None:
         job_id, user = find(name).job_id, current_user()
         ControllerConnection().ask(ControllerInterface.cancel, job_id, f"given back by {user}", user)
     forget(name, chosen_address())
-    click.echo(f"{job_id} is given back")
+    if as_json:
+        print_json(GivenBack(name=name, job_id=job_id))
+    else:
+        click.echo(f"{job_id} is given back")
 
 
 @click.command(HOSTS)

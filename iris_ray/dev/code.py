@@ -1,7 +1,10 @@
 """The directory that ``iris-ray run`` and ``submit`` send along: the one that is named, or the checkout they are in."""
 
 import contextlib
+import io
 import os
+import tarfile
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +13,8 @@ from typing import Any
 import click
 
 from iris_ray.cli.conventions import say_error
-from iris_ray.dev.checkout import Checkout, CodeRecord, keep_record, sent_record
-from iris_ray.dev.code_directory import looks_secret, secrets_in_words
+from iris_ray.dev.checkout import CUT, Checkout, CodeRecord, keep_record, sent_record
+from iris_ray.dev.code_directory import git, looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
 
@@ -67,6 +70,38 @@ class TravellingCode:
         """Keep which code a job has run; `iris-ray job status` shows it."""
         if self.record is not None:
             keep_record(job_id, self.record)
+
+
+@contextlib.contextmanager
+def restored(record: CodeRecord) -> Iterator[TravellingCode]:
+    """Yield the code of a record in a temporary directory, from the clone that this process is in.
+
+    Raises:
+        InvalidRequestError: the clone does not have the commit, or the difference is not known whole.
+    """
+    instead = "or add --current-code, to send the code as it is here now"
+    if CUT in record.difference:
+        raise InvalidRequestError(
+            f"the difference of the job's code is too large to be kept whole; check it out, {instead}"
+        )
+    packed = git(Path.cwd(), "archive", "--format=tar", record.commit)
+    if packed is None:
+        raise InvalidRequestError(
+            f"the job ran commit {record.commit[:12]}, which {Path.cwd()} does not have; go to a clone of its"
+            f" repository, git fetch, {instead}"
+        )
+    with tempfile.TemporaryDirectory(prefix="iris-ray-") as directory:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+            files.extractall(directory, filter="data")
+        for path in sorted(Path(directory).rglob("*")):
+            if path.is_file() and looks_secret(str(path.relative_to(directory))):
+                path.unlink()
+        if record.difference:
+            Path(directory, ".difference").write_text(record.difference)
+            if git(Path(directory), "apply", ".difference") is None:
+                raise InvalidRequestError(f"the difference of the job's code can't be applied to its commit; {instead}")
+            Path(directory, ".difference").unlink()
+        yield TravellingCode(directory, None, record)
 
 
 def _say_secrets(directory: Path) -> None:

@@ -54,7 +54,7 @@ class CodeCopy:
         """
         for file in wanted:
             if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
-                raise ValueError(f"{file.path} leaves the directory")
+                raise ValueError(f"{file.path} points outside the directory")
         differing = self._differing(wanted)
         gone = self._known.keys() - {file.path for file in wanted}
         if differing:  # a file that this process leaves half written, or doesn't name any more, is still the person's

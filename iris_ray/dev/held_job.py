@@ -221,7 +221,7 @@ def _require_free(jobs: Sequence["JobStatus"], name: str) -> None:
         )
 
 
-def _all() -> list["JobStatus"]:
+def all_held() -> list["JobStatus"]:
     """Return the held jobs of this user, the oldest first."""
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -231,7 +231,7 @@ def _all() -> list["JobStatus"]:
 
 
 def _of_name(name: str) -> list["JobStatus"]:
-    return [job for job in _all() if job.name == PREFIX + name]
+    return [job for job in all_held() if job.name == PREFIX + name]
 
 
 def find(name: str) -> "JobStatus":
@@ -240,7 +240,7 @@ def find(name: str) -> "JobStatus":
     Raises:
         UnknownNameError: this user holds none; the message has the names of their held jobs.
     """
-    jobs = _all()
+    jobs = all_held()
     found = [job for job in jobs if job.name == PREFIX + name]
     if not found:
         raise unknown("held job of yours", name, [job.name.removeprefix(PREFIX) for job in jobs])

@@ -271,7 +271,7 @@ class _Run:
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
                 if self._files is not None:
                     survive_notices(self._files)
-                    call_hooks((service.in_standby for service in installed_services()), self._files)
+                    call_hooks((service.in_process for service in installed_services()), self._files)
                 return program
             os.execvp(words[0], words)
         except (OSError, ValueError) as error:

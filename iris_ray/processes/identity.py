@@ -16,6 +16,7 @@ BEGINNING_S = 0.1
 """The time after its start in which a process may be about to start its program; its environment is empty then."""
 POLL_S = 0.02
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessIdentity(NamedTuple):
@@ -113,6 +114,12 @@ def stat_of(pid: int) -> ProcessStat | None:
         return None
     parent, group, session, user, system, threads, started = (int(fields[at]) for at in (1, 2, 3, 11, 12, 17, 19))
     return ProcessStat(pid, parent, group, session, started, fields[0], threads, (user + system) / TICKS_PER_S)
+
+
+def own_memory(process: ProcessIdentity) -> int:
+    """Return the bytes of memory that a process has resident and does not share with others; 0 if it has ended."""
+    fields = read_of_process(process.pid, "statm").split()
+    return (int(fields[1]) - int(fields[2])) * PAGE_BYTES if fields and process.exists() else 0
 
 
 def environ_of(process: ProcessIdentity) -> list[bytes]:

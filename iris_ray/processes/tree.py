@@ -7,15 +7,20 @@ process is ended.
 
 A program that a task starts carries the token in its environment. A fork shows the environment with which the task's
 process started, before it had a token, so the token is also the name of memory that the kernel maps into forks.
+
+A search reads files of each process of the machine, and a host may have thousands of tasks. So searches share listings.
 """
 
 import logging
 import mmap
 import os
+import re
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, environ_of, stat_of, wait_until_ended
 from iris_ray.processes.subtree import GONE_OR_ANOTHER_USERS, pids, read_of_process
@@ -26,10 +31,12 @@ TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All programs that the task starts inherit it."""
 FORK_MARK = "iris-ray-task-"
 """The name of the memory that a task's process and its forks have mapped is this, then the token."""
-LISTINGS = 3
-"""The number of listings in a search: a daemon may start while its parent, already listed, ends."""
+LOOKS = 3
+"""The number of looks of a listing: a daemon may start while its parent, already seen, ends."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 """Whether the kernel lists the children of a thread. Most kernels do."""
+
+_MARKS = re.compile(FORK_MARK.encode() + rb"([^ \n]+) ")
 
 
 def mark_forks(token: str) -> mmap.mmap | None:
@@ -107,49 +114,124 @@ class ProcessTree:
                     todo |= {child.identity for child in children if child.parent == process.pid} - found
             self._known = frozenset(found)
 
-    def search(self, just_ended: bool = False) -> list[ProcessIdentity]:
+    def search(self, just_ended: bool = False, listing: "Listing | None" = None) -> list[ProcessIdentity]:
         """Look through all processes of the machine. Return every member, even if no `update` saw it.
 
         Args:
             just_ended: whether the root may have ended, but too recently for its pid to be in use again.
+            listing: the listing to look through; None for the next one. Block until it is there.
         """
+        listing = (listing or Listing.next()).read()
+        carriers = set() if self.token is None else listing.carriers(self.token, self.root.started, self._variable)
+        stats = listing.stats
         with self._lock:
-            stats = _all_stats()
-            members = {pid for pid, stat in stats.items() if stat.identity in self._known}
-            led = {pid for pid, stat in stats.items() if self.pid in (stat.group, stat.session)}
+            members = {process.pid for process in self._known if process in listing}
+            # An update may have seen it after the listing.
+            unlisted = {process for process in self._known if process not in listing and process.exists()}
+            led = listing.led.get(self.pid, set())
             # The kernel gives no new process the number of a group that has members. So the group is still the root's
             # if we know one of its members, or if there was no time to use the number again.
-            reused = self.pid in stats and stats[self.pid].identity != self.root
+            reused = self.pid in stats and self.root not in listing
             if not reused and (just_ended or led & members):
                 members |= led
-            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
-            children: dict[int, list[int]] = {}
-            for pid, stat in stats.items():
-                children.setdefault(stat.parent, []).append(pid)
-            new = members
-            while new := {child for pid in new for child in children.get(pid, ())} - members:
+            new = members = members | carriers
+            while new := {child for pid in new for child in listing.children.get(pid, ())} - members:
                 members |= new
-            self._known = frozenset(stats[pid].identity for pid in members)
+            self._known = frozenset(stats[pid].identity for pid in members) | unlisted
             return list(self._known)
 
-    def _has_token(self, stat: ProcessStat) -> bool:
-        """Return whether a process carries the task's token. A process older than the root can't."""
-        if self.token is None or stat.started < self.root.started or stat.is_zombie:
-            return False
-        if f"{self._variable or TOKEN_VARIABLE}={self.token}".encode() in environ_of(stat.identity):
-            return True
-        return self._variable is None and f"{FORK_MARK}{self.token} ".encode() in read_of_process(stat.pid, "maps")
+
+class Listing:
+    """A listing of all processes of the machine, which all searches share that ask for it before it begins.
+
+    Attributes:
+        stats: the stats of the processes by pid, including those that started while we read others.
+        children, led: the pids of a process's children, and of those in the group or session that it leads, by its pid.
+
+    Example:
+        >>> listing = Listing.next()
+        >>> found = [process for tree in trees for process in tree.search(listing=listing)]
+    """
+
+    _next: ClassVar["Listing"]
+    _turn: ClassVar = threading.Lock()  # also for what was read of carriers
+
+    def __init__(self) -> None:
+        self.stats: dict[int, ProcessStat] = {}
+        self.children: dict[int, list[int]] = {}
+        self.led: dict[int, set[int]] = {}
+        self._by_age: list[ProcessStat] = []
+        self._unread: dict[str | None, list[ProcessStat]] = {}  # by variable, the youngest last
+        self._carriers = defaultdict[tuple[str | None, bytes], set[int]](set)
+
+    @staticmethod
+    def next() -> "Listing":
+        """Return the next listing that begins, so that it finds every process that exists now. Return at once."""
+        return Listing._next
+
+    def read(self) -> "Listing":
+        """List the processes, unless another thread has done that. Block until they are listed, and return this.
+
+        Raises:
+            OSError: as `read_of_process`. Another call tries again.
+        """
+        with Listing._turn:
+            if not self._by_age:
+                Listing._next = Listing()  # for those who ask from now on
+                self.stats = _all_stats()
+                self.children, self.led = defaultdict(list), defaultdict(set)
+                for pid, stat in self.stats.items():
+                    self.children[stat.parent].append(pid)
+                    self.led[stat.group].add(pid)
+                    self.led[stat.session].add(pid)
+                self._by_age = sorted(self.stats.values(), key=lambda stat: stat.started)  # now it is whole
+        return self
+
+    def __contains__(self, process: ProcessIdentity) -> bool:
+        found = self.stats.get(process.pid)
+        return found is not None and found.identity == process
+
+    def carriers(self, token: str, since: int, variable: str | None) -> set[int]:
+        """Return the pids of processes that carry a token.
+
+        Args:
+            token, variable: as for `ProcessTree`.
+            since: the start of the tree's root. No older process can carry its token, so those are not read.
+
+        Raises:
+            OSError: as `read_of_process`.
+        """
+        with Listing._turn:
+            unread = self._unread.setdefault(variable, [*self._by_age])
+            while unread and unread[-1].started >= since:
+                for found in _tokens_of(unread[-1], variable):
+                    self._carriers[variable, found].add(unread[-1].pid)
+                unread.pop()
+            found_pids = self._carriers.get((variable, token.encode()), ())
+            return {pid for pid in found_pids if self.stats[pid].started >= since}
+
+
+Listing._next = Listing()
 
 
 def _all_stats() -> dict[int, ProcessStat]:
     """Return the stats of all processes by pid, including those that start while we read others."""
     stats: dict[int, ProcessStat] = {}
     listed: set[int] = set()
-    for _ in range(LISTINGS):
+    for _ in range(LOOKS):
         new = set(pids()) - listed
         listed |= new
         stats |= {pid: found for pid in new if (found := stat_of(pid)) is not None}
     return stats
+
+
+def _tokens_of(stat: ProcessStat, variable: str | None) -> list[bytes]:
+    """Return the tokens that a process carries in a variable, or as a process of a task."""
+    if stat.is_zombie:
+        return []
+    name = f"{variable or TOKEN_VARIABLE}=".encode()
+    tokens = [line.removeprefix(name) for line in environ_of(stat.identity) if line.startswith(name)]
+    return tokens if variable else [*tokens, *_MARKS.findall(read_of_process(stat.pid, "maps"))]
 
 
 def _children(pid: int) -> list[int]:
@@ -206,15 +288,16 @@ def end_processes(
         waited = time.monotonic() - began
         wait_until_ended(left, BRISKLY_S if waited < BRISK_S else SLOWLY_S)
         if waited > timeout_s:
-            return _names(left)
-        if waited // SAY_EVERY_S > said and (names := _names(left)):
+            return names_of_running(left)
+        if waited // SAY_EVERY_S > said and (names := names_of_running(left)):
             said = waited // SAY_EVERY_S
             logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(names), waited)
         left = _running({*left, *search()})  # a dying process may have forked
     return []
 
 
-def _names(processes: Iterable[ProcessIdentity]) -> list[str]:
+def names_of_running(processes: Iterable[ProcessIdentity]) -> list[str]:
+    """Return those of the processes that run, as ``pid <n>``."""
     return sorted(f"pid {process.pid}" for process in _running(processes))
 
 

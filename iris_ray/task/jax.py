@@ -91,6 +91,12 @@ def agreed_notice(step: int) -> PreemptionNotice | None:
     the notice. A process whose host could not deliver it gets it from the others. In a task without peers this is
     `preemption_notice`.
 
+    Args:
+        step: the number of the current step, the same in all processes.
+
+    Returns:
+        The notice, once all processes have reached the agreed step; None before.
+
     Example::
 
         if notice := iris_ray.jax.agreed_notice(step):

@@ -47,7 +47,7 @@ def heartbeat(step: int | None = None) -> None:
         _replace(files.heartbeat, "" if number is None else str(number))
 
 
-def report_status(text: str = "", **numbers: SupportsFloat) -> None:
+def report_status(text: str = "", /, **numbers: SupportsFloat) -> None:
     """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
@@ -95,9 +95,10 @@ def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
             ``"checkpoint_save"`` at any time, while the save delays the next step; ``"evaluation"``, which counts as
             productive.
-        outlives_hosts: of a save: whether the gang could go on from it on other hosts. The end of such a block counts
-            as the latest save: if the cluster needs this gang's hosts, what it has done since is all that it loses. A
-            block of less than 10 ms has saved nothing.
+        outlives_hosts: for ``"checkpoint_save"``: whether the gang can continue from this save on other hosts. True for
+            a save to a bucket, False for one to this host's memory or disk. When the cluster has to choose which gang
+            gives up its hosts, it takes work since the last such save to be lost. A block of less than 10 ms does not
+            count as a save.
 
     Raises:
         InvalidRequestError: there is no such kind.

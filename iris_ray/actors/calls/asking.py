@@ -8,6 +8,7 @@ of such a method within the actor's class.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
@@ -156,13 +157,26 @@ class Actor(Generic[Behind]):
 
 
 class _Here:
+    """Stands for an actor's handle. As with an actor, a call goes on if its caller no longer waits for the answer."""
+
     def __init__(self, behind: object) -> None:
         self._behind = behind
+        self._running: set[asyncio.Future[Any]] = set()
 
     @property
     def serve(self) -> SimpleNamespace:
         """Take a service's call: the object has the method itself."""
-        return SimpleNamespace(remote=lambda _, method, args, kwargs: getattr(self._behind, method)(*args, **kwargs))
+        return SimpleNamespace(
+            remote=lambda _, method, args, kwargs: self._begin(getattr(self._behind, method), *args, **kwargs)
+        )
 
     def __getattr__(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(remote=getattr(self._behind, name))
+        return SimpleNamespace(remote=partial(self._begin, getattr(self._behind, name)))
+
+    def _begin(self, method: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> "asyncio.Future[T]":
+        call = asyncio.ensure_future(method(*args, **kwargs))
+        self._running.add(call)
+        call.add_done_callback(self._running.discard)
+        reply = asyncio.shield(call)
+        reply.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may be that nobody waits
+        return reply

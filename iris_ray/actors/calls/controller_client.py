@@ -1,11 +1,13 @@
 """A pool's connection to the cluster's Controller: find it, start it if none runs, and ask it."""
 
 import asyncio
+import contextlib
 import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -19,8 +21,10 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface, Q
 from iris_ray.actors.protocol.messages import JobView, PoolProcess
 from iris_ray.actors.protocol.version import NO_VERSIONS, VERSIONS_DO_NOT_FIT, require_fitting_controller
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
+from iris_ray.processes.identity import ProcessIdentity
 
 START_TIMEOUT_S = 120.0
+STARTED_POLL_S = 0.05
 PATIENT_ANSWER_TIMEOUT_S = 10.0
 AWAY_S = 20 * 60.0
 """The time that a pool waits for the Controller. An operator can end one that hangs, and no job is lost: jobs that wait
@@ -46,10 +50,12 @@ class ControllerClient:
 
     Args:
         sender: the pool's process that asks.
+        starter: a process of this machine that starts the Controller already, if the pool's caller has begun one.
     """
 
-    def __init__(self, sender: PoolProcess) -> None:
+    def __init__(self, sender: PoolProcess, starter: ProcessIdentity | None = None) -> None:
         self.sender = sender
+        self._starter = starter
         self._controller: Actor[ControllerInterface] | None = None
         self._has_met_one = False
         self._connecting = asyncio.Lock()
@@ -63,7 +69,7 @@ class ControllerClient:
         """
         async with self._connecting:
             if self._controller is None:
-                controller = Actor[ControllerInterface](await get_or_start_controller(), "the Controller")
+                controller = Actor[ControllerInterface](await get_or_start_controller(self._starter), "the Controller")
                 if not await self._is_understood(controller):
                     return controller
                 self._controller, self._has_met_one = controller, True
@@ -90,7 +96,9 @@ class ControllerClient:
             lambda: self._ask_within(PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs), within_s=AWAY_S
         )
         if isinstance(answer, Unreachable):
-            raise ControllerUnavailableError(f"{answer.reason}; nothing can go on without it")
+            raise ControllerUnavailableError(
+                f"{answer.reason}. Jobs can't be submitted or followed without it; try again later"
+            )
         return answer
 
     async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
@@ -119,34 +127,61 @@ class ControllerClient:
         return reply
 
 
-async def get_or_start_controller() -> ActorHandle:
+def begin_to_start_controller() -> "subprocess.Popen[bytes] | None":
+    """Begin to start the Controller, unless one runs. Return the process that starts it, at once.
+
+    A failure is not reported: the pool then starts the Controller with `get_or_start_controller`, which raises it.
+    """
+    try:
+        ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        command, options = _bootstrap()
+        options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(command, **options, start_new_session=True)  # Ctrl-C is for the caller alone
+    return None
+
+
+def _bootstrap() -> tuple[list[str], dict[str, Any]]:
+    """Return the command that starts the Controller, and the options of its process."""
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "iris_ray.actors.controller.bootstrap", address]
+    return command, {"env": bootstrap_environment(os.environ), "cwd": "/", "stdin": subprocess.DEVNULL}
+
+
+async def get_or_start_controller(starter: ProcessIdentity | None = None) -> ActorHandle:
     """Return the Controller's handle. The first caller starts it; concurrent callers get the same one.
+
+    Args:
+        starter: another process of this machine that starts it, for which this one waits.
 
     Raises:
         ControllerUnavailableError: it could not be started; the message has the end of its output.
         VersionMismatchError: the iris_ray that is installed on the head does not go with this one.
     """
+    if starter is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while starter.runs():
+                    await asyncio.sleep(STARTED_POLL_S)
     try:
         return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
     except ValueError:
         pass
-    address = ray.get_runtime_context().gcs_address
-    starter = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "iris_ray.actors.controller.bootstrap", address,
-        env=bootstrap_environment(os.environ), cwd="/",
-        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
+    command, options = _bootstrap()
+    own = await asyncio.create_subprocess_exec(
+        *command, **options, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            output, _ = await starter.communicate()
+            output, _ = await own.communicate()
     except TimeoutError:
-        starter.kill()
+        own.kill()
         raise ControllerUnavailableError(
             f"the cluster's Controller did not start within {START_TIMEOUT_S:g} s"
         ) from None
-    if starter.returncode != 0:
+    if own.returncode != 0:
         last = output.decode(errors="replace").strip()[-2000:]
-        if starter.returncode == VERSIONS_DO_NOT_FIT:
+        if own.returncode == VERSIONS_DO_NOT_FIT:
             raise VersionMismatchError(last)
         raise ControllerUnavailableError(f"the cluster's Controller did not start:\n{last}")
     return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

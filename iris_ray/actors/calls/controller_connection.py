@@ -131,8 +131,8 @@ class ControllerConnection:
         _require_connected()
         if not hasattr(self._handle, method):
             raise VersionMismatchError(
-                f"{THE_CONTROLLER} can't answer this ({method}): its iris_ray is older than that of here, which is"
-                f" {in_words(versions_here())}; {REPLACE_CONTROLLER}"
+                f"{THE_CONTROLLER} can't answer this ({method}): it runs an older iris_ray than this process, which"
+                f" runs {in_words(versions_here())}; {REPLACE_CONTROLLER}"
             )
         try:
             return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
@@ -177,12 +177,10 @@ def find_controller() -> Any:
 
 def _require_connected() -> None:
     """Raise NoClusterError if this process is in no cluster: Ray itself would start one on this machine."""
-    import ray
+    from iris_ray.actors.calls.ray_internals import is_connected
 
-    from iris_ray.actors.calls.ray_internals import has_inherited_connection
-
-    if not ray.is_initialized() or has_inherited_connection():
+    if not is_connected():
         raise NoClusterError(
-            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote), or was"
-            " forked from one that is in a cluster; connect again to ask about jobs"
+            "this process is not connected to a Ray cluster: it never was, it has left it (ray.shutdown, or the end of"
+            " IrisClient.remote), or it was forked from a connected process; connect again to ask about jobs"
         )

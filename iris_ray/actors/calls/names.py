@@ -7,7 +7,7 @@ from iris_ray.actors.calls.ray_internals import ClusterStore
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
 PLACEMENT_GROUP_PREFIX = "iris_ray/"
-CODE_PREFIX = "code/"
+CODE_PREFIX, COMMAND_PREFIX = "code/", "command/"
 
 
 def detached_pool(job_id: str) -> str:
@@ -33,6 +33,11 @@ def endpoint_key(job_id: str, name: str) -> str:
 def code_key(job_id: str) -> str:
     """Return the key of the record of a job's code in the cluster's store."""
     return f"{CODE_PREFIX}{job_id}"
+
+
+def command_key(job_id: str) -> str:
+    """Return the key of the command line that has submitted a job, in the cluster's store."""
+    return f"{COMMAND_PREFIX}{job_id}"
 
 
 def is_endpoint_of(jobs: Container[str], key: str) -> bool:

@@ -3,21 +3,27 @@
 Those of Ray's autoscaler are in `iris_ray.capacity.ray_internals`.
 """
 
+import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, utils
+from ray._private.auto_init_hook import wrap_auto_init
 from ray._private.runtime_env import packaging
-from ray._raylet import GcsClient, PlacementGroupID  # type: ignore[attr-defined]
+from ray._raylet import GcsClient, PlacementGroupID, setproctitle  # type: ignore[attr-defined]
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
 from ray.experimental import internal_kv
+from ray.job_config import JobConfig
 from ray.remote_function import RemoteFunction
+from ray.util import metrics
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -86,16 +92,19 @@ def temp_dir() -> str:
     return str(ray.get_runtime_context().get_temp_dir())
 
 
-def address_found_on_this_machine() -> str | None:
-    """Return the address of the cluster that ``ray.init("auto")`` would join here; None if it finds none.
+def addresses_found_on_this_machine() -> list[str]:
+    """Return the addresses of the clusters among which ``ray.init("auto")`` chooses here.
 
     Ray looks among the processes, then in the file that its last ``ray start`` on this machine has written.
     """
+    running = sorted(services.find_gcs_addresses())
+    if len(running) > 1:
+        return running
     try:
         found: str | None = services.canonicalize_bootstrap_address("auto")
-        return found
     except ConnectionError:
-        return None
+        return []
+    return [found] if found else []
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:
@@ -110,6 +119,11 @@ def label_output(name: str, stderr: bool = True) -> None:
     """
     for stream in (sys.stdout, sys.stderr) if stderr else (sys.stdout,):
         print(f"{ray_constants.LOG_PREFIX_ACTOR_NAME}{name}", file=stream, flush=True)
+
+
+def name_process(title: str) -> None:
+    """Show a title in place of this process's command, as Ray does for its workers."""
+    setproctitle(title)
 
 
 def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], None]) -> None:
@@ -214,6 +228,107 @@ def has_inherited_connection() -> bool:
     """
     mine = getattr(ray._private.worker.global_worker, "core_worker", None)
     return mine is not None and mine in _inherited
+
+
+# -- joining a cluster late --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterToJoin:
+    """A cluster, for a process that joins it only if it needs Ray.
+
+    Attributes:
+        gcs_address: of the cluster's GCS.
+        namespace: of the process's own actors.
+        node_ip: the IP address of its node; several simulated nodes share a machine.
+        runtime_env: Ray's runtime environment of its own tasks and actors.
+        module_path: where the tasks and actors of its Ray job look for modules of the driver.
+        placement_group: the id of the placement group that has the process's resources.
+    """
+
+    gcs_address: str
+    namespace: str
+    node_ip: str
+    runtime_env: Mapping[str, Any] = field(repr=False)
+    module_path: tuple[str, ...] = ()
+    placement_group: str = ""
+
+    @staticmethod
+    def of_this_process() -> "ClusterToJoin":
+        """Return the cluster to which this process is connected."""
+        context = ray.get_runtime_context()
+        environment = dict(context.runtime_env or {})
+        path = tuple(ray._private.worker.global_worker.core_worker.get_job_config().py_driver_sys_path)
+        return ClusterToJoin(context.gcs_address, context.namespace, ray.util.get_node_ip_address(), environment, path)
+
+
+_NEEDS_RAY = b"_object_ref_deserializer", b"_actor_handle_deserializer"
+_connect = ray.init
+_to_join: ClusterToJoin | None = None
+_joining = threading.RLock()
+
+
+def join_when_needed(cluster: ClusterToJoin) -> None:
+    """Have this process join a cluster as a driver as soon as it uses Ray: a public function that needs a cluster calls
+    ``ray.init()``, and so may user code.
+    """
+    global _to_join
+    _to_join = cluster
+    ray.init = _join
+    for module in (ray.util, services):
+        module.get_node_ip_address = lambda address=None: cluster.node_ip
+    for module in (ray.util, ray.util.placement_group):
+        module.get_current_placement_group = _current_placement_group
+    metrics.Metric.__init__ = wrap_auto_init(metrics.Metric.__init__)
+    for function in ("nodes", "cluster_resources", "available_resources", "timeline"):  # Ray's own do so for the others
+        setattr(ray, function, wrap_auto_init(getattr(ray, function)))
+
+
+def _current_placement_group() -> PlacementGroup | None:
+    if not is_connected() or _to_join is None or not _to_join.placement_group:
+        return None
+    return placement_group_by_id(_to_join.placement_group)
+
+
+def is_connected() -> bool:
+    """Return whether this process is connected to a cluster. If it is a task's that has not joined its own yet, it does
+    so now.
+    """
+    with _joining:
+        if not ray.is_initialized() and _to_join is not None:
+            ray.init()
+    return ray.is_initialized() and not has_inherited_connection()
+
+
+def join_for(pickled: bytes) -> None:
+    """Join the cluster if a pickled object has an ObjectRef or the handle of an actor, which unpickles only then."""
+    if any(name in pickled for name in _NEEDS_RAY):
+        is_connected()
+
+
+@functools.wraps(ray.init)
+def _join(address: str | None = None, **options: Any) -> Any:
+    """Stand for ``ray.init`` in a task: join the task's own cluster, unless another one is asked for."""
+    asked = address or os.environ.get("RAY_ADDRESS") or "auto"
+    if _to_join is None or ray.is_initialized() or asked not in ("auto", _to_join.gcs_address):
+        return _connect(address, **options)
+    options["namespace"] = options.get("namespace") or _to_join.namespace
+    options["runtime_env"] = options.get("runtime_env") or dict(_to_join.runtime_env)
+    options["job_config"] = options.get("job_config") or JobConfig(_py_driver_sys_path=[*_to_join.module_path])
+    set_handler = utils.set_sigterm_handler
+    log, level = logging.getLogger("ray._private.worker"), logging.getLogger("ray._private.worker").level
+    log.setLevel(logging.WARNING)  # it would say in each task that it connects
+    utils.set_sigterm_handler = lambda handler: None  # Ray's own would end the process at once
+    try:
+        return _connect(_to_join.gcs_address, _node_ip_address=_to_join.node_ip, **options)
+    finally:
+        log.setLevel(level)
+        utils.set_sigterm_handler = set_handler
+
+
+def has_setup_hook() -> bool:
+    """Return whether Ray calls a function of the user's at the start of each process of this job."""
+    return ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR in os.environ
 
 
 def placement_group_by_id(hex_id: str) -> PlacementGroup:

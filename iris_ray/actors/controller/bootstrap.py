@@ -7,6 +7,7 @@ Every process starts the Controller with the iris_ray that is installed on the h
 its own, which may be that of a user's job.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,7 +41,7 @@ def main(address: str) -> None:
         shipped = {"py_modules": [str(Path(iris_ray.__file__).parent)]}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, runtime_env=shipped)
     else:
-        who, advice = "what is installed on the cluster's head", "install the version of here on the head"
+        who, advice = "what is installed on the cluster's head", "install this machine's version on the head"
         require_fit(installed, versions_here(), who, advice)
     controller = (
         ray.remote(Controller)
@@ -101,3 +102,4 @@ if __name__ == "__main__":
     except IrisError as failure:  # the message says what to do; a traceback of our code would not help
         print(failure, file=sys.stderr)
         sys.exit(exit_code(failure))
+    os._exit(0)  # callers wait for this process to end, and leaving the Ray cluster in order takes a second

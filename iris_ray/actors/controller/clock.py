@@ -49,8 +49,8 @@ class Clock:
         jump = wall - now - self._offsets[-1][1]
         if abs(jump) > JUMP_S:
             logger.warning(
-                "the wall clock is %+.0f s off: somebody has set it, or no Controller ran for long; no pause and no"
-                " time limit of any job changes with it",
+                "the wall clock has jumped by %+.0f s: it was set, or no Controller ran for a while. Pauses and time"
+                " limits of jobs are not affected",
                 jump,
             )
             self._offsets = [*self._offsets[-JUMPS_KEPT:], (now, wall - now)]

@@ -127,7 +127,7 @@ class Dispatcher:
             if reply is True or reply is None:  # None: the pool's process was restarted, so the attempt is over
                 return
             if reply is False:
-                gone = JobCancelledEvent(attempt.job_id, "its pool does not know it any more")
+                gone = JobCancelledEvent(attempt.job_id, "the process that ran it no longer knows it")
                 self._apply([gone, AttemptEndConfirmedEvent(attempt)])
                 return
             problem = reply.reason

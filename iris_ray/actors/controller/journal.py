@@ -42,7 +42,7 @@ from collections.abc import Iterator
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.names import CODE_PREFIX, is_endpoint_of
+from iris_ray.actors.calls.names import CODE_PREFIX, COMMAND_PREFIX, is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
@@ -321,14 +321,15 @@ class RecordCollector:
         return values
 
     def delete_endpoints(self, state: ControllerState) -> None:
-        """Delete the endpoints and the code of forgotten jobs with the next records.
+        """Delete the endpoints, the code and the command lines of forgotten jobs with the next records.
 
         This may fail, since they are never looked up again.
         """
         self._forgotten = 0
         with contextlib.suppress(Exception):
-            codes = {key: key.removeprefix(CODE_PREFIX) for key in self._store.keys(CODE_PREFIX)}
-            self._pending |= {key: None for key, job_id in codes.items() if job_id not in state.jobs}
+            for prefix in (CODE_PREFIX, COMMAND_PREFIX):
+                kept = {key: key.removeprefix(prefix) for key in self._store.keys(prefix)}
+                self._pending |= {key: None for key, job_id in kept.items() if job_id not in state.jobs}
             self._pending |= {k: None for k in self._store.keys("endpoint/") if not is_endpoint_of(state.jobs, k)}
 
     def take_unrecordable(self) -> dict[str, Exception]:

@@ -101,7 +101,9 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
         return attributes
     labels = {**labels, **_own_slice(node["NodeID"], labels, chips)}
     if SLICE_NAME_LABEL not in labels:
-        raise InvalidRequestError(f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}")
+        raise InvalidRequestError(
+            f"host {node['NodeManagerAddress']} has TPU chips but lacks the label {SLICE_NAME_LABEL}"
+        )
     slice_name = labels[SLICE_NAME_LABEL]
     host = f"host {node['NodeManagerAddress']} of {slice_name}"
     if not chips:

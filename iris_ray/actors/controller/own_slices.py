@@ -69,7 +69,7 @@ class OwnSlices:
         """Take up the names that `to_json` has returned."""
         names = json.loads(recorded)
         if not all(isinstance(text, str) for pair in names.items() for text in pair):
-            raise ValueError("it is no JSON object of node ids and names")
+            raise ValueError("it is not a JSON object of node ids and names")
         self._names |= names
         self._hosts |= {name: node_id for node_id, name in names.items()}
         self._shared |= names.keys()

@@ -42,7 +42,7 @@ class Permissions:
             NotPermittedError: the user is not an operator.
         """
         if not self._is_operator(user):
-            raise NotPermittedError(f"only operators may {what}, and {user} is none; {self._operators_are}")
+            raise NotPermittedError(f"only operators may {what}, and {user} is not an operator; {self._operators_are}")
 
     def require_own(self, user: str, job: Job, what: str = "cancel it") -> None:
         """Refuse a user who is neither the job's user nor an operator; ``what`` names the action.
@@ -52,7 +52,7 @@ class Permissions:
         """
         if user != job.spec.user and not self._is_operator(user):
             raise NotPermittedError(
-                f"{job.spec.job_id} is a job of {job.spec.user}: only {job.spec.user} and operators may {what}, and"
+                f"{job.spec.job_id} belongs to {job.spec.user}: only {job.spec.user} and operators may {what}, and"
                 f" {user} is neither; {self._operators_are}"
             )
 

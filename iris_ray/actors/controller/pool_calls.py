@@ -40,7 +40,7 @@ class PoolCalls(ControllerProcess):
         await self.ping()
         if not Pool.is_one(pool):
             raise InvalidJobError(
-                f"job {spec.job_id}: {shown(pool)} is no SlicePoolManager; submit it through IrisClient"
+                f"job {spec.job_id}: {shown(pool)} is not a SlicePoolManager; submit it through IrisClient"
             )
         if spec.spare_for is not None:
             raise InvalidJobError(f"job {spec.job_id} says that it is a spare of another one; leave spare_for out")

@@ -291,7 +291,7 @@ class ControllerParts(RunningParts[Happening]):
         found: dict[str, ProviderWord] = {}
         for running, answer in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(answer, BaseException):
-                logger.warning("the service %s says nothing of lost slices: %s", running.service.name, answer)
+                logger.warning("the service %s could not say why slices were lost: %s", running.service.name, answer)
             else:
                 found |= answer
         return found

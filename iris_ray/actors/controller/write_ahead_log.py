@@ -174,7 +174,7 @@ class WriteAheadLog:
 def _unpacked(entry: bytes) -> dict[str, bytes | None]:
     found: dict[str, bytes | None] = pickle.loads(entry)
     if not all(isinstance(key, str) and isinstance(value, bytes | None) for key, value in found.items()):
-        raise CorruptRecordError("it has other things than keys and values")
+        raise CorruptRecordError("it holds something other than keys and values")
     return found
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from iris_ray.actors.calls.ray_internals import temp_dir
 from iris_ray.actors.host.announced_end import in_rays_directory
 from iris_ray.actors.protocol.task_files import MEMORY, JobDirectory, remove_file
 from iris_ray.settings import HOST_DIR
@@ -29,7 +28,7 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
         OSError: another user owns the directory or may write to it, or it can't be created.
     """
     configured = HOST_DIR.read(environ)
-    path = configured or in_rays_directory(temp_dir(), os.getuid())
+    path = configured or in_rays_directory(_rays_directory(), os.getuid())
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat() if configured else path.lstat()  # an operator's path may be a link; a path in /tmp must not
     if reason := _why_unsafe(found):
@@ -37,6 +36,12 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
             f"{path} {reason}; remove it, or set {HOST_DIR.name} to a directory of yours before `ray start`"
         )
     return path
+
+
+def _rays_directory() -> str:
+    from iris_ray.actors.calls.ray_internals import temp_dir  # it imports Ray, and the reaper starts without
+
+    return temp_dir()
 
 
 def can_not_start(error: OSError) -> str:
@@ -47,7 +52,7 @@ def can_not_start(error: OSError) -> str:
 def _why_unsafe(found: os.stat_result) -> str | None:
     """Return why another user might change files in a directory; None if no other user can."""
     if not stat.S_ISDIR(found.st_mode):
-        return "is no directory"
+        return "is not a directory"
     if found.st_uid != os.getuid():
         return "belongs to another user"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -192,7 +197,7 @@ def _create(root: Path, name: str) -> Path:
     with contextlib.suppress(FileExistsError):
         root.mkdir(mode=0o700)
     if not _is_ours(root):
-        raise PermissionError(f"{root} is no directory of this user's alone; remove it")
+        raise PermissionError(f"{root} is not a directory that this user alone can change; remove it")
     path = root / name
     path.mkdir(mode=0o700, exist_ok=True)  # another process of the job may create it at the same moment
     return path

@@ -76,6 +76,7 @@ class ProcessExit:
         memory_was_short: whether the kernel killed any process of this host for lack of memory in the minute before.
         code: the exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
         stopped_for: why iris_ray ended it, or None if it ended by itself.
+        killed_for_memory: why the host ended it for lack of memory, or None.
     """
 
     at: float
@@ -83,12 +84,17 @@ class ProcessExit:
     memory_was_short: bool
     code: int | None
     stopped_for: str | None
+    killed_for_memory: str | None = None
 
 
 def diagnose(found: ProcessExit) -> TaskEnd:
     """Return how the task ended: stopped by iris_ray, never started, out of memory, or crashed, in this order."""
     if found.stopped_for is not None:
         return TaskEnd(EndKind.STOPPED, found.at, error=found.stopped_for)
+    if found.killed_for_memory is not None:
+        return TaskEnd(
+            EndKind.OUT_OF_MEMORY, found.at, error=found.killed_for_memory, exit_code=as_shells_say(-SIGKILL)
+        )
     how = "ended without a word" if found.code is None else in_words(found.code)
     exit_code = None if found.code is None else as_shells_say(found.code)
     if not found.had_started:

@@ -9,31 +9,40 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from ray.actor import ActorHandle
+from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
+from iris_ray.actors.calls.misfit import misfit
+from iris_ray.actors.host.actor_task import ActorProcess
 from iris_ray.actors.host.announced_end import LOOK_S, announced
 from iris_ray.actors.host.chips import Devices, NotFree, host_devices, wait_until_free
 from iris_ray.actors.host.directories import LocalDirectories, can_not_start, host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
+from iris_ray.actors.host.forked_task import Begin
+from iris_ray.actors.host.forks import ZygoteFailed
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.memory_guard import MemoryGuard, rays_threshold
 from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
 from iris_ray.actors.host.reaper import start_reaper
 from iris_ray.actors.host.services import Host, HostParts, host_parts
-from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.answers import Unfit
+from iris_ray.actors.host.task_watch import TaskRunner, TaskWatch
+from iris_ray.actors.host.zygotes import Zygotes
+from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessReady, ProcessStart, Progress, TaskLaunch
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import installed_services
-from iris_ray.actors.protocol.version import versions_here
+from iris_ray.actors.protocol.version import require_fit, versions_here
+from iris_ray.errors import VersionMismatchError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
@@ -44,12 +53,11 @@ from iris_ray.processes.tree import ProcessTree
 logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 64
-"""The number of ended processes of a place that the actor remembers, for callers that ask how they ended. Up to eight
-standbys of four processes each start at once, are adopted in any order, and may all be killed while they wait."""
+"""The number of ended processes of a place that the actor remembers, for callers that ask how they ended."""
 
 
 class TPUHostActor:
-    """Watches the task processes of its host, by pid: running tasks and waiting standbys. See `HostInterface`.
+    """Starts, watches and ends the task processes of its host, by pid. See `HostInterface`.
 
     A task belongs to a place: its slice or, without chips, a place of its own on a host that many tasks share.
 
@@ -70,10 +78,13 @@ class TPUHostActor:
         self._places: dict[int, str] = {}  # the place of each process
         self._announcement: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
+        self._starting: dict[str, set[asyncio.Task[HostReady | Unreachable]]] = {}  # processes, by place
         self._fence: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
         self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
         self._files_address: asyncio.Task[str] | None = None
         self._gangs = GangPeers(lambda pid, notice: self._watches[pid].hear(notice))
+        self._zygotes = Zygotes(self._name, lambda: self._ledger)
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
@@ -126,16 +137,81 @@ class TPUHostActor:
         peers.asked()
         return peers.detector.silent, peers.detector.hung
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
+    async def start_process(self, start: ProcessStart) -> HostReady | Unreachable:
+        starting = asyncio.ensure_future(self._start_on_fit_host(start))
+        self._starting.setdefault(start.place, set()).add(starting)
+        try:
+            await asyncio.wait({starting})
+        finally:
+            starting.cancel()  # if this call is
+            self._starting[start.place].discard(starting)
+            if not self._starting[start.place]:
+                del self._starting[start.place]
+        if starting.cancelled():
+            return Unreachable(f"{self._name} was given back while a process started")
+        return starting.result()
+
+    async def _start_on_fit_host(self, start: ProcessStart) -> HostReady | Unreachable:
+        if not start.process.as_actor:
+            self._zygotes.warm_up(start.process, start.actor)  # while the host is prepared
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
-                await self._watch(place, standby, pid, started, token)
+                return await self._start_process(start)
+        except (ZygoteFailed, RuntimeEnvSetupError) as error:
+            # Without anything of the user's it is the host, such as one without memory, that can't start a process.
+            users = start.process.runtime_env or start.process.preload
+            return SetupFailed(f"{self._name}: {error}", ()) if users else Unreachable(f"{self._name}: {error}")
+        except VersionMismatchError as error:
+            return OtherVersion(str(error), ())
         except OSError as error:
             not_free = NotFree(can_not_start(error))
-        if not_free is None:
-            return await self._where_files_are_served()
         return Unfit(f"{self._name}: {not_free.why}", self._place.node_id, not_free.why, not_free.ours)
+
+    async def _start_process(self, start: ProcessStart) -> HostReady | Unreachable:
+        process, actor = start.process, start.actor
+        who = f"a task's process on {self._name}"
+        runner: TaskRunner
+        if process.as_actor and actor is not None:
+            runner = started = ActorProcess(actor)
+            if (why := await misfit(started.versions(), who, 0, None)) is not None:
+                return why if isinstance(why, SetupFailed) else SetupFailed(why.reason, ())
+            ready = await started.ready()
+        else:
+            runner, zygote, cluster = await self._zygotes.fork(process, actor)
+            try:
+                await self._zygotes.record(zygote)
+                install = f"install iris_ray {versions_here()['version']} in the environment of the tasks"
+                require_fit(zygote.versions, versions_here(), who, install)
+                raylet = await self._zygotes.raylet()
+                cluster = replace(cluster, placement_group=start.placement_group)
+                begin = Begin(self._place.address, start.avoid_ports, host_directory(), raylet, cluster)
+                ready = await runner.begin(begin)
+                self._guard_memory(raylet)
+            except BaseException:
+                _dismiss(runner)
+                raise
+        if ready.error:
+            _dismiss(runner)
+            return SetupFailed(f"{self._name}: {ready.error}", ())
+        try:
+            await self._watch(start.place, runner, ready)
+        except BaseException:
+            _dismiss(runner)
+            raise
+        return HostReady(ready.pid, ready.ports, await self._where_files_are_served())
+
+    def _guard_memory(self, raylet: Mapping[str, str]) -> None:
+        """Begin to watch the memory of this host, with the first forked task."""
+        if self._guard is None and (threshold := rays_threshold(raylet)) is not None:
+            guard = MemoryGuard(self._name, self._running_forks, threshold)
+            self._guard = self._background.repeat(guard.look, f"watching the memory of {self._name}")
+
+    def _running_forks(self) -> list[TaskWatch]:
+        return [watch for watch in self._watches.values() if watch.is_fork and watch.runs]
+
+    async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
+        return await self._watches[pid].run(launch)
 
     async def _where_files_are_served(self) -> str:
         """Return the address of the file service; "" on a shared host, which has no job directories."""
@@ -145,14 +221,15 @@ class TPUHostActor:
             self._files_address = self._background.start(self._services.files_address(), "asking for the file service")
         return await asyncio.shield(self._files_address)
 
-    async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+    async def _watch(self, place: str, runner: TaskRunner, ready: ProcessReady) -> None:
+        pid = ready.pid
         if self._announcement is None:
             self._announcement = self._background.start(self._watch_announcement(), "looking for an announced end")
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
-        root = ProcessIdentity(pid, started)
-        process, tree = WatchedProcess(root), ProcessTree(root, token)
+        root = ProcessIdentity(pid, ready.started)
+        process, tree = WatchedProcess(root), ProcessTree(root, ready.token)
         try:
             output = OutputPump(host_directory(), pid, self._place.node_id, self._pool_caller())
         except OSError:
@@ -160,15 +237,12 @@ class TPUHostActor:
             raise
         try:
             self._watches[pid] = TaskWatch(
-                standby, process, tree, self._ledger, self._devices, output, lambda: self._others_with_chips(pid)
+                runner, process, tree, self._ledger, self._devices, output, lambda: self._others_with_chips(pid)
             )
         except Exception:  # the disk may be full
             await asyncio.to_thread(output.close)
             raise
         self._places[pid] = place
-
-    async def how_it_ended(self, pid: int) -> TaskEnd:
-        return await self._watches[pid].how_it_ended()
 
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
         watch = self._watches[pid]
@@ -207,6 +281,10 @@ class TPUHostActor:
             if watching is not None:
                 watching.cancel()
         self._unwatch_peers(place)
+        if starting := {*self._starting.get(place, ())}:  # nobody would end what they start
+            for one in starting:
+                one.cancel()
+            await asyncio.wait(starting)
         pids = self._of_place(place)
         await asyncio.gather(*(self._watches[pid].end("the slice is released") for pid in pids))
         if not self._exclusive:
@@ -282,6 +360,12 @@ class TPUHostActor:
                 told = notice
                 self._goes(notice)
             await asyncio.sleep(LOOK_S)
+
+
+def _dismiss(runner: TaskRunner) -> None:
+    """End a process that is not watched."""
+    runner.kill()
+    runner.close()
 
 
 # -- the first task ----------------------------------------------------------------------------------------------------

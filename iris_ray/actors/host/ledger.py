@@ -11,7 +11,7 @@ from pathlib import Path
 from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.protocol.task_files import TaskFiles, files_in, remove_file, write_whole
 from iris_ray.processes.identity import ProcessIdentity, environ_of, stat_of
-from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
+from iris_ray.processes.tree import TOKEN_VARIABLE, Listing, ProcessTree, end_processes, names_of_running
 
 TERM_GRACE_S = 1.0
 """The time that leftover processes have to end after SIGTERM."""
@@ -85,7 +85,7 @@ class ProcessLedger:
         Raises:
             OSError: the records can't be listed for now.
         """
-        still_running: list[str] = []
+        trees: list[ProcessTree] = []
         unread: list[str] = []
         for tree in self._entries(unread, partial(self._is_leftover, recorder)):
             if tree.pid == os.getpid():
@@ -93,9 +93,17 @@ class ProcessLedger:
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
             if never_ran and not tree.root.exists():  # so it has no descendants
                 self.forget(tree)
-                continue
-            left = end_processes(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s)
-            if left := left + end_owned(self._files(tree.pid)):
+            else:
+                trees.append(tree)
+
+        def search() -> list[ProcessIdentity]:
+            listing = Listing.next()
+            return [process for tree in trees for process in tree.search(listing=listing)]
+
+        still_running: list[str] = []
+        end_processes(search() if trees else (), search, LEFTOVERS_DYING_S, grace_s)
+        for tree in trees:
+            if left := names_of_running(tree.known) + end_owned(self._files(tree.pid)):
                 still_running += left
             else:
                 self.forget(tree)
@@ -183,6 +191,21 @@ class ProcessLedger:
                 unread.append(f"pid {path.stem} (its record can't be read: {error.strerror})")
             except (ValueError, KeyError, TypeError, AttributeError):  # damaged
                 remove_file(path)
+
+
+def end_leftovers(exclusive: bool) -> None:
+    """End the earlier tasks on this host, in place of its TPUHostActor, which is gone.
+
+    Args:
+        exclusive: whether those tasks had the host to themselves.
+
+    Raises:
+        RuntimeError: some of their processes can't be ended.
+    """
+    from iris_ray.actors.host.directories import host_directory  # it imports Ray, and the reaper starts without
+
+    if left := ProcessLedger(host_directory(), exclusive).end_leftovers(grace_s=0.0):
+        raise RuntimeError(f"{', '.join(left)} can't be ended")
 
 
 def _entries_in(folder: Path) -> list[Path]:

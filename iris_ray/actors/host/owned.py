@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import Future
 
 from iris_ray.actors.protocol.services import imported, installed_services
-from iris_ray.actors.protocol.task_files import OWNED, TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 
 END_S = 60.0
 """A service may take this time to end what one task owns. Then the host counts as not free."""
@@ -19,10 +19,9 @@ def end_owned(files: TaskFiles) -> list[str]:
         What still exists, in words, with the reason. The host is not free then. This includes what belongs to a service
         that is not installed, and what can't be known because the files can't be read.
     """
-    prefix = f"{files.pid}.{OWNED}"
-    folder = files.started.parent
+    folder = files.all_owned
     try:
-        names = [name.removeprefix(prefix) for name in os.listdir(folder) if name.startswith(prefix)]
+        names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -32,7 +31,7 @@ def end_owned(files: TaskFiles) -> list[str]:
     for name in names:
         if name.rpartition(".")[2].isdecimal():  # `write_whole` was broken off: nothing was started after it
             with contextlib.suppress(OSError):
-                (folder / f"{prefix}{name}").unlink()
+                (folder / name).unlink()
             continue
         what = f"what the service {name} has started for pid {files.pid}"
         if name not in ends:
@@ -48,6 +47,8 @@ def end_owned(files: TaskFiles) -> list[str]:
             late = isinstance(error, TimeoutError) and not ended.done()
             why = f"no answer within {END_S:g} s" if late else f"{type(error).__name__}: {error}"
             left.append(f"{what} ({why})")
+    with contextlib.suppress(OSError):  # it is not empty
+        folder.rmdir()
     return left
 
 

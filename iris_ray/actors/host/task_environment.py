@@ -221,9 +221,11 @@ def cpus_of(local_index: int, per_host: int, allowed: Collection[int], nodes: Pa
         allowed: the CPUs that the process may use now.
         nodes: where the kernel describes the NUMA nodes.
     """
+    if per_host == 1:  # it costs each task several milliseconds to look
+        return set()
     lists = sorted(nodes.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
     with_cpus = [cpus for cpus in (_listed_cpus(path.read_text()) & {*allowed} for path in lists) if cpus]
-    if per_host == 1 or len(with_cpus) < 2:
+    if len(with_cpus) < 2:
         return set()
     first = local_index * len(with_cpus) // per_host
     after = max(first + 1, (local_index + 1) * len(with_cpus) // per_host)

@@ -1,17 +1,18 @@
 """The process that runs the user's function: one or several per host and attempt, never used twice.
 
-It starts ahead of time as a *standby* and imports only Ray and iris_ray, so that modules that read the environment at
-import see the task's variables. It is a single-threaded actor: user code runs in the main thread, where signals arrive.
+It is a fork of the host's zygote (`forked_task.py`), or an actor. It waits until the whole gang is ready, and has
+imported only Ray and iris_ray, so that modules that read the environment at import see the task's variables. User code
+runs in the main thread, where signals arrive.
 """
 
 import contextlib
 import os
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 
 from iris_ray.actors.calls.clocks import Moment
@@ -30,8 +31,7 @@ from iris_ray.actors.host.task_environment import (
     task_environment,
 )
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
-from iris_ray.actors.protocol.messages import StandbyReady, TaskLaunch
-from iris_ray.actors.protocol.payloads import with_stored_payload
+from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
 from iris_ray.actors.protocol.services import call_hooks, installed_services
 from iris_ray.actors.protocol.task_files import TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
@@ -48,42 +48,48 @@ class TaskProcess:
         address: the host's IP address.
         avoid_ports: ports that earlier attempts used.
         preload: modules to import while the process waits.
+        directory: returns the host's directory.
+        raylet: the variables of the host's raylet; None: look for them among the parents of this process.
     """
 
-    def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        address: str,
+        avoid_ports: Collection[int],
+        preload: tuple[str, ...] = (),
+        directory: Callable[[], Path] = host_directory,
+        raylet: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = directory
         self._token = secrets.token_hex(8)
         self._mark = mark_forks(self._token)
         if preload:  # only for tasks with chips, and JAX reads its options when it is imported
             expect_chips(os.environ)
         self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
-        self._of_the_raylet = raylet_environment()  # read now, so that the launch does not wait for it
-        with contextlib.suppress(OSError):  # a host that has no directory says so when it is adopted
-            files = TaskFiles.of_process(host_directory(), os.getpid())
-            call_hooks((service.in_standby for service in installed_services()), files)
+        # Read now, so that the launch does not wait for it.
+        self._of_the_raylet = raylet_environment() if raylet is None else raylet
+        with contextlib.suppress(OSError):  # a host that has no directory says so when it watches this process
+            files = TaskFiles.of_process(directory(), os.getpid())
+            call_hooks((service.in_process for service in installed_services()), files)
 
     def versions(self) -> dict[str, Any]:
         return versions_here()
 
-    def ready(self) -> StandbyReady:
+    def ready(self) -> ProcessReady:
         ports = tuple(held.getsockname()[1] for held in self._held)
-        cores, free_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
-        return StandbyReady(*ProcessIdentity.of_this_process(), self._token, ports, cores, free_bytes, self._error)
-
-    def end_leftovers(self, exclusive: bool) -> None:
-        if left := ProcessLedger(host_directory(), exclusive).end_leftovers(grace_s=0.0):
-            raise RuntimeError(f"{', '.join(left)} can't be ended")
+        return ProcessReady(*ProcessIdentity.of_this_process(), self._token, ports, self._error)
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         if launch.info.slice_name and (not_free := self._chips_in_use(launch.info)):
             kind = EndKind.CHIPS_TAKEN if not_free.ours else EndKind.HOST_UNFIT
             return TaskEnd(kind, Moment.now(), error=not_free.why)
         try:
-            files = TaskFiles.of_process(host_directory(), os.getpid())
+            files = TaskFiles.of_process(self._directory(), os.getpid())
             local_dir = self._take_local_directory(launch)
             survive_notices(files)  # before `redirect_output` marks the start: then the host may send signals
             print_stacks_when_asked(files)
-            pipe = redirect_output(host_directory(), launch)
+            pipe = redirect_output(self._directory(), launch)
         except OSError as error:
             return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=can_not_start(error))
         for held in self._held:
@@ -96,7 +102,7 @@ class TaskProcess:
         flush_output()
         if pipe is not None:
             wait_until_drained(pipe)
-        return with_stored_payload(end)
+        return end
 
     def exit(self) -> None:
         try:
@@ -107,7 +113,7 @@ class TaskProcess:
     def _take_local_directory(self, launch: TaskLaunch) -> str:
         if not launch.info.slice_name:  # other jobs use the host, too
             return ""
-        self._local_directories = LocalDirectories.of_host(host_directory())  # an attribute keeps the directory's lock
+        self._local_directories = LocalDirectories.of_host(self._directory())  # an attribute keeps the directory's lock
         return str(self._local_directories.take(launch.info.job_id, launch.files_token))
 
     def _chips_in_use(self, info: JobInfo) -> NotFree | None:
@@ -116,7 +122,7 @@ class TaskProcess:
         pid = self._probe.holder()
         if pid is None:
             return None
-        not_free = in_use(describe([pid], ProcessLedger(host_directory())))
+        not_free = in_use(describe([pid], ProcessLedger(self._directory())))
         return None if not_free.ours and info.processes_per_host > 1 else not_free  # the gang's own, which was faster
 
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:

@@ -1,4 +1,4 @@
-"""Watches one task process from its adoption until the last process of its task is gone."""
+"""Watches one task process from its start until the last process of its task is gone."""
 
 import asyncio
 import contextlib
@@ -6,15 +6,13 @@ import json
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import ray
-from ray.actor import ActorHandle
-
-from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.host.chips import Devices, wait_until_free
@@ -24,8 +22,8 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.notices import TaskNotices
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.owned import end_owned
-from iris_ray.actors.protocol.host_interface import TaskInterface
-from iris_ray.actors.protocol.messages import Progress, Saves
+from iris_ray.actors.protocol.messages import Progress, Saves, TaskLaunch
+from iris_ray.actors.protocol.payloads import with_stored_payload
 from iris_ray.actors.protocol.task_files import (
     STATUS_CHARACTERS,
     TaskFiles,
@@ -34,30 +32,55 @@ from iris_ray.actors.protocol.task_files import (
 from iris_ray.model.goodput import MARKS, Marks, StepTime, with_step
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
-from iris_ray.model.outcomes import TaskEnd
+from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.plain_values import LARGEST_INT
 from iris_ray.model.rhythm import Rhythm
-from iris_ray.processes.identity import ProcessIdentity
-from iris_ray.processes.tree import ProcessTree, end_processes
+from iris_ray.processes.identity import ProcessIdentity, own_memory
+from iris_ray.processes.tree import Listing, ProcessTree, end_processes
 
 logger = logging.getLogger(__name__)
 
 DYING_S = 600.0
 """The time for killed processes to end: the kernel needs a minute to free hundreds of GB."""
 KILL_GRACE_S = 0.5
-"""The time for Ray to end a process before we do; Ray reports a death that it did not cause as a failure."""
+"""The time for a process to end before all that it has started is killed."""
+LAST_WORD_S = 1.0
+"""The time for the answer of a process that has ended: it may be on its way, or Ray may say why it killed it."""
 DESCENDANTS_S = 1.0
 """Seconds between two updates of a task's process tree. A process that starts and loses its parent between two updates
 is found by its process group or by the task's token."""
 EXIT_STATUS_TRIES, EXIT_STATUS_POLL_S = 10, 0.02
 """The kernel tells how a process ended only after its parent has reaped it, a moment after its end."""
+ZYGOTE_TELLS_S = 5.0
+"""A zygote always tells how its fork ended, even if it is late on a busy host."""
+
+
+class TaskRunner(Protocol):
+    """The way to a task's process: the socket of a fork, or the handle of an actor."""
+
+    is_fork: bool
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd | None:
+        """Have the process run a task. Return how it ended; None if the process is gone without an answer."""
+
+    def let_exit(self) -> None:
+        """Have the process run exit handlers and end. Return at once."""
+
+    def kill(self) -> None:
+        """End the process, unless a signal does. Return at once."""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of the process, or the negative number of a signal; None if it is not known here."""
+
+    def close(self) -> None:
+        """Note that the process is gone."""
 
 
 class TaskWatch:
     """One task process of a host.
 
     Args:
-        standby: the actor that runs in the process.
+        runner: the way to the process.
         process, tree: the process, and its process tree.
         ledger: records the process.
         devices: the host's chips, if its gang has them to itself; else None.
@@ -71,7 +94,7 @@ class TaskWatch:
 
     def __init__(
         self,
-        standby: ActorHandle,
+        runner: TaskRunner,
         process: WatchedProcess,
         tree: ProcessTree,
         ledger: ProcessLedger,
@@ -82,7 +105,7 @@ class TaskWatch:
         self.output = output
         self.gone = asyncio.Event()
         self._beside = beside
-        self._standby = standby
+        self._runner = runner
         self._process = process
         self._tree = tree
         self._ledger = ledger
@@ -93,6 +116,7 @@ class TaskWatch:
         self._notices = TaskNotices(process, self.files, lambda: self.has_started, self._background)
         self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
+        self._killed_for_memory: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
         self._searched_at_exit: asyncio.Task[list[ProcessIdentity]] | None = None
         self._ending: asyncio.Task[str | None] | None = None
@@ -100,6 +124,11 @@ class TaskWatch:
         process.watch(self._on_exit)
         ledger.record(tree)
         self._background.start(self._record_descendants(), f"recording the descendants of pid {tree.pid}")
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the process is a fork, which Ray's memory monitor does not know."""
+        return self._runner.is_fork
 
     @property
     def ended(self) -> bool:
@@ -115,6 +144,24 @@ class TaskWatch:
     def runs(self) -> bool:
         """Whether user code runs, and no stop has begun."""
         return not self.ended and self._ending is None and self.has_started
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd:
+        """Run a task in the process, and return how it ended, also if the process ends without an answer."""
+        answer = asyncio.ensure_future(self._runner.run(launch))
+        gone = asyncio.ensure_future(self.how_it_ended())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                await asyncio.wait({answer}, timeout=LAST_WORD_S)
+            end = answer.result() if answer.done() else None
+            if end is None:
+                return await gone
+            if end.kind is EndKind.OUT_OF_MEMORY and not self.has_started:
+                return replace(await gone, error=f"the waiting {end.error.removeprefix('the ')}")
+            return await asyncio.to_thread(with_stored_payload, end)
+        finally:
+            answer.cancel()
+            gone.cancel()
 
     async def how_it_ended(self) -> TaskEnd:
         """Wait for the end of the process, and return how it ended."""
@@ -175,23 +222,33 @@ class TaskWatch:
             self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")
         return await asyncio.shield(self._ending)
 
+    def memory(self) -> int:
+        """Return the bytes of memory that the known processes of the task do not share with others."""
+        return sum(own_memory(process) for process in self._tree.known)
+
+    def kill_for_memory(self, why: str) -> None:
+        """End the known processes of the task, because the host has no memory left. Return at once."""
+        self._killed_for_memory = why
+        for process in self._tree.known:
+            process.signal(signal.SIGKILL)
+
     def forget(self) -> None:
         """Remove the record of the ended process."""
         self._ledger.forget(self._tree)
 
-    def _search(self, just_ended: bool = False) -> list[ProcessIdentity]:
+    def _search(self, just_ended: bool = False, listing: Listing | None = None) -> list[ProcessIdentity]:
         """Return all processes of the task, including those that it has named."""
         self._tree.adopt(self.files.read_members())
-        return self._tree.search(just_ended)
+        return self._tree.search(just_ended, listing)
 
     async def _end(self, reason: str | None, exit_grace: float) -> str | None:
         had_ended = self.ended
         if not had_ended:
             await asyncio.to_thread(self._tree.update)  # while its descendants still have their parents
-            await self._end_standby(reason, exit_grace)
+            await self._end_process(reason, exit_grace)
         found = [] if self._searched_at_exit is None else await self._searched_at_exit
         if self._searched_at_exit is None or had_ended:  # its descendants may have started others since then
-            found = await asyncio.to_thread(self._search)
+            found = await asyncio.to_thread(self._search, listing=Listing.next())
         left = await asyncio.to_thread(end_processes, found, self._search, DYING_S)
         self.gone.set()
         if left := left + await asyncio.to_thread(end_owned, self.files):
@@ -205,17 +262,17 @@ class TaskWatch:
         self.forget()
         return None if held is None else held.why
 
-    async def _end_standby(self, reason: str | None, exit_grace: float) -> None:
-        """End the task's own process: let it exit if the task has returned, then have Ray kill it."""
+    async def _end_process(self, reason: str | None, exit_grace: float) -> None:
+        """End the task's own process: let it exit if the task has returned, then kill it."""
         self._stopped_for = reason or "the task had returned"
         if reason is None:
             await self._let_exit(exit_grace)
-        ray.kill(self._standby)
+        self._runner.kill()
         await self._process.wait_at_most(KILL_GRACE_S)
 
     async def _let_exit(self, exit_grace: float) -> None:
         """Let the process exit by itself, until its grace is over or a call of `end` has a reason."""
-        Actor[TaskInterface](self._standby).call(TaskInterface.exit)
+        self._runner.let_exit()
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
         try:
             await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)
@@ -244,20 +301,24 @@ class TaskWatch:
 
     def _on_exit(self) -> None:
         at, had_started, memory_was_short = Moment.now(), self.has_started, self._oom_kills.found()
-        search = asyncio.to_thread(self._search, just_ended=True)
+        # Asked for before it waits for a thread, so that the tasks that end now share a listing.
+        search = asyncio.to_thread(self._search, just_ended=True, listing=Listing.next())
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)
         self._exit = self._background.start(learning, f"learning how pid {self._tree.pid} ended")
 
     async def _learn_exit(self, at: float, had_started: bool, memory_was_short: bool) -> ProcessExit:
         """Ask the kernel how the process ended, unless we stopped it, and close its pidfd."""
-        for _ in range(EXIT_STATUS_TRIES):
-            code = self._process.exit_code()
+        for _ in range(int(ZYGOTE_TELLS_S / EXIT_STATUS_POLL_S) if self.is_fork else EXIT_STATUS_TRIES):
+            code = self._runner.exit_code()
+            if code is None:
+                code = self._process.exit_code()
             if code is not None or self._stopped_for is not None:
                 break
             await asyncio.sleep(EXIT_STATUS_POLL_S)
         self._process.close()
-        return ProcessExit(at, had_started, memory_was_short, code, self._stopped_for)
+        self._runner.close()
+        return ProcessExit(at, had_started, memory_was_short, code, self._stopped_for, self._killed_for_memory)
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

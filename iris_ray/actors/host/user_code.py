@@ -18,6 +18,7 @@ from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.calls.clocks import Moment
+from iris_ray.actors.calls.ray_internals import join_for
 from iris_ray.actors.host.exit_status import ProgramExit
 from iris_ray.actors.protocol.payloads import Payload, Rebuilt, load
 from iris_ray.actors.protocol.task_files import TaskFiles
@@ -26,15 +27,27 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 
 
 def run_function(function: Payload, files: TaskFiles) -> TaskEnd:
-    """Unpickle the user's function, call it, and return how it ended. Never return if it exits after a notice."""
+    """Unpickle the user's function, call it, and return how it ended. Never return if it exits after a notice.
+
+    Nor return in a child that user code has forked and that comes here, too: it must not answer for the task.
+    """
+    task = os.getpid()
     try:
-        return returned(load(function)())
+        if isinstance(function, bytes):
+            join_for(function)
+        end = returned(load(function)())
     except SystemExit as stop:
-        if means_saved(stop, files):
+        if os.getpid() == task and means_saved(stop, files):
             report_saved(files)
-        return exited(stop)
+        end = exited(stop)
     except BaseException as error:
-        return raised(error)
+        end = raised(error)
+    if os.getpid() != task:
+        with contextlib.suppress(Exception):
+            sys.stderr.write(end.traceback)
+        flush_output()
+        os._exit(end.exit_code or 0)
+    return end
 
 
 def import_all(modules: Collection[str]) -> str | None:
@@ -63,6 +76,8 @@ def run_exit_handlers() -> None:
 MOST_RESULT_BYTES = 1 << 30
 MOST_ERROR_BYTES = 1 << 20
 """Of a larger exception only the text travels."""
+MOST_ERROR_CHARACTERS = 1 << 20
+"""Of a longer text only the beginning and the end travel."""
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Error numbers of a disk that is full, read-only or faulty."""
@@ -101,7 +116,12 @@ def raised(error: BaseException) -> TaskEnd:
     while isinstance(cause, RayTaskError):  # of a task that this one waited for; Ray's own tasks pass its cause on
         cause = cause.cause
     payload = _pickled(cause) if isinstance(cause, Exception) else None
-    return TaskEnd(_kind(error), ended_at, payload, summary, text, exit_code=1)
+    return TaskEnd(_kind(error), ended_at, payload, _shortened(summary), _shortened(text), exit_code=1)
+
+
+def _shortened(text: str) -> str:
+    half = MOST_ERROR_CHARACTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]} … {text[-half:]}"
 
 
 def _kind(error: BaseException) -> EndKind:

@@ -24,7 +24,7 @@ from iris_ray.actors.pool.attempt_end import (
     with_late_ends,
 )
 from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace, StopRequest
-from iris_ray.actors.pool.launch import Launch, SecretNotReadable, prepare_launch
+from iris_ray.actors.pool.launch import Launches, SecretNotReadable, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
@@ -132,7 +132,7 @@ class Attempt:
         told = self._notices.latest
         return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
 
-    async def prepare(self, suspected: Mapping[str, str]) -> Launch:
+    async def prepare(self, suspected: Mapping[str, str]) -> Launches:
         """Get every host ready to start its task at once, as `prepare_launch` does.
 
         Raises:
@@ -144,16 +144,18 @@ class Attempt:
             raise SecretNotReadable(str(error)) from None
         return await prepare_launch(replace(self.context, request=request), self._services, suspected)
 
-    async def run(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> AttemptEnd:
+    async def run(
+        self, launches: Launches, report_running: Callable[[], None], changed: Callable[[], None]
+    ) -> AttemptEnd:
         """Start every task, wait for the gang's end and judge it. After success, `shutdown` ends its processes.
 
         Args:
-            launch: what to start.
+            launches: what to start.
             report_running: called after `RUNNING_DELAY_S`, if the gang still runs.
             changed: called when the tasks have been started, and as soon as they can't all return any more.
         """
         began = time.monotonic()
-        ends = await self._run_tasks(launch, report_running, changed)
+        ends = await self._run_tasks(launches, report_running, changed)
         at_once = time.monotonic() < began + AT_ONCE_S
         if all(map(returned, ends.values())):
             return all_returned(self.place, ends)
@@ -174,11 +176,13 @@ class Attempt:
 
     # -- helpers ---------------------------------------------------------------------------------------------------
 
-    async def _run_tasks(self, launch: Launch, report_running: Callable[[], None], changed: Callable[[], None]) -> Ends:
+    async def _run_tasks(
+        self, launches: Launches, report_running: Callable[[], None], changed: Callable[[], None]
+    ) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
-        generations = self.context.slices.take_standbys(self.place.names, launch.refill)
+        generations = self.context.slices.take_processes(self.place.names)
         calls: dict[asyncio.Future[Any], int] = {
-            asyncio.ensure_future(self._run_slice(name, generations[name], launch.tasks[name])): slice_id
+            asyncio.ensure_future(self._run_slice(name, generations[name], launches[name])): slice_id
             for slice_id, name in enumerate(self.place.names)
         }
         self.phase = Phase.RUNNING

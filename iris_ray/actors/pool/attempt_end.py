@@ -13,6 +13,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import (
     DID_NOT_RUN,
@@ -30,6 +31,8 @@ from iris_ray.model.verdict import Verdict, judge_gang
 
 ALONE_TIMEOUT_S = 1.0
 """The time that each host of a silent SliceActor has to answer the pool directly."""
+FETCH_S = 2.0
+"""The time to fetch a large payload from the actor of its host, which may hang."""
 CONTROLLER_AWAY_S = 10.0
 """The time that a verdict waits for a restarting Controller, which knows the notices."""
 
@@ -185,15 +188,6 @@ class AttemptEnd:
         """The slices with a host that can't take a task."""
         return [self.place.name(key) for key in _refused(self.ends)]
 
-    @property
-    def slices_with_dead_standbys(self) -> set[str]:
-        """The slices whose waiting standbys may have died: one did, or a host ran out of memory.
-
-        The same cause may have ended other standbys, and Ray's memory monitor ends waiting standbys before the task.
-        """
-        telling = EndKind.NEVER_STARTED, EndKind.OUT_OF_MEMORY
-        return {self.place.name(key) for key, end in self.ends.items() if end is not None and end.kind in telling}
-
     # -- about the first cause: only after a failure ----------------------------------------------------------------
 
     @property
@@ -240,8 +234,7 @@ def with_late_ends(ends: Ends, late: Mapping[TaskKey, TaskEnd], was_asked: bool)
     """Return how each task ended.
 
     Args:
-        ends: the ends known before the tasks were stopped. They take precedence: the task processes are gone by now,
-            and with them the payloads that the pool has not fetched.
+        ends: the ends known before the tasks were stopped. They take precedence: their payloads were fetched.
         late: the ends known after the tasks were stopped.
         was_asked: whether iris_ray asked the attempt to end. Then a task that returned meanwhile, and whose result is
             lost, counts as stopped.
@@ -294,6 +287,15 @@ def _refused(ends: Ends) -> dict[TaskKey, TaskEnd]:
     return {key: end for key, end in ends.items() if end is not None and end.kind in kinds}
 
 
+async def _fetched(end: TaskEnd) -> TaskEnd:
+    """Return an end with its large payload, which its host's actor holds; unchanged if that host does not answer."""
+    try:
+        async with asyncio.timeout(FETCH_S):
+            return await with_fetched_payload(end) or end
+    except TimeoutError:
+        return end
+
+
 # -- shutdown ----------------------------------------------------------------------------------------------------------
 
 
@@ -316,6 +318,11 @@ class AttemptShutdown:
     def leaving(self) -> tuple[str, ...]:
         """The places that are given back at once: slices that can't be used again, and places on shared hosts."""
         return tuple(sorted(self._lost)) if self._place.on_slices else self._place.names
+
+    @property
+    def whole(self) -> frozenset[str]:
+        """The places on shared hosts whose tasks have ended in order."""
+        return frozenset() if self._place.on_slices else frozenset(self._place.names) - self._lost
 
     def lose(self, names: Iterable[str]) -> None:
         """Note that these slices can't be used again."""
@@ -347,7 +354,7 @@ class AttemptShutdown:
                 self.lose([name])  # a host can't say that its task has ended
             slice_id = names.index(name)
             ends |= {self._place.key(slice_id, process): end for process, end in reply.items() if end is not None}
-        return ends
+        return dict(zip(ends, await asyncio.gather(*map(_fetched, ends.values())), strict=True))
 
     async def end_leftovers(self, hosts: Collection[TaskKey]) -> None:
         """End the processes left on these hosts of lost slices, whose SliceActor or TPUHostActor may be gone."""

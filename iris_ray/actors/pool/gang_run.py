@@ -224,10 +224,10 @@ class GangRun:
         try:
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
-            launch = await attempt.prepare(self._suspected)
+            launches = await attempt.prepare(self._suspected)
             self._suspected = {}
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
-            end = await attempt.run(launch, lambda: self._report_running(attempt), self._changed)
+            end = await attempt.run(launches, lambda: self._report_running(attempt), self._changed)
             verdict = end.verdict
             if verdict.succeeded:  # return the results at once, and tidy up later
                 self.returned = True
@@ -257,8 +257,7 @@ class GangRun:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
             await ending
-            released = self._free(attempt, attempt.shutdown.leaving)
-            self._refill(attempt, job_goes_on=False)
+            released = self._free(attempt)
             await self._report(attempt_over(attempt.id, released=released))
         except Exception:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
@@ -282,8 +281,7 @@ class GangRun:
         """Tidy up after a failure. Then report the first cause, and that every process is gone."""
         verdict = end.verdict
         assert verdict.cause is not None
-        self._slices.drop_standbys(end.slices_with_dead_standbys)
-        released = self._free(attempt, attempt.shutdown.leaving)
+        released = self._free(attempt)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         suspicions = self._suspicions(end, error)
         self._suspected = {event.node_id: event.reason for event in suspicions}
@@ -302,7 +300,6 @@ class GangRun:
             )
             events.append(ended)
         job = await self._report(attempt_over(attempt.id, [*_marked(attempt), *events], released))
-        self._refill(attempt, job_goes_on=not job.state.finished)
         is_free = (moved_by_us or attempt.evicted or end.never_started) and job.state is not JobState.WORKER_FAILED
         count = "free of charge" if is_free else self._charge(verdict, job)
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
@@ -347,24 +344,27 @@ class GangRun:
         self._setup_failed |= isinstance(failure, SetupImpossible)  # one host alone is no evidence
         self._other_version = isinstance(failure, OtherVersions)
         job = await self._report(attempt_over(attempt.id, events, released))
-        self._refill(attempt, job_goes_on=not job.state.finished)
         return job
 
-    def _free(self, attempt: Attempt, lost: Sequence[str]) -> list[SliceReleasedEvent]:
-        """Give lost slices back, and let the next attempt use the others. Return the events that say so.
+    def _free(self, attempt: Attempt, broken: Sequence[str] | None = None) -> list[SliceReleasedEvent]:
+        """Give the places back that it leaves, and let the next attempt use the others. Return the events that say so.
+
+        Args:
+            attempt: has ended.
+            broken: the slices that could not be used; None: its shutdown knows what it leaves.
 
         Both the end of the attempt and `abandon` may call this. The second call does nothing.
         """
         if attempt.phase is Phase.TIDY:
             return []
-        released = self._slices.retire(lost)
+        shutdown = attempt.shutdown
+        if broken is None:
+            released = self._slices.retire(shutdown.leaving, whole=shutdown.whole)
+        else:
+            released = self._slices.retire(broken)
         self._slices.set_idle(attempt.place.names)
         attempt.phase = Phase.TIDY
         return released
-
-    def _refill(self, attempt: Attempt, job_goes_on: bool) -> None:
-        """Get the slices of an attempt ready for the next one, if there may be one."""
-        self._slices.refill(attempt.place.names, job_goes_on)
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[TaskStateChangedEvent]:
         """Return one event per task of the attempt: the task has reached this state."""
@@ -378,8 +378,7 @@ class GangRun:
             return []
         if attempt.phase is not Phase.TIDY:
             await attempt.shutdown.stop_all(reason)
-            released = self._free(attempt, attempt.shutdown.leaving)
-            self._refill(attempt, job_goes_on=False)
+            released = self._free(attempt)
         return [*attempt_over(attempt.id, released=released)]
 
     def abandoned(self) -> None:

@@ -143,8 +143,8 @@ class JobRun:
                 gang.wake()
         if state is JobState.SUCCEEDED:
             raise ResultsLostError(
-                f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
-                " it has written is there. Run it again if you need what it returned"
+                f"job {self.job_id} has succeeded, but its results were lost with the process that had them; files"
+                " that it wrote are still there. Run it again if you need what it returned"
             )
 
     async def _has_succeeded(self) -> bool:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptContext, AttemptPlace
-from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
+from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.services import UNFIT_S, PoolParts
 from iris_ray.actors.protocol.answers import NotReserved, OtherVersion, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import task_id
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import EACH_SLICE
@@ -18,26 +19,10 @@ from iris_ray.model.outcomes import Fault, TaskKey
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import TpuProcess
 from iris_ray.model.workers import GPU
+from iris_ray.settings import PRIORITY, TEAM, USER
 
-FEW_CORES, WITH_PRELOAD_S = Refill(delay_s=4.0, standbys=1), 12.0
-"""On hosts with few cores the next standbys start late, and those that import modules start later still. Else they
-would compete with the gang, which compiles after its start."""
-MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
-"""From `MANY_CORES` on, the next standbys start at once. If `ROOMY_BYTES` are free as well, `MANY_STANDBYS` wait on
-each host, for short runs in a row. A gang of `MANY_HOSTS` gets one per host, or the pool would start thousands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """The launches of a gang, once all of its hosts are ready.
-
-    Attributes:
-        tasks: the launches by process of the slice, by slice name.
-        refill: how the slices get their next standbys.
-    """
-
-    tasks: Mapping[str, list[TaskLaunch]]
-    refill: Refill = FEW_CORES
+Launches = Mapping[str, list[TaskLaunch]]
+"""The launches of a gang, once all of its hosts are ready: by slice name, and then by process of the slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,7 @@ class OtherVersions(SetupImpossible):
     """The iris_ray on the hosts does not work with this one."""
 
 
-async def prepare_launch(context: AttemptContext, services: PoolParts, suspected: Mapping[str, str]) -> Launch:
+async def prepare_launch(context: AttemptContext, services: PoolParts, suspected: Mapping[str, str]) -> Launches:
     """Hold the slices, and wait until every host can start its task at once, or the attempt is asked to stop.
 
     Services test hosts meanwhile that are suspected, by node id with the reason.
@@ -137,23 +122,7 @@ async def prepare_launch(context: AttemptContext, services: PoolParts, suspected
     slices.used_ports.extend(first_slice.ports[0])
     ports = {name: answers[name].ports for name in place.names}
     addresses = tuple(address for name in place.names for address in answers[name].file_services)
-    return Launch(launch_plan(request, place, ports, addresses), refill(first_slice, place.num_hosts, request))
-
-
-def refill(ready: SliceReady, hosts: int, request: RunRequest) -> Refill:
-    """Return the `Refill` of a gang's slices.
-
-    Args:
-        ready: cores and free memory of the hosts, as the first slice reports them.
-        hosts: how many hosts the gang has.
-        request: says how many standbys the user wants on each host, or as many as there is room for.
-    """
-    wanted = request.standbys
-    if ready.cores < MANY_CORES:
-        delay_s = WITH_PRELOAD_S if request.process.preload else FEW_CORES.delay_s
-        return Refill(delay_s, wanted or FEW_CORES.standbys)
-    is_roomy = ready.free_bytes >= ROOMY_BYTES and hosts < MANY_HOSTS
-    return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
+    return launch_plan(request, place, ports, addresses)
 
 
 def _failed_launch(place: AttemptPlace, replies: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
@@ -279,9 +248,10 @@ def _launch(
     label = f"slice={info.slice_id} worker={key.host_index}" if place.on_slices else f"task={index}"
     if per_host > 1:
         label += f" process={key.local_index}"
+    secrets = {name: one.value for name, one in request.secrets.items() if not one.as_file}
     return TaskLaunch(
         request.pickled_function,
-        request.env | {name: one.value for name, one in request.secrets.items() if not one.as_file},
+        _for_its_jobs(spec) | request.env | secrets,
         info,
         multislice,
         spec.resources.get("CPU"),
@@ -291,6 +261,12 @@ def _launch(
         request.files_token,
         {name: one.value for name, one in request.secrets.items() if one.as_file},
     )
+
+
+def _for_its_jobs(spec: JobSpec) -> dict[str, str]:
+    """Return the variables that give the jobs that a task submits the user, team and band of its own job."""
+    values = {USER: spec.user, TEAM: spec.team, PRIORITY: spec.priority.name.lower()}
+    return {variable.name: value for variable, value in values.items() if value}
 
 
 def _tpu_process(device: str, place: AttemptPlace, key: TaskKey, addresses: tuple[str, ...]) -> TpuProcess:

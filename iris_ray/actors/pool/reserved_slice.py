@@ -1,10 +1,9 @@
-"""One slice that a pool holds: its reservation in Ray, the actors that watch its hosts, and its standbys."""
+"""One slice that a pool holds: its reservation in Ray, and the actors that watch its hosts."""
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -15,23 +14,36 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.calls.misfit import misfit
 from iris_ray.actors.calls.names import reservations_of
+from iris_ray.actors.calls.ray_internals import has_setup_hook
+from iris_ray.actors.host.environment_actor import EnvironmentActor
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.ledger import end_leftovers
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.pool.slice_actor import SliceActor, misfit
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.answers import Gone, Unreachable
-from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, ProcessSpec, SliceReady
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import GPU, TPU
 
 # Made once: Ray exports a class anew for each ray.remote(...).
-_SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
+_SliceActor, _TPUHostActor = ray.remote(SliceActor), ray.remote(TPUHostActor)
+_TaskProcess, _EnvironmentActor = ray.remote(TaskProcess), ray.remote(EnvironmentActor)
+_end_leftovers = ray.remote(end_leftovers)
 
 # -- actors of a slice, or of tasks on shared hosts --------------------------------------------------------------------
 
+FEW_HOSTS = 2
+"""The SliceActor of a slice of at most this size is an object in this process. An actor would save the pool every
+second call at most, and its start costs a second of CPU."""
 SHARED_IDLE_S = 30.0
 """The time that the TPUHostActor of a shared host waits for its next task."""
+KEPT_S = 0.1
+"""The time that a reservation waits for its next task. It is short because others can't have its CPUs meanwhile."""
+
+Bundle = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +53,14 @@ class SliceActors:
     Attributes:
         speaker: the SliceActor.
         hosts: the TPUHostActors by host index.
-        actors: both.
+        actors: the handles of all of these that are Ray actors; the SliceActor may be an object instead.
+        here: the SliceActor, if it is an object in this process.
     """
 
     speaker: Actor[SliceActor]
     hosts: tuple[Actor[HostInterface], ...]
     actors: tuple[ActorHandle, ...]
+    here: SliceActor | None = None
 
     @staticmethod
     def start(hosts: Sequence[HostPlace], group: PlacementGroup) -> "SliceActors":
@@ -58,14 +72,18 @@ class SliceActors:
             ).remote(host, True, pool)
             for host in hosts
         )
+        named = tuple(Actor[HostInterface](actor, f"{name} host {i}") for i, actor in enumerate(host_actors))
+        if len(hosts) <= FEW_HOSTS:
+            here = SliceActor(name, host_actors)
+            return SliceActors(Actor[SliceActor].here(here, f"slice {name}"), named, host_actors, here)
         options = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, 0))
         slice_actor = options.remote(name, host_actors)
-        speaker = Actor[SliceActor](slice_actor, f"slice {name}")
-        named = tuple(Actor[HostInterface](actor, f"{name} host {i}") for i, actor in enumerate(host_actors))
-        return SliceActors(speaker, named, (*host_actors, slice_actor))
+        return SliceActors(Actor[SliceActor](slice_actor, f"slice {name}"), named, (*host_actors, slice_actor))
 
     def end(self) -> None:
         """End the actors. Return at once."""
+        if self.here is not None:
+            self.here.close()
         for actor in self.actors:
             ray.kill(actor)
 
@@ -84,11 +102,17 @@ class SharedHost:
 
 
 class SharedHosts:
-    """One TPUHostActor for each host on which the pool runs tasks without chips, as long as there are any."""
+    """What a pool has on the hosts of its tasks without chips: a TPUHostActor for each host, and kept reservations."""
 
     def __init__(self) -> None:
         self._hosts: dict[str, SharedHost] = {}
+        self.kept_reservations = KeptReservations()
         self._giving_back, self._watching = BackgroundTasks(), BackgroundTasks()
+
+    @property
+    def actors(self) -> Collection[SharedHost]:
+        """Those that run, or start."""
+        return self._hosts.values()
 
     def actors_for(self, hosts: Sequence[HostPlace]) -> "SharedActors":
         """Return the actors for tasks on these hosts at once, starting those that are missing."""
@@ -144,6 +168,41 @@ class SharedHosts:
             del self._hosts[shared.node_id]
 
 
+class KeptReservations:
+    """Reservations of tasks that have just ended, for the next task of the same shape on the same hosts.
+
+    Ray takes milliseconds to make a reservation, and keeps the record of each one that was removed for ever.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[object, PlacementGroup]] = []
+
+    def keep(self, hosts: Sequence[HostPlace], bundle: Bundle, group: PlacementGroup) -> None:
+        """Keep a reservation in which no process runs for `KEPT_S`. Return at once."""
+        kept = self._shape(hosts, bundle), group
+        self._kept.append(kept)
+        asyncio.get_running_loop().call_later(KEPT_S, self._remove, kept)
+
+    def take(self, hosts: Sequence[HostPlace], bundle: Bundle) -> PlacementGroup | None:
+        """Return a reservation of this shape, if there is one. It is the caller's then."""
+        shape = self._shape(hosts, bundle)
+        for kept in self._kept:
+            if kept[0] == shape:
+                self._kept.remove(kept)
+                return kept[1]
+        return None
+
+    def _remove(self, kept: tuple[object, PlacementGroup]) -> None:
+        for i, one in enumerate(self._kept):
+            if one is kept:  # not kept anew since
+                del self._kept[i]
+                _remove_later(kept[1])
+
+    @staticmethod
+    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> object:
+        return [host.node_id for host in hosts], bundle
+
+
 class SharedActors:
     """The actors of a place on shared hosts: a SliceActor in this process, and the TPUHostActors of the hosts.
 
@@ -156,7 +215,7 @@ class SharedActors:
     def __init__(self, name: str, owner: SharedHosts, shared: Sequence[SharedHost]) -> None:
         self.name = name
         self._slice = SliceActor(name, [host.actor for host in shared])
-        self._owner = owner
+        self.owner = owner
         self._shared = shared
         self.speaker = Actor[SliceActor].here(self._slice, f"slice {name}")
         self.hosts = tuple(self._slice.hosts.values())
@@ -164,7 +223,7 @@ class SharedActors:
     def end(self) -> None:
         """End the tasks of the place. Return at once."""
         self._slice.close()
-        self._owner.give_back(self, self._shared)
+        self.owner.give_back(self, self._shared)
         self._shared = ()
 
 
@@ -182,21 +241,22 @@ PROBE_S = 3.0
 START_TIMEOUT_S = 300.0
 """The time for all hosts of a slice to start their processes, including the runtime environment."""
 
-Bundle = dict[str, float]
+_ENDING = BackgroundTasks()
+"""Ends processes that no attempt needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One standby on every host of a slice, for one attempt.
+    """The processes that wait for one attempt on all hosts of a slice.
 
     Attributes:
         number: counts up within the slice.
-        standbys: by host index.
-        ready: done once all standbys could start a task at once.
+        actors: those that Ray has made for them alone.
+        ready: done once all of them could start a task at once.
     """
 
     number: int
-    standbys: tuple[ActorHandle, ...]
+    actors: tuple[ActorHandle, ...]
     ready: "asyncio.Future[SliceReady | Unreachable]"
 
 
@@ -208,11 +268,12 @@ class ReservedSlice:
         hosts: by host index.
         bundle: the resources reserved on each host, the chips included.
         actors: the actors that watch its hosts.
-        process: how its standbys are started.
-        waiting: the generations of standbys that wait or start; the next attempt takes the first.
-        generations: how many generations were started.
-        kept: how many generations are to wait.
-        refill: the timer that starts missing generations, a while after the latest attempt began.
+        process: how its processes are started.
+        waiting: the processes that start, or wait for the next attempt; None if there are none.
+        generations: how often processes were started.
+        environments: for each host the actor that has the environment of its processes, if they need one.
+        had_actors: whether Ray has made actors for its processes. They end with the reservation.
+        has_started: whether all hosts have been ready.
         fits: whether the iris_ray of the SliceActor is known to fit this one.
         used_by: the job that uses the slice, or used it last; while that job lives, the slice is kept for it.
         in_use: whether an attempt runs on it.
@@ -226,10 +287,11 @@ class ReservedSlice:
     process: ProcessSpec
     group: PlacementGroup
     actors: SliceActors | SharedActors
-    waiting: deque[Generation] = field(default_factory=deque)
+    waiting: Generation | None = None
     generations: int = 0
-    kept: int = 1
-    refill: asyncio.TimerHandle | None = None
+    environments: tuple[ActorHandle, ...] = ()
+    had_actors: bool = False
+    has_started: bool = False
     fits: bool = False
     used_by: str = ""
     in_use: bool = False
@@ -245,11 +307,6 @@ class ReservedSlice:
     def actor(self) -> Actor[SliceActor]:
         return self.actors.speaker
 
-    @property
-    def is_warm(self) -> bool:
-        """Whether a standby is ready on every host, as far as the pool knows."""
-        return bool(self.waiting) and self.waiting[0].ready.done()
-
     @staticmethod
     def reserve(
         owner: str,
@@ -259,59 +316,98 @@ class ReservedSlice:
         avoid_ports: Collection[int],
         shared: SharedHosts,
     ) -> "ReservedSlice":
-        """Ask Ray for a slice: its reservation, the actors that watch its hosts, and their standbys. Return at once.
+        """Ask Ray for a slice: its reservation, and the actors that watch its hosts. Return at once.
 
         Bundle i is on worker i. The reservation's name says who owns it, so that the Controller finds it if its owner
-        vanishes. The standbys come last: if a host's memory is nearly used up, Ray kills the newest process first, and
-        the actors can still say how the task ended.
+        vanishes.
         """
-        group = placement_group(
+        group = shared.kept_reservations.take(hosts, bundle) or placement_group(
             [bundle] * len(hosts),
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
         actors = SliceActors.start(hosts, group) if TPU in bundle else shared.actors_for(hosts)
         reserved = ReservedSlice(hosts, bundle, process, group, actors)
-        reserved.start_standbys(avoid_ports)
+        reserved.start_processes(avoid_ports)
         return reserved
 
-    def start_standbys(self, avoid_ports: Collection[int]) -> None:
-        """Start fresh task processes on every host, for one attempt. Return at once."""
-        gpus = self.bundle.get(GPU, 0.0)
-        hosts = [host for host in self.hosts for _ in range(self.process.per_host)]
-        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in hosts)
+    def start_processes(self, avoid_ports: Collection[int]) -> None:
+        """Start processes on every host that wait for one attempt. Return at once."""
+        process = replace(self.process, as_actor=self.process.as_actor or has_setup_hook())
+        own: tuple[ActorHandle, ...] = ()
+        if process.as_actor:
+            each = [host for host in self.hosts for _ in range(process.per_host)]
+            arguments = [(host.address, frozenset(avoid_ports), process.preload) for host in each]
+            own = tuple(self._actor(_TaskProcess, host, *given) for host, given in zip(each, arguments, strict=True))
+        elif process.needs_environment and not self.environments:
+            self.environments = tuple(self._actor(_EnvironmentActor, host) for host in self.hosts)
         self.generations += 1
-        ready = asyncio.ensure_future(self._prepare(self.generations, standbys))
+        ready = asyncio.ensure_future(self._prepare(self.generations, process, own or self.environments, avoid_ports))
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
-        self.waiting.append(Generation(self.generations, standbys, ready))
+        self.waiting = Generation(self.generations, own, ready)
 
-    async def _prepare(self, generation: int, standbys: Sequence[ActorHandle]) -> SliceReady | Unreachable:
-        """Return the SliceActor's answer to `prepare`. If its iris_ray does not fit this one, return that instead."""
-        deadline_s = START_TIMEOUT_S + ANSWER_TIMEOUT_S
-        prepare = self.actor.ask_within(deadline_s, SliceActor.prepare, generation, standbys, START_TIMEOUT_S)
-        prepared = asyncio.ensure_future(prepare)
-        prepared.add_done_callback(lambda done: done.cancelled() or done.exception())
+    def _actor(self, actor_class: Any, host: HostPlace, *arguments: Any) -> ActorHandle:
+        """Start an actor in the environment of the processes. It claims their GPUs, so that Ray names those for it."""
+        self.had_actors = True
+        options = {"runtime_env": self.process.runtime_env} if self.process.runtime_env else {}
+        gpus = self.bundle.get(GPU, 0.0) if actor_class is _TaskProcess else 0.0
+        strategy = on_bundle(self.group, host.host_index)
+        made: ActorHandle = actor_class.options(
+            num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy, **options
+        ).remote(*arguments)
+        return made
+
+    async def _prepare(
+        self, generation: int, process: ProcessSpec, actors: Sequence[ActorHandle], avoid_ports: Collection[int]
+    ) -> SliceReady | Unreachable:
+        """Return the answer of `SliceActor.start_processes`. If its iris_ray does not fit this one, return that."""
+        deadline_s, start = START_TIMEOUT_S + ANSWER_TIMEOUT_S, SliceActor.start_processes
+        arguments = generation, process, actors, avoid_ports, self.group.id.hex(), START_TIMEOUT_S
+        starting = asyncio.ensure_future(self.actor.ask_within(deadline_s, start, *arguments))
+        starting.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             if not self.fits:
                 versions = self.actor.call(SliceActor.versions)
                 if (why := await misfit(versions, f"{self.name} host 0", 0, deadline_s)) is not None:
                     return why
                 self.fits = True
-            return await prepared
+            ready = await starting
+            self.has_started |= isinstance(ready, SliceReady)
+            return ready
         finally:
-            prepared.cancel()
+            starting.cancel()
 
-    def take_standbys(self) -> int:
-        """Remove the oldest waiting generation and return its number. Its hosts keep handles to its processes."""
-        return self.waiting.popleft().number
+    def take_processes(self) -> int:
+        """Return the number of the processes that wait, for the attempt that runs in them."""
+        assert self.waiting is not None, "they were started before"
+        taken, self.waiting = self.waiting, None
+        return taken.number
 
-    def drop_standbys(self) -> None:
-        """End the waiting standbys. Return at once."""
-        while self.waiting:
-            generation = self.waiting.pop()
-            generation.ready.cancel()
-            for standby in generation.standbys:
-                ray.kill(standby)
+    def drop_processes(self) -> None:
+        """End the processes that wait. Return at once."""
+        if (number := self._forget_processes()) is not None:
+            _ENDING.start(self.actor.ask_once(SliceActor.end_processes, number), f"ending what waits on {self.name}")
+
+    def _forget_processes(self) -> int | None:
+        """Return the number of the processes that waited; None without any."""
+        if self.waiting is None:
+            return None
+        forgotten, self.waiting = self.waiting, None
+        forgotten.ready.cancel()
+        for actor in forgotten.actors:
+            ray.kill(actor)
+        return forgotten.number
+
+    def use_for(self, process: ProcessSpec) -> None:
+        """Have the slice start processes in another way from now on."""
+        self.drop_processes()
+        self._end_environments()
+        self.process, self.has_started = process, False
+
+    def _end_environments(self) -> None:
+        for actor in self.environments:
+            ray.kill(actor)
+        self.environments = ()
 
     def is_reserved(self) -> bool:
         """Return whether Ray has reserved the resources. This blocks for a millisecond or two."""
@@ -335,42 +431,54 @@ class ReservedSlice:
     async def end_tasks(self, host_index: int) -> str | None:
         """End every task process on one of the hosts. Return None, or why one may still run; raise nothing.
 
-        If the TPUHostActor is gone, an idle standby ends them, or else a process that is started for that. The slice
-        can't be used again after that.
+        If the TPUHostActor is gone, a process that is started for that ends them. The slice can't be used again then.
         """
         host = self.hosts[host_index]
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 reply: Any = await self.actors.hosts[host_index].ask_within(None, HostInterface.teardown, self.name)
-                if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
-                    reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
-                    reply = await self._have_ended_by(_start_standby(self.group, host, ProcessSpec(), ()), host_index)
+                    options = {
+                        "num_cpus": 0,
+                        "max_retries": 0,
+                        "scheduling_strategy": on_bundle(self.group, host_index),
+                    }
+                    ended = _end_leftovers.options(**options).remote(TPU in self.bundle)
+                    call = answer(ended, f"a process on {name}", None)
+                    reply = await _unless_lost(call, host.node_id)
         except TimeoutError:
             return f"{name} has not ended it within {END_TIMEOUT_S:g} s"
         except Exception as error:
             return str(error)
         return reply.reason if isinstance(reply, Unreachable) else None
 
-    async def _have_ended_by(self, heir: ActorHandle, host_index: int) -> Any:
-        ended = Actor[TaskInterface](heir).call(TaskInterface.end_leftovers, TPU in self.bundle)
-        call = answer(ended, f"a process on {self.name} host {host_index}", None)
-        return await _unless_lost(call, self.hosts[host_index].node_id)
+    def discard(self, is_broken: bool = True) -> None:
+        """Give the reservation back to Ray, which ends every process that runs in it. Return at once.
 
-    def _idle_standby(self, host_index: int) -> ActorHandle | None:
-        for generation in self.waiting:
-            ready = generation.ready
-            started = ready.done() and not ready.cancelled() and ready.exception() is None
-            if started and not isinstance(ready.result(), Unreachable):
-                return generation.standbys[host_index * len(generation.standbys) // len(self.hosts)]
-        return None
-
-    def discard(self) -> None:
-        """Give the reservation back to Ray, which ends every process that runs in it. Return at once."""
-        self.drop_standbys()
+        Args:
+            is_broken: False: all its tasks have ended in order. If it has no accelerators and nothing runs in it, it
+                may wait a moment for the pool's next task.
+        """
+        self._forget_processes()
+        self._end_environments()
         self.actors.end()
-        remove_placement_group(self.group)
+        if self.bundle.keys() & {TPU, GPU}:
+            remove_placement_group(self.group)
+        elif not (is_broken or self.had_actors) and isinstance(self.actors, SharedActors):
+            self.actors.owner.kept_reservations.keep(self.hosts, self.bundle, self.group)
+        else:
+            _remove_later(self.group)
+
+
+def _remove_later(group: PlacementGroup) -> None:
+    """Give a reservation back to Ray, whose answer would hold up the starts of others. Return at once."""
+
+    async def remove() -> bool:
+        await asyncio.to_thread(remove_placement_group, group)
+        return True
+
+    _ENDING.repeat(remove, "giving a reservation back to Ray")
 
 
 async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
@@ -388,14 +496,3 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
                 return waiting.result()
     finally:
         waiting.cancel()
-
-
-def _start_standby(
-    group: PlacementGroup, host: HostPlace, process: ProcessSpec, avoid_ports: Collection[int], gpus: float = 0.0
-) -> ActorHandle:
-    """Start a task process. It claims the GPUs of its task, so that Ray names them in ``CUDA_VISIBLE_DEVICES``."""
-    options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
-    strategy = on_bundle(group, host.host_index)
-    return _TaskProcess.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy, **options).remote(
-        host.address, frozenset(avoid_ports), process.preload
-    )

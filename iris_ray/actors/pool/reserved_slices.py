@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from ray.exceptions import RuntimeEnvSetupError
 
@@ -44,18 +44,6 @@ class SpareFailed(Exception):
         self.broken = broken
 
 
-class Refill(NamedTuple):
-    """When slices get their next standbys, once an attempt runs on them, and how many.
-
-    Attributes:
-        delay_s: seconds after the attempt began. If it ends earlier and no standby is left, they start at its end.
-        standbys: how many wait on each host in the end.
-    """
-
-    delay_s: float
-    standbys: int
-
-
 class ReservedSlices:
     """Slices by name. Methods that give slices back return the events that tell the Controller so.
 
@@ -79,8 +67,10 @@ class ReservedSlices:
     def __contains__(self, name: str) -> bool:
         return name in self._held
 
-    def __len__(self) -> int:
-        return len(self._held) + len(self._leaving)
+    @property
+    def holds_any(self) -> bool:
+        """Whether the pool holds slices, or hosts that its next task without chips would use."""
+        return bool(self._held or self._leaving or self._shared.actors)
 
     def actor(self, name: str) -> Actor[SliceActor]:
         return self._held[name].actor
@@ -119,7 +109,7 @@ class ReservedSlices:
             held.keep_warm = keep_warm
 
     def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> ReservedSlice:
-        """Return the slice if it is held and fits; else reserve it. Start standbys if none of that kind wait."""
+        """Return the slice if it is held and fits; else reserve it. Start processes if none of that kind wait."""
         held = self._held.get(hosts[0].slice_name)
         if held is not None and (held.hosts != hosts or held.bundle != bundle):
             self._discard(held)
@@ -128,14 +118,13 @@ class ReservedSlices:
             held = ReservedSlice.reserve(self.owner, hosts, bundle, process, self.used_ports, self._shared)
             self._held[held.name] = held
         elif held.process != process:
-            held.drop_standbys()
-            held.process, held.kept = process, 1
-        if not held.waiting:
-            held.start_standbys(self.used_ports)
+            held.use_for(process)
+        if held.waiting is None:
+            held.start_processes(self.used_ports)
         return held
 
     async def hold_ready(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float, silence_s: float) -> None:
-        """Reserve the slices of the order that are not held yet, and wait until their standbys are ready.
+        """Reserve the slices of the order that are not held yet, and wait until their processes are ready.
 
         Raises:
             SpareFailed: some slice did not get ready.
@@ -187,7 +176,8 @@ class ReservedSlices:
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
         """Wait for a slice. Return `SliceReady`, or `Unreachable` or an exception if it fails. Raise nothing."""
-        ready = held.waiting[0].ready
+        assert held.waiting is not None, "an attempt or a spare has started them"
+        ready = held.waiting.ready
         try:
             if ready.done():
                 return ready.result()
@@ -226,6 +216,8 @@ class ReservedSlices:
 
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
         """Return the result of `ready`, or `Unreachable` if a host that has answered once falls silent before."""
+        if ready.done():
+            return ready.result()
         hosts = held.actors.hosts
         ping = HostInterface.healthy
         watch = FailureDetector(lambda i: hosts[i].call(ping), range(len(hosts)), silence_s, since_first=True)
@@ -240,32 +232,18 @@ class ReservedSlices:
         return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
     def is_warm(self, order: AttemptOrder) -> bool:
-        """Return whether a standby is ready on every host of the order, as far as the pool knows."""
+        """Return whether all hosts of the order have been ready before."""
         held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
-        return all(one is not None and one.is_warm for one in held)
+        return all(one is not None and one.has_started for one in held)
 
-    def take_standbys(self, names: Sequence[str], refill: Refill) -> dict[str, int]:
-        """Return the generation of standbys that runs the tasks on each of these slices. The next ones start later.
+    def take_processes(self, names: Sequence[str]) -> dict[str, int]:
+        """Return the number of the processes that run the tasks on each of these slices."""
+        return {name: self._held[name].take_processes() for name in names}
 
-        A place on a shared host gets none: it is given back after every attempt.
-        """
-        for held in (self._held[name] for name in names if TPU in self._held[name].bundle):
-            held.kept = refill.standbys if held.keep_warm > 0 else 1  # only the job's own next attempt can use them
-            if held.refill is not None:
-                held.refill.cancel()  # it would compete with the attempt that begins now
-            held.refill = asyncio.get_running_loop().call_later(refill.delay_s, self._start_missing, held)
-        return {name: self._held[name].take_standbys() for name in names}
-
-    def _start_missing(self, held: ReservedSlice) -> None:
-        """Start the standbys that a slice lacks, unless it is given back or is about to be."""
-        if self._held.get(held.name) is held and (held.in_use or held.keep_warm > 0):
-            while len(held.waiting) < held.kept:
-                held.start_standbys(self.used_ports)
-
-    def drop_standbys(self, names: Iterable[str]) -> None:
-        """End the standbys that wait on these slices. The next attempt or `refill` starts others."""
+    def drop_processes(self, names: Iterable[str]) -> None:
+        """End the processes that wait on these slices. The next attempt starts others."""
         for held in (self._held[name] for name in names if name in self):
-            held.drop_standbys()
+            held.drop_processes()
 
     def set_idle(self, names: Sequence[str]) -> None:
         """Note that the attempt on these slices is over, so that others may use them."""
@@ -274,17 +252,11 @@ class ReservedSlices:
             if held := self._held.get(name):
                 held.in_use, held.idle_since = False, now
 
-    def refill(self, names: Sequence[str], job_goes_on: bool) -> None:
-        """Get these slices ready for the next attempt, if there may be one."""
-        for held in (self._held[name] for name in names if name in self):
-            if not held.waiting and (job_goes_on or held.keep_warm > 0):
-                held.start_standbys(self.used_ports)
-
-    def retire(self, names: Sequence[str]) -> list[SliceReleasedEvent]:
-        """Drop broken slices at once; their hosts may be gone."""
+    def retire(self, names: Sequence[str], whole: Collection[str] = ()) -> list[SliceReleasedEvent]:
+        """Drop slices at once. Their hosts may be gone, except those of the `whole` ones, whose tasks have ended."""
         for name in names:
             if held := self._held.get(name):
-                self._discard(held)
+                self._discard(held, name not in whole)
         return [SliceReleasedEvent(name, self.owner) for name in names]
 
     def retire_idle(self, names: Sequence[str]) -> list[ReportedEvent]:
@@ -332,7 +304,7 @@ class ReservedSlices:
 
     async def lost_while_idle(self) -> tuple[str, ...]:
         """Return the idle slices, spares included, with an actor or host that does not answer any more."""
-        idle = [name for name, held in self._held.items() if not held.in_use and held.is_warm]
+        idle = [name for name, held in self._held.items() if not held.in_use and held.has_started]
         asks = (self.actor(name).ask_within(ANSWER_TIMEOUT_S, SliceActor.healthy, HEALTHY_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(
@@ -359,11 +331,11 @@ class ReservedSlices:
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
         await discarded(held)
 
-    def _discard(self, held: ReservedSlice) -> None:
+    def _discard(self, held: ReservedSlice, is_broken: bool = True) -> None:
         if self._held.get(held.name) is held:
             del self._held[held.name]
         try:
-            held.discard()
+            held.discard(is_broken)
         except Exception:
             logger.exception("%s could not be given back to Ray; it is tried again", held.name)
             self._background.start(discarded(held), f"giving {held.name} back to Ray")

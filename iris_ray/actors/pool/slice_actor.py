@@ -1,29 +1,35 @@
 """The actor of one TPU slice. It asks all its hosts, so that the pool asks one actor per slice, not one per host.
 
-For tasks without chips it is an object in the pool's process instead of an actor.
+For tasks without chips, and for a slice of few hosts, it is an object in the pool's process instead of an actor.
 """
 
 import asyncio
 import logging
-import re
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from iris_ray.actors.calls.asking import Actor, answer
+from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
+from iris_ray.actors.calls.misfit import misfit
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
-from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
-from iris_ray.actors.protocol.payloads import with_fetched_payload
-from iris_ray.actors.protocol.version import in_words, require_fit, versions_here
-from iris_ray.errors import VersionMismatchError
+from iris_ray.actors.protocol.messages import (
+    HOST_SILENCE_S,
+    HostReady,
+    ProcessSpec,
+    ProcessStart,
+    Progress,
+    SliceReady,
+    TaskLaunch,
+)
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
@@ -31,18 +37,9 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 
 logger = logging.getLogger(__name__)
 
-HOST_ASKED_AFTER_S = 1.0
-"""The age from which a task's host is asked for its end. Not asking before makes launches faster."""
-LAST_WORD_S = 1.0
-"""The time for Ray to report the end of a process after its host has reported it."""
 ANSWER_S = 1.0
 """The time to answer for tasks that are asked after the deadline whether they have saved."""
-FETCH_S = 2.0
-"""The time to fetch an exception from its task's process, before the process is ended."""
 TEARDOWN_TIMEOUT_S = 20.0
-
-Standbys: TypeAlias = list[tuple[ActorHandle, int]]
-"""The standbys of a generation by process of the slice, with their pids. Each host has as many as the others."""
 
 
 @dataclass(slots=True)
@@ -58,64 +55,6 @@ class HostTask:
         return self.end.result() if self.end.done() and not self.end.cancelled() else None
 
 
-async def _raised(tasks: Mapping[int, HostTask]) -> dict[int, TaskEnd | None]:
-    """Return the ends by an exception that are known by now. Fetch the exceptions, which the processes still hold."""
-    known = {i: end for i, task in tasks.items() if (end := task.known_end()) and end.kind is EndKind.RAISED}
-    return dict(zip(known, await asyncio.gather(*map(_fetched, known.values())), strict=True))
-
-
-async def _fetched(end: TaskEnd) -> TaskEnd | None:
-    try:
-        async with asyncio.timeout(FETCH_S):  # its host may hang
-            return await with_fetched_payload(end)
-    except TimeoutError:
-        return None
-
-
-_NOT_IMPORTED = re.compile(r"^.*(?:ImportError|ModuleNotFoundError)\b.*$", re.MULTILINE)
-
-
-async def _started(versions: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the answer. Raise ImportError if the actor could not be made, because iris_ray can't be imported there."""
-    try:
-        return await versions
-    except ActorDiedError as error:
-        if lines := _NOT_IMPORTED.findall(str(error)):
-            raise ImportError(lines[-1].strip()) from None
-        raise
-
-
-async def misfit(
-    versions: Awaitable[Mapping[str, Any]], name: str, host: int, timeout_s: float | None
-) -> Unreachable | None:
-    """Return why a process on a host can't work with this one; None if it can.
-
-    Args:
-        versions: the call that asks it for its versions.
-        name: the process, for the message.
-        host: the index of its host.
-        timeout_s: how long it may take to start; seconds.
-    """
-    ours = versions_here()
-    install = f"install iris_ray {ours['version']} in the image of the hosts"
-    try:
-        theirs = await answer(_started(versions), name, timeout_s)
-        if isinstance(theirs, Unreachable):
-            return theirs
-        require_fit(theirs, ours, name, install)
-    except RuntimeEnvSetupError:
-        raise
-    except VersionMismatchError as error:
-        return OtherVersion(str(error), (host,))
-    except Exception as error:  # it has no iris_ray, or one that does not know the question
-        why = (str(error).strip().splitlines() or [""])[-1]
-        return OtherVersion(
-            f"{name} can't use iris_ray: {type(error).__name__}: {why}; this is {in_words(ours)}: {install}",
-            (host,),
-        )
-    return None
-
-
 class SliceActor:
     """The hosts of one slice, by host index.
 
@@ -128,8 +67,8 @@ class SliceActor:
         self._name = name
         self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
         self._fitting: set[int] = set()  # hosts whose TPUHostActor has an iris_ray that fits this one
-        self._file_services: dict[int, str] = {}  # where each host serves files of jobs
-        self._standbys: dict[int, Standbys] = {}  # by generation
+        self._waiting: dict[int, list[int]] = {}  # the pids of a generation, by process of the slice
+        self._unwanted: set[int] = set()  # generations
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}  # by process of the slice
@@ -137,6 +76,7 @@ class SliceActor:
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # for how long a host has been silent
         self._watch: HostWatch | None = None
+        self._background = BackgroundTasks()
 
     @property
     def hosts(self) -> Mapping[int, Actor[HostInterface]]:
@@ -160,57 +100,72 @@ class SliceActor:
         if self._watch is not None:
             self._watch.asked()
 
-    async def prepare(
-        self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
+    @within(None)
+    async def start_processes(
+        self,
+        generation: int,
+        process: ProcessSpec,
+        actors: Sequence[ActorHandle],
+        avoid_ports: Collection[int],
+        placement_group: str,
+        timeout_s: float,
     ) -> SliceReady | Unreachable:
-        """Take these standbys for a later attempt, as many of each host, by host. Return once all have started."""
-        per_host = len(standbys) // len(self._hosts)
-        calls = (self._take_standby(i // per_host, standby, timeout_s) for i, standby in enumerate(standbys))
+        """Start processes that wait for one attempt, as many on each host. Return once all of them wait.
+
+        Args:
+            generation: the number of this start.
+            process: how they are started.
+            actors: what Ray has made for them: for each host its `EnvironmentActor`, or for each process its
+                `TaskProcess`; empty if they need neither.
+            avoid_ports: ports that earlier attempts used.
+            placement_group: the id of the slice's reservation.
+            timeout_s: seconds for each host.
+        """
+        count = process.per_host
+        each: list[ActorHandle | None] = [None] * (count * len(self._hosts))
+        if actors:
+            each = [actors[i if process.as_actor else i // count] for i in range(len(each))]
+        avoid = frozenset(avoid_ports)
+        starts = (ProcessStart(self._name, process, actor, avoid, placement_group) for actor in each)
+        calls = (self._start_process(i // count, start, timeout_s) for i, start in enumerate(starts))
         answers = await asyncio.gather(*calls)
+        ready = [reply for reply in answers if isinstance(reply, HostReady)]
+        if len(ready) == len(answers) and generation not in self._unwanted:
+            self._waiting[generation] = [one.pid for one in ready]
+            ports = tuple(one.ports for one in (ready if count > 1 else ready[:1]))
+            return SliceReady(ports, tuple(one.file_service for one in ready[::count]))
+        waiting = {i: (i // count, one.pid) for i, one in enumerate(answers) if isinstance(one, HostReady)}
+        self._background.start(self._stop_all(waiting, "they are not needed", 0.0), "ending them")
+        if len(ready) == len(answers):
+            return Unreachable(f"{self._name}: the processes are not needed any more")
         failed = [reply for reply in answers if isinstance(reply, SetupFailed)]
-        ready = [reply for reply in answers if isinstance(reply, StandbyReady)]
         if len(failed) + len(ready) < len(answers):
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
-        if failed:
-            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed))
-            hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
-            kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
-            return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
-        self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
-        ports = tuple(one.ports for one in (ready if per_host > 1 else ready[:1]))
-        services = tuple(self._file_services[i] for i in self._hosts)
-        return SliceReady(ports, ready[0].cores, ready[0].free_bytes, services)
+        reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed))
+        hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
+        kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
+        return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
 
-    async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
-        behind, name, who = (
-            Actor[TaskInterface](standby),
-            self._hosts[host].name,
-            f"the standby on {self._hosts[host].name}",
-        )
+    async def _start_process(self, host: int, start: ProcessStart, timeout_s: float) -> HostReady | Unreachable:
+        at = self._hosts[host]
+        versions = None if host in self._fitting else at.call(HostInterface.versions)
+        starting = asyncio.ensure_future(at.ask_within(timeout_s, HostInterface.start_process, start))
+        starting.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            # Asked from here, so that the connection over which its task will be started is there by then.
-            versions, asked = behind.call(TaskInterface.versions), behind.call(TaskInterface.ready)
-            of_host = None if host in self._fitting else self._hosts[host].call(HostInterface.versions)
-            if (why := await misfit(versions, who, host, timeout_s)) is not None:
-                return why
-            if of_host is not None:
-                if (why := await misfit(of_host, name, host, timeout_s)) is not None:
+            if versions is not None:
+                if (why := await misfit(versions, at.name, host, timeout_s)) is not None:
                     return why
                 self._fitting.add(host)
-            ready = await answer(asked, who, timeout_s)
-            if isinstance(ready, Unreachable):
-                return ready
-            if ready.error:
-                return SetupFailed(f"{name}: {ready.error}", (host,))
-            process = ready.pid, ready.started, ready.token
-            adopt = HostInterface.adopt
-            adopted = await self._hosts[host].ask_within(timeout_s, adopt, self._name, standby, *process)
-            if isinstance(adopted, Unreachable):
-                return adopted
-            self._file_services[host] = adopted
-            return ready
-        except RuntimeEnvSetupError as error:
-            return SetupFailed(f"{name}: {error}", (host,))
+            started = await starting
+        finally:
+            starting.cancel()
+        return replace(started, hosts=(host,)) if isinstance(started, SetupFailed) else started
+
+    async def end_processes(self, generation: int) -> None:
+        """End the processes of a generation, which wait, or start, and are not needed."""
+        self._unwanted.add(generation)
+        pids = self._waiting.pop(generation, [])
+        await self._stop_all({i: (self._host_of(i, pids), pid) for i, pid in enumerate(pids)}, "it is not needed", 0.0)
 
     @within(None)
     async def run_remote_fn(
@@ -220,23 +175,22 @@ class SliceActor:
 
         Args:
             attempt: the tasks' attempt.
-            generation: the standbys that run them. Earlier generations are dropped.
+            generation: the processes that run them.
             launches: by process of the slice.
             silence_s: a host that has not answered for this time counts as lost; seconds.
 
         Returns:
             The ends known by then, by process of the slice; None on a host that no longer answers.
         """
-        standbys = self._standbys.pop(generation)
-        self._standbys = {number: later for number, later in self._standbys.items() if number > generation}
+        pids = self._waiting.pop(generation)
         if self._refused is not None and self._refused[0] == attempt:  # calls may overtake one another
-            return await self._refuse(standbys, self._refused[1])
+            return await self._refuse(pids, self._refused[1])
         self._running = attempt
         self._silence_s = silence_s
         self._tasks = {}
-        for i, (launch, (standby, pid)) in enumerate(zip(launches, standbys, strict=True)):
-            host = self._host_of(i, standbys)
-            end = asyncio.ensure_future(self._run_task(host, standby, pid, launch))
+        for i, (launch, pid) in enumerate(zip(launches, pids, strict=True)):
+            host = self._host_of(i, pids)
+            end = asyncio.ensure_future(self._run_task(host, pid, launch))
             self._tasks[i] = HostTask(host, pid, end)
         tasks = self._tasks
         watch = self._watch_hosts()
@@ -253,8 +207,8 @@ class SliceActor:
             silence.cancel()
         return {i: task.known_end() for i, task in tasks.items() if task.end.done() or task.host in watch.silent}
 
-    def _host_of(self, process: int, standbys: Standbys) -> int:
-        return process * len(self._hosts) // len(standbys)
+    def _host_of(self, process: int, pids: Sequence[int]) -> int:
+        return process * len(self._hosts) // len(pids)
 
     def _watch_hosts(self) -> FailureDetector[int]:
         """Watch the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
@@ -267,53 +221,15 @@ class SliceActor:
         if self._watch is not None:
             self._watch.stop()
 
-    async def _refuse(self, standbys: Standbys, reason: str) -> dict[int, TaskEnd | None]:
-        """End the standbys of an attempt that was stopped before it started."""
-        await self._stop_all({i: (self._host_of(i, standbys), pid) for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
-        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in range(len(standbys))}
+    async def _refuse(self, pids: Sequence[int], reason: str) -> dict[int, TaskEnd | None]:
+        """End the processes of an attempt that was stopped before it started."""
+        await self._stop_all({i: (self._host_of(i, pids), pid) for i, pid in enumerate(pids)}, reason, 0.0)
+        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in range(len(pids))}
 
-    async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
-        try:
-            return await self._result(host, standby, pid, launch)
-        except RayTaskError as error:  # this process can't unpickle the answer
-            return TaskEnd(EndKind.RAISED, Moment.now(), None, str(error.cause), str(error))
-        except OutOfMemoryError:
-            how = "task process was killed by Ray, because the host's memory was nearly used up"
-            killed = TaskEnd(EndKind.OUT_OF_MEMORY, Moment.now(), error=f"the {how}")
-            facts = await self._hosts[host].ask_once(HostInterface.how_it_ended, pid)
-            if isinstance(facts, Unreachable) or facts.kind is not EndKind.NEVER_STARTED:
-                return killed
-            return replace(facts, error=f"the waiting {how}")
-        except RayError:
-            facts = await self._hosts[host].ask_once(HostInterface.how_it_ended, pid)
-            return None if isinstance(facts, Unreachable) else facts
-
-    async def _result(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
-        """Return the answer of the task's process or, if it is gone without an answer, the end that its host reports.
-
-        Ray does not notice the end of a process as long as a forked child has copies of its connections.
-        """
-
-        async def answered() -> TaskEnd:
-            return await Actor[TaskInterface](standby).call(TaskInterface.run, launch)
-
-        run = asyncio.ensure_future(answered())
-        gone: asyncio.Future[TaskEnd | Unreachable] | None = None
-        try:
-            await asyncio.wait({run}, timeout=HOST_ASKED_AFTER_S)
-            if not run.done():
-                gone = asyncio.ensure_future(self._hosts[host].ask_within(None, HostInterface.how_it_ended, pid))
-                first: set[asyncio.Future[Any]] = {run, gone}
-                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if not run.done():
-                await asyncio.wait({run}, timeout=LAST_WORD_S)  # Ray may have ended the process, and say why
-            if gone is not None and not run.done() and not isinstance(facts := gone.result(), Unreachable):
-                return facts
-            return await run
-        finally:
-            run.cancel()
-            if gone is not None:
-                gone.cancel()
+    async def _run_task(self, host: int, pid: int, launch: TaskLaunch) -> TaskEnd | None:
+        """Return how a task ended; None if its host is gone."""
+        end = await self._hosts[host].ask_once(HostInterface.run, pid, launch)
+        return None if isinstance(end, Unreachable) else end
 
     @within(None)
     async def stop(self, attempt: AttemptId, reason: str | None, exit_grace: float = 0.0) -> dict[int, TaskEnd | None]:
@@ -335,12 +251,9 @@ class SliceActor:
             self._refused = attempt, reason or "it is over"
             return {}
         tasks = self._stopping[attempt]
-        raised = await _raised(tasks)
         facts = await self._stop_all({i: (task.host, task.pid) for i, task in tasks.items()}, reason, exit_grace)
         self._stopping.pop(attempt, None)
-        ends = {
-            i: None if facts[i] is None else raised.get(i) or task.known_end() or facts[i] for i, task in tasks.items()
-        }
+        ends = {i: None if facts[i] is None else task.known_end() or facts[i] for i, task in tasks.items()}
         for task in tasks.values():
             task.end.cancel()
         return ends
@@ -470,7 +383,7 @@ class SliceActor:
         await asyncio.gather(*(host.ask_once(HostInterface.teardown, self._name) for host in self._hosts.values()))
 
     def close(self) -> None:
-        """Stop watching the hosts. The pool calls this when it gives a place on shared hosts back."""
+        """Stop watching the hosts. The pool calls this when it gives the place back, if this is an object there."""
         self._unwatch_hosts()
         for task in (task for tasks in (self._tasks, *self._stopping.values()) for task in tasks.values()):
             task.end.cancel()

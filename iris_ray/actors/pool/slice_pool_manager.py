@@ -27,6 +27,7 @@ from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU
+from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,9 @@ REPEATED_WITHIN_S = 60.0
 """The time that callers have to repeat their jobs after the pool's process was restarted."""
 DROPPED_KEPT = 100
 """The number of dropped spares that the pool remembers, because their orders may still come."""
+COMES_BACK_S, COMES_BACK_POLL_S = 3.0, 0.02
+"""An order that comes before its job waits for this time, at this interval. Refused, it would count as a failed launch.
+It is less than the time that the Controller waits for an answer."""
 LAST_ANSWERS_S = 2.0
 """The time that a pool without a caller lives after its job, so that the results can be fetched."""
 
@@ -55,14 +59,15 @@ class SlicePoolManager:
 
     Args:
         alone: the only job of a pool that has no caller. The pool ends with it.
+        starter: a process of this machine that the caller has begun, and that starts the Controller.
     """
 
-    def __init__(self, alone: RunRequest | None = None) -> None:
+    def __init__(self, alone: RunRequest | None = None, starter: ProcessIdentity | None = None) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         owner = ray.get_runtime_context().get_actor_id() or ""
         self._incarnation = take_incarnation(owner)
         self._slices = ReservedSlices(owner)
-        self._controller = ControllerClient(PoolProcess(owner, self._incarnation))
+        self._controller = ControllerClient(PoolProcess(owner, self._incarnation), starter)
         self._notices: dict[tuple[str, NoticeKind], HostNotice] = {}  # the latest ones, by node id and kind
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
         self._runs: dict[str, JobRun] = {}
@@ -147,7 +152,7 @@ class SlicePoolManager:
         self._watch_idle_slices()
 
         def idle() -> bool:
-            quiet = not self._runs and not self._unsettled and not len(self._slices)
+            quiet = not self._runs and not self._unsettled and not self._slices.holds_any
             return quiet and (self._done >= calls or self._idle_s > LONG_IDLE_S)
 
         async with self._changed:
@@ -195,11 +200,15 @@ class SlicePoolManager:
 
     async def assign(self, order: AttemptOrder) -> bool | None:
         self._obey(order.epoch)
+        key = (order.spare_for, 0) if order.spare_for else _gang_of(order.attempt)
+        deadline = time.monotonic() + COMES_BACK_S
+        while self._may_come_back(order) and key not in self._gangs and time.monotonic() < deadline:
+            await asyncio.sleep(COMES_BACK_POLL_S)
         if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
             return None
-        gang = self._gangs.get((order.spare_for, 0) if order.spare_for else _gang_of(order.attempt))
+        gang = self._gangs.get(key)
         if gang is None:
-            if self._callers_repeat and order.attempt.job_id not in self._had:
+            if self._may_come_back(order):
                 raise NotYetError(
                     f"job {order.attempt.job_id} has not come back since its pool's process was started anew"
                 )
@@ -209,6 +218,10 @@ class SlicePoolManager:
         else:
             gang.take(order)
         return True
+
+    def _may_come_back(self, order: AttemptOrder) -> bool:
+        """Return whether the caller of an order's job may still repeat the job to this new process."""
+        return self._callers_repeat and order.attempt.job_id not in self._had
 
     async def drop_spare(self, job_id: str) -> None:
         self._dropped.append(job_id)
@@ -290,7 +303,7 @@ class SlicePoolManager:
                 look_at = asyncio.get_running_loop().time() + IDLE_LOOK_S
                 await self._retire_the_lost()
                 await self._yield_to_others()
-            busy = self._runs or len(self._slices)
+            busy = self._runs or self._slices.holds_any
             self._idle_s = 0.0 if busy else self._idle_s + IDLE_CHECK_S
             await self._notify()
 
@@ -313,7 +326,7 @@ class SlicePoolManager:
             logger.exception("looking for other Ray work that waits failed")
             return
         if chips is not None:
-            logger.info("other Ray work waits for chips: slices are kept warm no longer")
+            logger.info("other Ray work waits for chips: warm slices are given back")
             await self._give_back(lambda held: self._is_kept_warm(held) and held.bundle[TPU] >= chips)
 
     def _is_kept_warm(self, held: ReservedSlice) -> bool:

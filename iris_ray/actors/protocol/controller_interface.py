@@ -118,7 +118,7 @@ class ForPeople(Protocol):
         Args:
             job_id: the job.
             user: who wants to act.
-            what: names the action, such as "run commands beside it".
+            what: names the action, such as "run commands on its hosts".
 
         Raises:
             UnknownNameError: there is no such job.

@@ -5,9 +5,9 @@ from typing import Any, Protocol
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.protocol.answers import Unfit
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.messages import HostReady, ProcessReady, ProcessStart, Progress, TaskLaunch
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
@@ -40,25 +40,21 @@ class HostInterface(Protocol):
     async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
         """Return the silent and the hung hosts of a watch, as `FailureDetector` has them; None without this watch."""
 
-    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | str:
-        """Watch a standby from now on. The first call prepares the host.
-
-        Args:
-            place: the place of its task.
-            standby: its actor.
-            pid, started: its process, and the process's start in clock ticks since boot.
-            token: the token that processes of its task will carry.
+    @within(None)
+    async def start_process(self, start: ProcessStart) -> HostReady | Unreachable:
+        """Start a process that waits for a task, and watch it. The first call prepares the host.
 
         Returns:
-            The ``host:port`` where this host serves files of jobs (see `PeerFiles`), "" if it serves
-            none; or why the host can't take a task. Then the standby is not watched.
+            The waiting process; or `Unfit`: the host can't take a task, `SetupFailed` without hosts: it can't set up
+            what the user asks for, or another reason why the process did not start.
 
         Raises:
-            RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
+            RuntimeError: processes that an earlier actor left on this host can't be ended, or the process has ended.
         """
 
-    async def how_it_ended(self, pid: int) -> TaskEnd:
-        """Wait for the end of a task process that has not reported it itself. Return how it ended."""
+    @within(None)
+    async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
+        """Run a task in a process that waits. Return how it ended, whatever user code does."""
 
     @within(None)
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
@@ -125,23 +121,13 @@ class HostInterface(Protocol):
 
 
 class TaskInterface(Protocol):
-    """The methods of a TaskProcess, for a SliceActor, a pool and the host."""
+    """The methods of a TaskProcess, for its host."""
 
     def versions(self) -> dict[str, Any]:
         """Return `versions_here`. Answer callers of all versions."""
 
-    def ready(self) -> StandbyReady:
+    def ready(self) -> ProcessReady:
         """Return the process's ids and ports. The ports stay bound until the task starts. An answer proves it waits."""
-
-    def end_leftovers(self, exclusive: bool) -> None:
-        """End the earlier task on this host, in place of its TPUHostActor, which is gone.
-
-        Args:
-            exclusive: whether that task had the host to itself.
-
-        Raises:
-            RuntimeError: some of its processes can't be ended.
-        """
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function in this thread, unless another process holds this host's chips, or its disk is full.

@@ -3,10 +3,13 @@
 No ``repr`` has the values of the user's variables or the job's token, because it ends up in logs.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import Any, NamedTuple
+
+from ray.actor import ActorHandle
 
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
 from iris_ray.model.goodput import Marks
@@ -34,13 +37,30 @@ class ProcessSpec:
 
     Args:
         runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.
-        preload: modules that a standby imports while it waits.
+        preload: modules that are imported before the task is known.
         per_host: how many run a task of one host together.
+        as_actor: whether each is an actor of Ray, and not a fork of its host's zygote.
     """
 
     runtime_env: dict[str, Any] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ()
     per_host: int = 1
+    as_actor: bool = False
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables with which the process starts."""
+        return dict(self.runtime_env.get("env_vars", {}))
+
+    @property
+    def needs_environment(self) -> bool:
+        """Whether Ray has to make an environment for it that the actors on the host do not have."""
+        return bool(self.runtime_env.keys() - {"env_vars"})
+
+    @property
+    def key(self) -> str:
+        """A text that differs between processes that can't be forks of one zygote."""
+        return json.dumps([self.runtime_env, self.preload], sort_keys=True, default=repr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +77,6 @@ class RunRequest:
             own steps teach; 0: never.
         host_silence: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
-        standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
         files_token: the token by which hosts let tasks see the job's files. It is as old as the job: a restarted pool
             gets the same request again.
         secrets: further variables, which are not even in an export.
@@ -71,7 +90,6 @@ class RunRequest:
     stall_timeout: float | None = None
     host_silence: float = HOST_SILENCE_S
     exit_grace: float = default_of("exit_grace")
-    standbys: int | None = None
     files_token: str = field(default_factory=lambda: token_hex(16), repr=False, compare=False)
     secrets: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
 
@@ -141,15 +159,32 @@ class AttemptOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class StandbyReady:
-    """A standby has started.
+class ProcessStart:
+    """The start of one process that is to wait for a task.
 
     Args:
+        place: the place of its task.
+        process: how it is started.
+        actor: what Ray has made for it: the `TaskProcess` itself if it is to be an actor, an `EnvironmentActor` if it
+            needs an environment of its own; else None.
+        avoid_ports: ports that earlier attempts used.
+        placement_group: the id of the one that has the task's resources.
+    """
+
+    place: str
+    process: ProcessSpec
+    actor: ActorHandle | None
+    avoid_ports: frozenset[int]
+    placement_group: str
+
+
+class ProcessReady(NamedTuple):
+    """A task process has started, and waits for its task.
+
+    Attributes:
         started: when its process started, in clock ticks since boot, because pids are used again.
         token: the token that its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
-        cores: how many CPUs of its host it may use.
-        free_bytes: the free memory of its host.
         error: why it can't run a task, or None.
     """
 
@@ -157,23 +192,32 @@ class StandbyReady:
     started: int
     token: str
     ports: tuple[int, ...]
-    cores: int
-    free_bytes: int
     error: str | None = None
+
+
+class HostReady(NamedTuple):
+    """A task process waits on a host, and the host watches it.
+
+    Attributes:
+        pid: of the process.
+        ports: free ports of the host that it holds.
+        file_service: the ``host:port`` where the host serves files of jobs (see `PeerFiles`); "" if it serves none.
+    """
+
+    pid: int
+    ports: tuple[int, ...]
+    file_service: str
 
 
 class SliceReady(NamedTuple):
     """Every host of a slice could start a task at once.
 
     Attributes:
-        ports: free ports that the standbys hold, by process. With one standby a host only those of the first.
-        cores, free_bytes: CPUs and free memory of host 0.
-        file_services: where each host serves files of jobs, as `HostInterface.adopt` says.
+        ports: free ports that the waiting processes hold, by process. With one process a host only those of the first.
+        file_services: where each host serves files of jobs, as `HostReady` says.
     """
 
     ports: tuple[tuple[int, ...], ...]
-    cores: int
-    free_bytes: int
     file_services: tuple[str, ...] = ()
 
 

@@ -40,7 +40,7 @@ def with_stored_payload(end: TaskEnd) -> TaskEnd:
 
 
 async def with_fetched_payload(end: TaskEnd | None) -> TaskEnd | None:
-    """Return a task's end with its result; None if the result was lost with the task's process or host."""
+    """Return a task's end with its result; None if the result was lost with the actor of the task's host."""
     if end is None or end.payload is None or isinstance(end.payload, bytes):
         return end
     try:

@@ -33,7 +33,7 @@ class ForCallers(Protocol):
         """Wait until all tasks have ended of jobs whose results are out."""
 
     async def until_idle(self, calls: int) -> None:
-        """Wait until this number of runs has ended and no slice is held, or until nothing has happened for a while.
+        """Wait until this number of runs has ended and no slice or host is held, or nothing has happened for a while.
 
         The latter is for a run that was cancelled before it arrived, and never comes.
         """

@@ -4,6 +4,7 @@ A service is a capability that the kernel does not need: one folder of ``iris_ra
 `SERVICE`. The kernel finds it by the list in `iris_ray.services` and imports its parts when they are needed.
 """
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -63,7 +64,7 @@ class Service:
         name: the name in messages and calls, such as ``history``.
         controller, pool, host: the class of its part in the Controller, in a SlicePoolManager and in a TPUHostActor.
         output: a class that keeps the output of a task on its host, an `OutputSink` of `actors/host/output.py`.
-        in_standby: a function that is called with its `TaskFiles` in each process that waits for a task.
+        in_process: a function that is called with its `TaskFiles` in each process that iris_ray starts for a task.
         in_task: a function that is called with its `TaskFiles` in each task process, just before user code.
         in_jax: a function that ``iris_ray.jax.initialize`` calls with the task's `JobInfo`, before JAX joins its peers.
         ends_owned: a function that ends what a task has started outside its process tree, such as a container, and
@@ -80,7 +81,7 @@ class Service:
     pool: str | None = None
     host: str | None = None
     output: str | None = None
-    in_standby: str | None = None
+    in_process: str | None = None
     in_task: str | None = None
     in_jax: str | None = None
     ends_owned: str | None = None
@@ -158,6 +159,13 @@ def module_of(service: str, module: str) -> Any:
 
 HOOK_S = 1.0
 """A process of a task waits this long for a hook."""
+
+
+def load_hooks(places: Iterable[str | None]) -> None:
+    """Import the functions at these places, so that a fork need not. One that can't be imported says so when called."""
+    for place in filter(None, places):
+        with contextlib.suppress(Exception):
+            imported(place)
 
 
 def call_hooks(places: Iterable[str | None], *args: Any, patience_s: float | None = HOOK_S) -> None:

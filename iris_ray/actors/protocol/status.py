@@ -91,7 +91,9 @@ def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The status of a job. To show one more fact of jobs, add a field: all forms that it names have it.
+    """The status of a job.
+
+    To show one more fact of jobs, add a field: all forms that it names have it.
 
     Attributes:
         number: its number in the order of submission.
@@ -101,12 +103,14 @@ class JobStatus:
         attempt: the number of its gang's attempt, or the highest of its gangs.
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
-        evictions: how often it gave its hosts to a higher band, free of charge.
+        evictions: how often its gangs were ended for other jobs: for a higher band, or for a team that reclaimed its
+            quota. Evictions cost no retries.
         gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
-        num_groups: the numbers of slices, or other groups, that it can use; empty if it asks for none.
+        num_groups: the numbers of slices (or of racks and the like) on which it can run; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.
         tasks: how many are in each state; to the Controller a host's processes are one task.
-        groups: the slices, or other groups, that it runs on.
+        groups: the names of the slices on which it runs now. For a gang without TPUs: the values of ``group_by``, such
+            as names of racks. Empty while it waits. Not to be confused with ``group``.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
         step: the furthest step of ``heartbeat(step)``.
@@ -119,8 +123,10 @@ class JobStatus:
         failure_domain: what starts again together, the whole "job" or each "slice".
         team: the team for which it counts; empty for none.
         about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
+        started_at: when its first task ran, seconds since the epoch; None if none has.
+        ended_at: when it ended, likewise; None if it has not.
         ends_at: when its ``max_runtime`` is over, seconds since the epoch; None if it has none, or has not run.
-        group: the name of the group of jobs that it belongs to; empty for none.
+        group: the name of the `JobGroup` that it belongs to; empty for none.
         group_jobs: the ids of all jobs of that group.
     """
 
@@ -160,6 +166,8 @@ class JobStatus:
     failure_domain: str = seen(lambda of: of.spec.failure_domain)
     stall_limit: str | None = seen(lambda of: of.running.stall_limit if of.running else None)
     team: str = seen(lambda of: of.state.teams.teams.nearest(of.spec.team), "row")
+    started_at: float | None = seen(lambda of: None if math.isinf(of.job.began_at) else of.wall(of.job.began_at))
+    ended_at: float | None = seen(lambda of: of.wall_or_none(of.job.times.ended_at))
     ends_at: float | None = seen(lambda of: None if of.job.over or math.isinf(end := ends_at(of.job)) else of.wall(end))
     group: str = seen(lambda of: of.spec.group.name if of.spec.group else "", "row")
     group_jobs: tuple[str, ...] = seen(lambda of: tuple(of.spec.group.job_ids.values()) if of.spec.group else ())
@@ -269,7 +277,7 @@ class TaskStatus:
         state, attempt: now, or when its job ended.
         started_at, ended_at, exit_code: of that attempt, see `TaskAttempt`.
         failures, preemptions: charged so far to the task's gang.
-        evictions: how often the gang gave its hosts to a higher band.
+        evictions: how often the gang was ended for another job, as in `JobStatus`.
         attempts: the latest attempts, the present one at the end.
         node_id, address, group, host: Ray's node id, IP address, slice (or other group), and the host's name for
             people; None while the task waits.
@@ -330,7 +338,8 @@ class WorkerStatus:
             chips.
         tasks: ids of the tasks that hold resources of it.
         unavailable: why it takes no new tasks, or None.
-        holder: the pool that holds its slice, busy or warm, or None.
+        holder: the id of the process (a SlicePoolManager) that has reserved its slice, for a running job or to keep it
+            warm; None if nobody has.
         condition: all this in one word.
         draining: why it is draining, as a part of ``unavailable``, or None.
         suspected: why it may be lost, as a part of ``unavailable``, or None.
@@ -368,7 +377,7 @@ class LimitStatus:
     """The limits and the usage of a user in one band.
 
     Attributes:
-        user: the user; `EVERYBODY` for the limits of all users without limits of their own.
+        user: the user; ``*`` for the limits of all users without limits of their own.
         set_here: the limits that operators have set for this user in this band; the others are None.
         limits: the limits that hold; none of them is None.
         chips, running_jobs, queued_jobs, tasks: the usage that counts towards the limits.

@@ -17,7 +17,7 @@ from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.processes.identity import ProcessIdentity
 
-OWNED = "owned-"
+_OWNED = ".owned"
 _MEMBER = re.compile(r"([0-9]{1,9}) ([0-9]{1,18})")
 STATUS_CHARACTERS = 200
 """The limit for the characters of a task's status."""
@@ -44,8 +44,8 @@ class TaskFiles:
         Raises:
             OSError: as `files_in`.
         """
-        found = {path.name.split(".")[0] for path in files_in(directory / "tasks") if f".{OWNED}" in path.name}
-        return [TaskFiles(str(directory / "tasks" / pid)) for pid in sorted(found)]
+        found = [path for path in files_in(directory / "tasks") if path.suffix == _OWNED]
+        return [TaskFiles(str(path.with_suffix(""))) for path in sorted(found)]
 
     @staticmethod
     def of_this_task() -> "TaskFiles | None":
@@ -68,7 +68,12 @@ class TaskFiles:
 
         The service ends that together with the task's processes (see `Service.ends_owned`) and removes the record.
         """
-        return Path(f"{self.prefix}.{OWNED}{service}")
+        return self.all_owned / service
+
+    @property
+    def all_owned(self) -> Path:
+        """The folder with the records of `owned`. Most tasks have none."""
+        return Path(f"{self.prefix}{_OWNED}")
 
     @property
     def output(self) -> Path:

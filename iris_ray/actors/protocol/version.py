@@ -12,7 +12,7 @@ import iris_ray
 from iris_ray.errors import VersionMismatchError
 from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 """Raise this number when processes of this version and of the one before could misunderstand each other: when a method
 that one calls on the other changes its signature or meaning, or a message its fields or its module; or when processes
 of this version can't do without a method that those of the one before lack. A new option of a job needs no new number:
@@ -43,12 +43,18 @@ def versions_here() -> dict[str, Any]:
     """
     import ray
 
+    return installed_versions() | {"address": ray.util.get_node_ip_address()}
+
+
+def installed_versions() -> dict[str, Any]:
+    """Return `versions_here` without the machine, for a process that is not connected to Ray."""
+    import ray
+
     return {
         "protocol": PROTOCOL_VERSION,
         "job": list(FIELDS_OF_A_JOB),
         "version": iris_ray.__version__,
         "package": package_directory(),
-        "address": ray.util.get_node_ip_address(),
         "ray": ray.__version__,
         "python": platform.python_version(),
     }

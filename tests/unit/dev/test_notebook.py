@@ -12,7 +12,7 @@ from tests.support.command_line import REPOSITORY
 from tests.support.held_hosts import HeldHosts
 from tests.support.notebooks import Notebook
 
-pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
+pytest.importorskip("ipykernel", reason="needs ipykernel: pip install ipykernel")
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("default")]  # Jupyter's are not ours
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from iris_ray.processes import tree as module
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, stat_of
-from iris_ray.processes.tree import ProcessTree, end_processes
+from iris_ray.processes.subtree import pids
+from iris_ray.processes.tree import Listing, ProcessTree, end_processes
 from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
 from tests.support.waiting import wait_until
 
@@ -141,6 +142,53 @@ def test_search_finds_daemon_started_during_search(nursery: Nursery, monkeypatch
 
     monkeypatch.setattr(module, "stat_of", read_late)
     assert ended_task(TOKEN).search() == list(map(identity_of, started))
+
+
+def test_listing_that_has_begun_is_not_the_next_one(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have passed the place of a process that starts now."""
+    asked_before, asked_during = Listing.next(), list[Listing]()
+
+    def look() -> list[int]:
+        asked_during.append(Listing.next())
+        return pids()
+
+    monkeypatch.setattr(module, "pids", look)
+    assert ended_task(TOKEN).search(listing=asked_before) == []
+    daemon = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
+    assert ended_task(TOKEN).search(listing=asked_before) == []
+    assert ended_task(TOKEN).search(listing=asked_during[0]) == [identity_of(daemon)]
+
+
+def test_member_seen_after_the_listing_stays_a_member(nursery: Nursery) -> None:
+    task, listing = ended_task(TOKEN), Listing.next().read()
+    parent, (child,) = nursery.tree("child")
+    stranger = nursery.sleeper()
+    task.adopt([identity_of(parent), earlier_than(stranger)])
+    assert task.search(listing=listing) == [identity_of(parent)]
+    assert set(task.search()) == all_of([parent, child])
+
+
+def test_trees_of_different_ages_share_a_listing(nursery: Nursery) -> None:
+    """Processes older than a tree's root are not read for it, and may belong to the next tree."""
+    carriers = [nursery.sleeper(**{name: TOKEN}) for name in ("IRIS_RAY_TASK_TOKEN", "ANOTHER_TOKEN")]
+    oldest = min(identity_of(carrier).started for carrier in carriers)
+    trees = [
+        ProcessTree(ProcessIdentity(2**22 + 1, oldest + later), TOKEN, variable=variable)
+        for later in (1000, 0)
+        for variable in (None, "ANOTHER_TOKEN")
+    ]
+    listing = Listing.next()
+    assert [tree.search(listing=listing) for tree in trees] == [[], [], *([identity_of(one)] for one in carriers)]
+
+
+def test_listing_that_fails_is_tried_again(nursery: Nursery) -> None:
+    listing, daemon = Listing.next(), nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
+    with no_file_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        listing.read()
+    listing.read()
+    with no_file_descriptor_left(), pytest.raises(OSError, match="Too many open files"):
+        ended_task(TOKEN).search(listing=listing)
+    assert ended_task(TOKEN).search(listing=listing) == [identity_of(daemon)]
 
 
 # -- ending -----------------------------------------------------------------------------------------------------------

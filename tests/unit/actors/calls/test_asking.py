@@ -55,6 +55,28 @@ def test_missing_answer_after_deadline_is_unreachable() -> None:
     assert asked(100.0, Clerk.search, "cat") == (Unreachable("the clerk did not answer within 60 s"), 60.0)
 
 
+def test_object_of_this_process_goes_on_without_its_caller() -> None:
+    """As an actor does: what it has begun for a caller that no longer waits, it can also undo."""
+
+    async def interrupted() -> tuple[list[int], bool]:
+        added: list[int] = []
+
+        class Counter:
+            async def add(self, one: int) -> None:
+                await asyncio.sleep(1.0)
+                added.append(one)
+
+        counter = Actor[Counter].here(Counter(), "the counter")
+        waiting = asyncio.ensure_future(counter.ask_once(Counter.add, 1))
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        counter.call(Counter.add, 2)
+        await asyncio.sleep(2.0)
+        return added, waiting.cancelled()
+
+    assert run(interrupted()) == ([1, 2], True)
+
+
 def test_deadline_of_the_caller_wins_over_that_of_the_interface() -> None:
     assert asked(100.0, 2.0, Clerk.search, "cat") == (Unreachable("the clerk did not answer within 2 s"), 2.0)
 

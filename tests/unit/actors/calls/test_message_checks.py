@@ -215,12 +215,12 @@ def test_senseless_question_is_refused_and_others_go_on(
 
 @pytest.mark.parametrize("pool", ["no actor", None, 7])
 def test_job_whose_pool_is_no_actor_is_refused(world: ControllerInProcess, pool: Any) -> None:
-    with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
+    with pytest.raises(InvalidJobError, match="is not a SlicePoolManager"):
         ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), pool, 1)
 
 
 def test_job_whose_pool_is_another_actor_is_refused(world: ControllerInProcess) -> None:
-    with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
+    with pytest.raises(InvalidJobError, match="is not a SlicePoolManager"):
         ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), world.controller(), 1)
 
 

@@ -386,7 +386,7 @@ def test_single_host_without_slice_name_is_its_own_slice(number: str | None) -> 
 
 def test_host_of_several_without_slice_name_stays_refused() -> None:
     labels = {"ray.io/tpu-pod-type": "v6e-8"}  # of four chips: one of two hosts
-    assert "no label ray.io/tpu-slice-name" in str(register({**node(chips=4.0), "Labels": labels}))
+    assert "lacks the label ray.io/tpu-slice-name" in str(register({**node(chips=4.0), "Labels": labels}))
 
 
 # -- CPUs and memory in foreign use -----------------------------------------------------------------------------------

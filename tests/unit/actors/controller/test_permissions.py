@@ -49,7 +49,7 @@ def pool_of(world: ControllerInProcess, job_id: str) -> str:
 def test_only_user_and_operators_may_cancel_a_job(world: ControllerInProcess) -> None:
     mine, other = world.start("mine"), world.start("other")
     refused = world.iris("cancel", mine, user="bob", code=FAILED).stderr
-    assert "mine is a job of ann: only ann and operators may cancel it, and bob is neither" in refused
+    assert "mine belongs to ann: only ann and operators may cancel it, and bob is neither" in refused
     assert (
         "operators are: olga, otto (one of them can change that: iris-ray cluster settings set operators=...)"
         in refused

@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import functools
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -30,15 +31,15 @@ from iris_ray.actors.host.chips import (
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
+from iris_ray.actors.protocol.answers import Unfit, Unreachable
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart, TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.chip_holders import ChipHolder
 from tests.support.gangs import alive
-from tests.support.processes import TOKEN, earlier_than, identity_of, tree
+from tests.support.processes import TOKEN, Waiting, WaitingActor, earlier_than, tree
 
 SOON = 0.2
 UNPRIVILEGED_USER = 65534
@@ -192,9 +193,23 @@ def test_refusal_says_how_many_processes_were_uncheckable(host: Host, common: Pa
 # -- what is ours ------------------------------------------------------------------------------------------------------
 
 
-def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> Unfit | None:
-    """Return a host's answer to the adoption of a standby for its first task."""
-    answer = asyncio.run(actor.adopt("slice-a", None, *identity_of(standby), token))
+def start(actor: TPUHostActor, process: WaitingActor) -> Coroutine[Any, Any, HostReady | Unreachable]:
+    """Ask a host to start a process that waits for a task."""
+    return actor.start_process(
+        ProcessStart("slice-a", ProcessSpec(as_actor=True), cast(Any, process), frozenset(), "01")
+    )
+
+
+def refused(actor: TPUHostActor, process: WaitingActor) -> Unfit | None:
+    """Return a host's answer if it can't start a process for its first task."""
+
+    async def run() -> HostReady | Unreachable:
+        answer = await start(actor, process)
+        await actor.teardown("slice-a")
+        return answer
+
+    answer = asyncio.run(run())
+    assert isinstance(answer, Unfit | HostReady)
     return answer if isinstance(answer, Unfit) else None
 
 
@@ -210,34 +225,28 @@ def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
 
 
-def test_own_leftover_process_is_ended_for_next_task(
-    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
-) -> None:
+def test_own_leftover_process_is_ended_for_next_task(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
     holder = host.holder()
     host.ledger.record(tree(holder, "an earlier task's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
-    assert adopted(host, actor, standby) is None
+    assert refused(actor, waiting()) is None
     assert not alive(holder.pid)
     assert host.holder().said == "holds"
 
 
 @pytest.mark.usefixtures("_soon_sure")
-def test_host_is_not_blamed_for_chips_held_by_sharing_task(
-    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
-) -> None:
+def test_host_is_not_blamed_for_chips_held_by_sharing_task(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
     holder = host.holder()
     ProcessLedger(host.directory, exclusive=False).record(tree(holder, "a neighbour's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
-    unfit = adopted(host, actor, standby)
+    unfit = refused(actor, waiting())
     assert unfit is not None
     assert (unfit.ours, "belongs to another task" in unfit.why) == (True, True)
     assert launch(lambda: None).kind is EndKind.CHIPS_TAKEN
     assert alive(holder.pid)
 
 
-def test_child_outside_process_group_is_ended_for_next_task(
-    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
-) -> None:
+def test_child_outside_process_group_is_ended_for_next_task(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
     """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
     task = subprocess.Popen(["sleep", "60"])
     host.ledger.record(tree(task, "an earlier task's"))
@@ -247,25 +256,23 @@ def test_child_outside_process_group_is_ended_for_next_task(
     holder = host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="an earlier task's")
     assert os.getpgid(holder.pid) == holder.pid != os.getpgid(0)
     assert find_holders(host.devices, host.ledger).seen[0].ours
-    assert adopted(host, actor, standby) is None
+    assert refused(actor, waiting()) is None
     assert not alive(holder.pid)
     assert host.holder().said == "holds"
 
 
 @pytest.mark.usefixtures("_soon_sure")
 @pytest.mark.parametrize("token", ["", "some other host's"])
-def test_foreign_holder_is_named_and_never_ended(
-    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str
-) -> None:
+def test_foreign_holder_is_named_and_never_ended(host: Host, actor: TPUHostActor, waiting: Waiting, token: str) -> None:
     holder = host.holder(IRIS_RAY_TASK_TOKEN=token)
-    refusal = adopted(host, actor, standby)
+    refusal = refused(actor, waiting())
     assert refusal is not None
     assert refusal.node_id == "node-1"
     assert refusal.why.startswith(f"its chips are held by pid {holder.pid} (python")
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
     assert alive(holder.pid)
     holder.end()
-    assert adopted(host, actor, standby) is None
+    assert refused(actor, waiting()) is None
 
 
 def test_process_reusing_a_tasks_pid_is_not_ours(host: Host) -> None:
@@ -276,35 +283,38 @@ def test_process_reusing_a_tasks_pid_is_not_ours(host: Host) -> None:
     assert not find_holders(host.devices, host.ledger).seen[0].ours
 
 
-def test_standby_whose_pid_was_reused_is_not_adopted(
-    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
-) -> None:
-    with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
-        asyncio.run(actor.adopt("slice-a", None, *earlier_than(standby), "t"))
+def test_process_whose_pid_was_reused_is_not_watched(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
+    process = waiting()
+    process.identity = earlier_than(process.identity)
+    with pytest.raises(RuntimeError, match=f"pid {process.identity.pid}, has ended"):
+        asyncio.run(start(actor, process))
     assert list(host.directory.rglob("*.json")) == [], "it is not recorded as ours"
 
 
 # -- after a task ------------------------------------------------------------------------------------------------------
 
 
-def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -> tuple[TaskEnd | None, ChipHolder]:
+def stopped(
+    host: Host, actor: TPUHostActor, process: WaitingActor, during: Callable[[], ChipHolder]
+) -> tuple[TaskEnd | None, ChipHolder]:
     """Return how a task ended, as its host tells it once the host is free, and which process held the chips."""
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
-        task = subprocess.Popen(["sleep", "60"])
-        assert not isinstance(await actor.adopt("slice-a", None, *identity_of(task), TOKEN), Unfit)
+        assert isinstance(await start(actor, process), HostReady)
+        task = process.identity
         TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
-        task.kill()
-        task.wait()
-        await actor.how_it_ended(task.pid)
+        task.signal(signal.SIGKILL)
+        while not actor._watches[task.pid].ended:
+            await asyncio.sleep(0.01)
         return await actor.stop(task.pid, None), holder
 
     return asyncio.run(run())
 
 
-def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPUHostActor) -> None:
-    end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN=TOKEN))
+def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
+    launcher = "setsid", "--wait"
+    end, child = stopped(host, actor, waiting(), lambda: host.holder(launcher=launcher, IRIS_RAY_TASK_TOKEN=TOKEN))
     assert end is not None
     assert end.kind is EndKind.CRASHED
     assert not alive(child.pid)
@@ -313,8 +323,8 @@ def test_end_is_confirmed_once_stray_child_releases_chips(host: Host, actor: TPU
 
 
 @pytest.mark.usefixtures("_soon_sure")
-def test_end_is_not_confirmed_while_stranger_holds_chips(host: Host, actor: TPUHostActor) -> None:
-    end, stranger = stopped(host, actor, host.holder)
+def test_end_is_not_confirmed_while_stranger_holds_chips(host: Host, actor: TPUHostActor, waiting: Waiting) -> None:
+    end, stranger = stopped(host, actor, waiting(), host.holder)
     assert end is None
     assert alive(stranger.pid)
 

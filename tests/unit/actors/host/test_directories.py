@@ -45,7 +45,7 @@ def in_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where iris_ray keeps its files unless an operator says where; behind a link, as /tmp may be."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "ray").symlink_to(tmp_path / "disk")
-    monkeypatch.setattr(module, "temp_dir", lambda: str(tmp_path / "ray"))
+    monkeypatch.setattr(module, "_rays_directory", lambda: str(tmp_path / "ray"))
     return tmp_path / "ray" / f"iris_ray-{os.getuid()}"
 
 
@@ -58,7 +58,7 @@ def test_host_directory_ignores_tmpdir_of_jobs(in_rays: Path, monkeypatch: pytes
 def test_link_in_place_of_host_directory_is_refused(in_rays: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     in_rays.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PermissionError, match="is no directory"):
+    with pytest.raises(PermissionError, match="is not a directory"):
         host_directory({})
 
 

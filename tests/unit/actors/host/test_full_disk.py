@@ -3,11 +3,10 @@
 import asyncio
 import errno
 import os
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray import cloudpickle
@@ -16,13 +15,14 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart, TaskLaunch
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
-from tests.support.processes import identity_of
+from tests.support.processes import Waiting, WaitingActor
 
+AS_ACTOR = ProcessSpec(as_actor=True)
 FULL = Path("/dev/full")
 """Every write to it fails with ENOSPC."""
 
@@ -34,47 +34,47 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], None] = lambda: None) -> list[Any]:
-    """What a host answers each time when it is to take this process; it always answers that it is there."""
-    process = identity_of(standby)
+def starts(*processes: WaitingActor, between: Callable[[], None] = lambda: None) -> list[Any]:
+    """What a host answers when it is to start each of these processes; it always answers that it is there."""
 
     async def asked() -> list[Any]:
-        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, None)
+        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
         answers = []
-        for _ in range(times):
-            answers.append(await actor.adopt("slice-a", None, *process, "token"))
+        for process in processes:
+            start = ProcessStart("slice-a", AS_ACTOR, cast(Any, process), frozenset(), "01")
+            answers.append(await actor.start_process(start))
             assert await actor.healthy()
             between()
-        await actor._forget([pid for pid, watch in actor._watches.items() if watch.ended])
-        for watch in actor._watches.values():
-            watch.output.close()
+        await actor.teardown("slice-a")
         return answers
 
     return asyncio.run(asked())
 
 
-def test_full_disk_is_reported_until_there_is_room(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+def test_full_disk_is_reported_until_there_is_room(directory: Path, waiting: Waiting) -> None:
     ProcessLedger(directory, exclusive=False)
-    entry = directory / "shared-tasks" / f"{standby.pid}.json.{os.getpid()}"  # what `write_whole` writes first
+    first, second = waiting(), waiting()
+    entry = directory / "shared-tasks" / f"{first.identity.pid}.json.{os.getpid()}"  # what `write_whole` writes first
     entry.symlink_to(FULL)
-    pumps: list[int] = []
+    pumps: list[WaitingActor] = []
 
     def between() -> None:
-        pumps.append(sum(thread.name == f"output of {standby.pid}" for thread in threading.enumerate()))
-        entry.unlink(missing_ok=True)
+        names = {thread.name for thread in threading.enumerate()}
+        pumps[:] = [process for process in (first, second) if f"output of {process.identity.pid}" in names]
 
-    refusal, taken = adopts(standby, 2, between)
+    refusal, taken = starts(first, second, between=between)
     assert isinstance(refusal, Unfit)
     assert refusal.node_id == "node-1"
     assert refusal.why == "no task can start there: [Errno 28] No space left on device"
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
-    assert taken == ""
-    assert pumps == [0, 1], "nobody reads the output of a process that was refused"
+    assert taken == HostReady(second.identity.pid, (), "")
+    assert not first.identity.runs(), "nobody would end it"
+    assert pumps == [second], "nobody reads the output of a process that was refused"
 
 
 @pytest.mark.parametrize("fails", ["mkfifo", "pipe"])
 def test_repeated_refusals_leak_no_descriptor(
-    directory: Path, standby: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, fails: str
+    directory: Path, waiting: Waiting, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     """A host that tasks share asks for many, and its actor stays."""
 
@@ -88,23 +88,23 @@ def test_repeated_refusals_leak_no_descriptor(
         open_files.append(len(os.listdir("/proc/self/fd")))
         monkeypatch.setattr(os, fails, fail)  # not before the event loop has begun
 
-    _, *refusals = adopts(standby, 4, between)
+    _, *refusals = starts(*(waiting() for _ in range(4)), between=between)
     monkeypatch.undo()
     assert all(isinstance(refusal, Unfit) for refusal in refusals)
     assert len(set(open_files)) == 1
 
 
-def test_host_without_directory_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+def test_host_without_directory_says_so(directory: Path, waiting: Waiting) -> None:
     directory.write_text("in the way")
-    (refusal,) = adopts(standby, 1)
+    (refusal,) = starts(waiting())
     assert isinstance(refusal, Unfit)
     assert "File exists" in refusal.why
 
 
-def test_host_with_directory_writable_by_others_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+def test_host_with_directory_writable_by_others_says_so(directory: Path, waiting: Waiting) -> None:
     directory.mkdir()
     directory.chmod(0o777)
-    (refusal,) = adopts(standby, 1)
+    (refusal,) = starts(waiting())
     assert isinstance(refusal, Unfit)
     assert "can be written to by other users" in refusal.why
 

@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from signal import SIGKILL
 
 import psutil
 import pytest
@@ -15,8 +17,17 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.subtree import pids
-from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree
-from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
+from iris_ray.processes.tree import TOKEN_VARIABLE, ProcessTree, end_processes
+from tests.support.processes import (
+    TOKEN,
+    Nursery,
+    alive,
+    counted_looks,
+    earlier_than,
+    identity_of,
+    no_file_descriptor_left,
+    tree,
+)
 
 
 def test_ledger_ends_processes_left_by_earlier_actor(nursery: Nursery, tmp_path: Path) -> None:
@@ -43,6 +54,53 @@ def test_reaper_tries_again_after_an_error(nursery: Nursery, tmp_path: Path, mon
     reaper.end_what_is_left(ledger, ProcessIdentity.of_this_process())
     assert not errors
     assert not alive(process)
+
+
+def test_ledger_finds_daemons_of_all_tasks_by_one_listing(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may have recorded a thousand tasks."""
+    ledger, daemons, looks = ProcessLedger(tmp_path), list[psutil.Process](), counted_looks(monkeypatch)
+    for number in range(4):
+        token = f"{TOKEN}-{number}"
+        task = nursery.sleeper()
+        ledger.record(tree(task, token))
+        TaskFiles.of_process(tmp_path, task.pid).started.touch()
+        daemons += [nursery.sleeper(**{TOKEN_VARIABLE: token})] if number == 3 else []
+        task.kill()
+        nursery.reap(task)
+    found: list[int] = []
+
+    def killed(left: Iterable[ProcessIdentity], search: object, timeout_s: float, grace_s: float) -> list[str]:
+        found.extend(process.pid for process in left)
+        return end_processes(left, list, timeout_s, grace_s)
+
+    monkeypatch.setattr("iris_ray.actors.host.ledger.end_processes", killed)
+    assert ledger.end_leftovers(grace_s=0.0) == []
+    assert found == [daemon.pid for daemon in daemons]
+    assert len(looks) == 3
+    assert not [*tmp_path.rglob("*.json")]
+
+
+def test_ledger_keeps_only_tasks_that_cannot_be_ended(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = [nursery.sleeper() for _ in range(3)]
+    ledger = ProcessLedger(tmp_path)
+    for number, process in enumerate(processes):
+        ledger.record(tree(process, f"{TOKEN}-{number}"))
+    send = ProcessIdentity.signal
+    monkeypatch.setattr("iris_ray.actors.host.ledger.LEFTOVERS_DYING_S", 0.0)
+    monkeypatch.setattr(ProcessIdentity, "signal", lambda one, _: one.pid != processes[1].pid and send(one, SIGKILL))
+    for process in (processes[0], processes[2]):
+        process.kill()
+        nursery.reap(process)
+    TaskFiles.of_process(tmp_path, processes[0].pid).started.touch()
+    assert ledger.end_leftovers(grace_s=0.0) == [f"pid {processes[1].pid}"]
+    assert [path.stem for path in tmp_path.rglob("*.json")] == [str(processes[1].pid)]
+    monkeypatch.undo()
+    assert ledger.end_leftovers() == []
+    assert not alive(processes[1])
 
 
 def test_ledger_ends_processes_named_by_task_and_children(nursery: Nursery, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ Place = Callable[[Any], None]
 
 @pytest.fixture
 def files(tmp_path: Path) -> TaskFiles:
-    (tmp_path / "tasks").mkdir()
     files = TaskFiles.of_process(tmp_path, 7)
+    files.all_owned.mkdir(parents=True)
     files.owned("boxes").write_text("a box")
     return files
 
@@ -45,8 +45,25 @@ def exits(_: TaskFiles) -> list[str]:
 def test_what_a_service_leaves_is_left(files: TaskFiles, ends: Place) -> None:
     ends(lambda _: ["a box (it is stuck)"])
     assert end_owned(files) == ["a box (it is stuck)"]
+    assert files.all_owned.exists()
+    files.owned("boxes").unlink()  # as the service does
     ends(lambda _: [])
     assert end_owned(files) == []
+    assert not files.all_owned.exists()
+
+
+def test_files_of_other_tasks_are_not_listed(files: TaskFiles, ends: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may have thousands of them."""
+    listed, list_directory = list[str](), os.listdir
+
+    def noted(folder: Any) -> list[str]:
+        listed.append(str(folder))
+        return list_directory(folder)
+
+    monkeypatch.setattr(os, "listdir", noted)
+    ends(lambda _: ["a box"])
+    assert end_owned(files) == ["a box"]
+    assert listed == [str(files.all_owned)]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +101,7 @@ def test_host_is_not_free_if_its_files_cannot_be_read(
 
 def test_record_that_was_broken_off_owns_nothing(tmp_path: Path) -> None:
     files = TaskFiles(str(tmp_path / "77"))
+    files.all_owned.mkdir()
     unfinished = Path(f"{files.owned('box')}.4242")
     unfinished.write_text("ha")
     assert end_owned(files) == []

@@ -130,7 +130,7 @@ def test_task_with_chips_expects_them_unless_told_otherwise(variables: dict[str,
     assert environment(**variables)["JAX_PLATFORMS"] == platforms
 
 
-@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install libtpu")
 def test_broken_libtpu_is_an_error_in_task_with_chips() -> None:
     """Without the variable JAX warns, and computes on the CPU."""
     environ = {**os.environ, "TPU_SKIP_MDS_QUERY": "1"} | environment({"PATH": os.environ["PATH"]})
@@ -172,7 +172,7 @@ def test_processes_of_a_host_share_claimed_cpus() -> None:
     assert environment(num_cpus=8, tpu_process=SECOND)["OMP_NUM_THREADS"] == "4"
 
 
-@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+@pytest.mark.skipif(libtpu_library() is None, reason="libtpu is not installed: pip install libtpu")
 @pytest.mark.parametrize(("variables", "second"), [({}, False), (SECOND.to_env(), True)], ids=["whole host", "share"])
 def test_libtpu_lets_processes_share_a_host_by_bounds(tmp_path: Path, variables: dict[str, str], second: bool) -> None:
     holders = [ChipHolder(tmp_path, real=True, launcher=(), **variables) for _ in range(2)]

@@ -218,7 +218,7 @@ def test_run_gives_user_code_the_calling_thread() -> None:
     assert cloudpickle.loads(run(lambda: threading.current_thread() is threading.main_thread()).payload)
 
 
-def test_standby_imports_requested_modules() -> None:
+def test_process_imports_requested_modules() -> None:
     sys.modules.pop("colorsys", None)
     process = TaskProcess(HERE, (), ("colorsys",))
     assert "colorsys" in sys.modules
@@ -243,7 +243,7 @@ def test_preloaded_jax_expects_chips_unless_told_otherwise(
 # -- its ports ------------------------------------------------------------------------------------------------------
 
 
-def test_standby_holds_free_ports_until_task_starts() -> None:
+def test_process_holds_free_ports_until_task_starts() -> None:
     process = TaskProcess(HERE, (), ())
     ready = process.ready()
     assert ready.pid == os.getpid()

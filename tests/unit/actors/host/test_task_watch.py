@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-import subprocess
+import signal
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import psutil
 import pytest
-import ray
 
 from iris_ray.actors.host import notices as task_notices
 from iris_ray.actors.host import task_watch
@@ -22,20 +21,25 @@ from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace, Progress
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart, Progress
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind, Replacement
-from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind
 from iris_ray.processes.identity import ProcessIdentity
-from iris_ray.processes.tree import ProcessTree
+from iris_ray.processes.tree import Listing, ProcessTree
 from tests.support.processes import (
     NOTICE,
     PATIENCE_S,
+    TOKEN,
     Child,
+    ChildRunner,
     Make,
     NoOutput,
+    Nursery,
+    Waiting,
+    WaitingActor,
     alive,
+    counted_looks,
     identity_of,
     started,
     tree,
@@ -66,29 +70,28 @@ def test_host_ends_processes_named_by_task(make: Make, tmp_path: Path) -> None:
     assert watched(child, tmp_path, started(child, end)) is False
 
 
-async def test_host_knows_tasks_end_after_later_standbys_ended(own_host: Path) -> None:
-    """Several generations start at once, and are adopted in any order: one of the last to run may come first."""
-    sleeps = [subprocess.Popen(["sleep", "60"]) for _ in range(MOST_STANDBYS + 1)]
-    *ending, last = sleeps
+@pytest.mark.usefixtures("own_host")
+async def test_host_knows_tasks_end_after_later_ones_ended(waiting: Waiting) -> None:
+    """A host may have eight processes of a gang, and those of gangs that failed at once before it."""
+    *ending, last = [waiting() for _ in range(17)]
     actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
-    standby: Any = SimpleNamespace()
 
-    async def adopt(process: subprocess.Popen[bytes]) -> None:
-        assert await actor.adopt("slice-a", standby, *identity_of(process), "token") == ""
+    async def start(process: WaitingActor) -> None:
+        start = ProcessStart("slice-a", ProcessSpec(as_actor=True), cast(Any, process), frozenset(), "01")
+        ready = await actor.start_process(start)
+        assert ready == HostReady(process.identity.pid, (), "")
 
     for process in ending:
-        await adopt(process)
+        await start(process)
     for process in ending:
-        process.kill()
-        await actor.how_it_ended(process.pid)
-    await adopt(last)
-    end = await actor.how_it_ended(ending[0].pid)
-    last.kill()
-    await actor.how_it_ended(last.pid)
-    await actor._forget(list(actor._watches))
+        process.identity.signal(signal.SIGKILL)
+        while not actor._watches[process.identity.pid].ended:
+            await asyncio.sleep(0.01)
+    await start(last)
+    end = await actor.stop(ending[0].identity.pid, None)
+    await actor.teardown("slice-a")
+    assert end is not None
     assert end.kind is EndKind.NEVER_STARTED
-    for process in sleeps:
-        process.wait()
 
 
 def test_host_delivers_notice_to_task_that_saves(make: Make, tmp_path: Path) -> None:
@@ -224,11 +227,8 @@ def test_task_is_told_what_replaces_a_notice_that_was_called_off(make: Make, tmp
     assert watched(child, tmp_path, tell) == Notice(NoticeKind.PREEMPTION, "it counts", later)
 
 
-def test_peers_notice_does_not_reach_task_being_ended(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peers_notice_does_not_reach_task_being_ended(make: Make, tmp_path: Path) -> None:
     child = make(SLEEP)
-    monkeypatch.setattr(ray, "kill", lambda standby: child.process.kill())
 
     async def tell_late(watch: TaskWatch) -> Notice | None:
         ending = asyncio.ensure_future(watch.end("enough"))
@@ -300,14 +300,6 @@ def test_stacks_of_hanging_process_include_its_threads(make: Make, tmp_path: Pat
 # -- its end --------------------------------------------------------------------------------------------------------
 
 
-class Standby:
-    """Stands for the handle of an actor that runs exit handlers in a process when it is told to exit."""
-
-    def __init__(self, child: Child) -> None:
-        self.child = child
-        self.exit = SimpleNamespace(remote=child.start)
-
-
 UPLOAD = """
     sys.stdin.readline()
     time.sleep(0.7)
@@ -333,12 +325,9 @@ async def ends_in_a_hurry(watch: TaskWatch) -> None:
 @pytest.mark.parametrize(
     ("end", "uploads"), [(ends_in_peace, True), (ends_in_a_moment, False), (ends_in_a_hurry, False)]
 )
-def test_returned_task_gets_its_grace_unless_hurried(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Ending, uploads: bool
-) -> None:
-    monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
+def test_returned_task_gets_its_grace_unless_hurried(make: Make, tmp_path: Path, end: Ending, uploads: bool) -> None:
     child = make(UPLOAD)
-    watched(child, tmp_path, started(child, end), Standby(child))
+    watched(child, tmp_path, started(child, end))
     assert bool(list(tmp_path.rglob("*.uploaded"))) is uploads
 
 
@@ -346,7 +335,6 @@ async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
     make: Make, own_host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes share them. The first to end must not take the other one for a stranger that holds the chips."""
-    monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
     soon_s = 0.5  # in place of RELEASE_S
     monkeypatch.setattr(task_watch, "wait_until_free", partial(wait_until_free, timeout_s=soon_s))
     chip = own_host / "accel0"
@@ -357,12 +345,39 @@ async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
     for child in children:
         one, devices = tree(psutil.Process(child.process.pid)), Devices(own_host / "lock", (chip,))
         process = WatchedProcess(one.root)
-        watches.append(TaskWatch(Standby(child), process, one, ledger, devices, NoOutput(), lambda: watches))
+        watches.append(TaskWatch(ChildRunner(child), process, one, ledger, devices, NoOutput(), lambda: watches))
         child.start()
         child.says("holds")
     assert await asyncio.gather(*(watch.end(None, exit_grace=PATIENCE_S) for watch in watches)) == [None, None]
     for child in children:
         child.end()
+
+
+class KilledRunner(ChildRunner):
+    """The way to a child whose exit code is known at once."""
+
+    def exit_code(self) -> int | None:
+        return -signal.SIGKILL
+
+
+async def test_tasks_that_end_at_once_share_listings(
+    nursery: Nursery, own_host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing of all processes takes a tenth of a second on a host with a thousand tasks."""
+    looks, watches, ledger = counted_looks(monkeypatch), list[TaskWatch](), ProcessLedger(own_host)
+    children = [nursery.sleeper() for _ in range(20)]
+    for child in children:
+        one = tree(child, f"{TOKEN}-{child.pid}")
+        runner = KilledRunner(cast(Child, SimpleNamespace(process=child)))
+        watches.append(TaskWatch(runner, WatchedProcess(one.root), one, ledger, None, NoOutput()))
+    for child in children:
+        child.kill()
+    for child in children:
+        nursery.reap(child)
+    await asyncio.gather(*(watch.how_it_ended() for watch in watches))
+    await asyncio.gather(*(watch.end("enough") for watch in watches))
+    assert len(looks) <= 3 * len(children), "a few listings for all, not two for each"
+    assert [*own_host.rglob("*.json")] == []
 
 
 # -- its children ---------------------------------------------------------------------------------------------------
@@ -376,9 +391,11 @@ def test_children_of_crashed_task_are_ended(
     monkeypatch.setattr(task_watch, "DESCENDANTS_S", 0.05 if noted else PATIENCE_S)
     search = ProcessTree.search
 
-    def late_at_exit(tree: ProcessTree, just_ended: bool = False) -> list[ProcessIdentity]:
+    def late_at_exit(
+        tree: ProcessTree, just_ended: bool = False, listing: Listing | None = None
+    ) -> list[ProcessIdentity]:
         time.sleep(0.2 * just_ended)  # a busy host
-        return search(tree, just_ended)
+        return search(tree, just_ended, listing)
 
     monkeypatch.setattr(ProcessTree, "search", late_at_exit)
     child = make("""

@@ -10,7 +10,6 @@ import pytest
 from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_end import AttemptEnd
-from iris_ray.actors.pool.launch import Launch
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind, Replacement
 from iris_ray.model.outcomes import TpuCancelled, TpuPreempted
@@ -29,7 +28,7 @@ def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:
-    running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None, lambda: None))
+    running = asyncio.ensure_future(attempt.run({"a": []}, lambda: None, lambda: None))
     await story()
     return (await asyncio.wait_for(running, 20)).verdict
 
@@ -75,7 +74,7 @@ def told_to_grow(
     async def run() -> tuple[AttemptEnd, Controller]:
         slices, controller = Slices(), Controller(is_to_grow)
         attempt = new_attempt(slices, controller, stall_timeout)
-        running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None, lambda: None))
+        running = asyncio.ensure_future(attempt.run({"a": []}, lambda: None, lambda: None))
         await asyncio.sleep(0.05)
         attempt.notify(Notice(NoticeKind.GROWTH, "2 slices are there for it instead of 1", time.time() + NOTICE_S))
         if meanwhile is not None:

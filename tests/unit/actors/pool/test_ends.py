@@ -10,7 +10,8 @@ import pytest
 
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.pool.reserved_slice import SHARED_IDLE_S
+from iris_ray.actors.pool import reserved_slice
+from iris_ray.actors.pool.reserved_slice import KEPT_S, SHARED_IDLE_S
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
@@ -163,7 +164,11 @@ async def test_tasks_without_chips_share_host_actor_until_idle(cluster: VirtualC
     await asyncio.gather(one_after_another(), cluster.run_tasks("beside", 1, returns_at_once))
     watchers = cluster.host_actors()
     assert len(watchers) == 1
-    await asyncio.sleep(SHARED_IDLE_S + 1.0)
+    idle = cluster.pool.until_idle.remote(4).future()
+    await asyncio.sleep(SHARED_IDLE_S / 2)
+    assert not idle.done()  # else the pool would end with this host, before the caller's next job
+    await asyncio.sleep(SHARED_IDLE_S / 2 + 1.0)
+    assert idle.done()
     assert not cluster.ray.is_alive(watchers[0], TPUHostActor)
     await cluster.run_tasks("later", 1, returns_at_once)
     assert len(cluster.host_actors()) == 2
@@ -310,3 +315,32 @@ async def test_disk_error_in_user_code_costs_failure_and_moves(cluster: VirtualC
     assert await cluster.charged("job") == (1, 0)
     with pytest.raises(OSError, match=os.strerror(number)):
         await cluster.run("fails", (3,), work, max_retries_failure=0)
+
+
+@played(slices=0)
+async def test_tasks_one_after_the_other_share_a_reservation(cluster: VirtualCluster) -> None:
+    """Ray keeps the record of each reservation that it has ever made."""
+    for n in range(3):
+        await cluster.run_tasks(f"job-{n}", 1, returns_at_once)
+        await asyncio.sleep(KEPT_S / 2)
+    assert cluster.reservations_made == 1
+    await cluster.run_tasks("other-shape", 1, returns_at_once, resources={"CPU": 0.5})
+    assert cluster.reservations_made == 2
+    await asyncio.sleep(1.0)
+    assert not cluster.reserved_nodes(), "others may have its CPUs"
+    await cluster.run_tasks("later", 1, returns_at_once)
+    assert cluster.reservations_made == 3
+
+
+@played(slices=0)
+async def test_reservation_of_a_lost_task_is_not_used_again(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reserved_slice, "KEPT_S", 600.0)  # longer than the pause before a retry
+    result = cluster.run_tasks("job", 1, max_retries_preemption=1)
+    (first,) = await cluster.runs("job", 1)
+    cluster.kill_host_actor_of(first)
+    (second,) = await cluster.started("job", 1, attempt=2)
+    assert cluster.reservations_made == 2
+    second.end.set_result(None)
+    await result

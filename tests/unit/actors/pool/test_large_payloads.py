@@ -1,19 +1,24 @@
-"""Large results and exceptions stay in their task's process until the pool has fetched them. In virtual time."""
+"""Large results and exceptions stay with their host's actor until the pool has fetched them. In virtual time."""
 
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.protocol.messages import TaskLaunch
+from iris_ray.actors.pool.attempt_end import AttemptShutdown
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, TaskLaunch
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
-from iris_ray.model.outcomes import TaskEnd
-from tests.support.hosts_in_process import Process, Task
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.attempts import Controller, Slices, new_context
+from tests.support.hosts_in_process import Host, Task
 from tests.support.ray_in_process import Handle
 from tests.support.virtual_cluster import VirtualCluster, played
+from tests.support.virtual_time import in_virtual_time
 
 
 @dataclass(frozen=True)
@@ -37,17 +42,17 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[TaskLaunch, Ta
     """Takes which payloads are stored: True; None: stored, and lost before they can be fetched."""
 
     def install(is_stored: Callable[[TaskLaunch, TaskEnd], bool | None]) -> None:
-        run = Process.run
+        run = Host.run
 
-        async def with_stored_payload(process: Process, launch: TaskLaunch) -> TaskEnd:
-            end = await run(process, launch)
+        async def with_stored_payload(host: Host, pid: int, launch: TaskLaunch) -> TaskEnd:
+            end = await run(host, pid, launch)
             stored = is_stored(launch, end)
             if stored is False:
                 return end
-            payload: Any = Stored(bytes(end.payload or b""), None if stored is None else process.handle)
+            payload: Any = Stored(bytes(end.payload or b""), None if stored is None else host.handle)
             return replace(end, payload=payload)
 
-        monkeypatch.setattr(Process, "run", with_stored_payload)
+        monkeypatch.setattr(Host, "run", with_stored_payload)
 
     return install
 
@@ -94,3 +99,24 @@ async def test_large_exceptions_of_all_tasks_arrive_as_themselves(cluster: Virtu
 
     with pytest.raises(DetailedError):
         await cluster.run("job", work=work)
+
+
+@in_virtual_time
+@pytest.mark.parametrize("answers", [True, False])
+async def test_large_exception_that_is_known_only_when_the_gang_stops_is_fetched(answers: bool) -> None:
+    """It may be the first cause. A host that does not answer holds up the end by a moment only."""
+
+    class Answer:
+        def __await__(self) -> Generator[Any, None, bytes]:
+            return (Stored(b"large", SimpleNamespace(_is_dead=False))._fetched() if answers else never()).__await__()  # type: ignore[arg-type]
+
+    async def never() -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    payload, slices = Answer(), Slices()
+    slices.ends = {0: TaskEnd(EndKind.RAISED, 1.0, payload, "DetailedError")}
+    hosts = (HostPlace("node-0", "10.0.0.0", "a", 0),)
+    order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, 1)
+    (end,) = (await AttemptShutdown(new_context(order, slices, Controller())).stop_all("another task ended")).values()
+    assert end.payload == (b"large" if answers else payload)

@@ -1,4 +1,4 @@
-"""What each host of an attempt is told to run, and how many standbys wait there for the next ones."""
+"""What each host of an attempt is told to run."""
 
 import pickle
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.launch import FEW_CORES, WITH_PRELOAD_S, launch_plan, refill
-from iris_ray.actors.pool.reserved_slices import Refill
-from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
+from iris_ray.actors.pool.launch import launch_plan
+from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 
@@ -128,6 +128,15 @@ def test_job_keeps_one_token_that_no_repr_shows() -> None:
         assert one.files_token not in f"{one} {launch} {launch.info.to_env()}"
 
 
+def test_jobs_of_a_task_have_user_team_and_band_of_its_job_unless_its_own_variables_say_otherwise() -> None:
+    spec = replace(gang_spec("job"), user="ann", team="vision", priority=PriorityBand.BATCH)
+    at, ports = place(AttemptId("job", 1), "a"), PORTS
+    env = launch_plan(request(spec), at, ports)["a"][0].env
+    assert env == {"IRIS_USER": "ann", "IRIS_TEAM": "vision", "IRIS_PRIORITY": "batch", "A": "1"}
+    own = replace(request(spec), env={"IRIS_PRIORITY": "production"})
+    assert launch_plan(own, at, ports)["a"][0].env["IRIS_PRIORITY"] == "production"
+
+
 def test_task_knows_its_claimed_gpus() -> None:
     spec = tasks_spec("job", 1, resources={"GPU": 2.0})
     ((launch,),) = launch_plan(request(spec), place(AttemptId("job", 1), "job/task-0", hosts=1), PORTS).values()
@@ -153,22 +162,3 @@ def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
         for launch in launches
     }
     assert found == {(5, "", False), (1, "10.0.0.0:1003", True)}
-
-
-@pytest.mark.parametrize(
-    ("cores", "free_gib", "hosts", "wanted", "preload", "expected"),
-    [
-        (240, 300, 8, None, (), Refill(0.0, 3)),
-        (240, 300, 64, None, (), Refill(0.0, 1)),
-        (240, 300, 64, 2, ("jax",), Refill(0.0, 2)),
-        (240, 8, 8, None, (), Refill(0.0, 1)),
-        (8, 300, 8, None, (), FEW_CORES),
-        (8, 300, 8, 5, (), FEW_CORES._replace(standbys=5)),
-        (8, 300, 8, None, ("jax",), FEW_CORES._replace(delay_s=WITH_PRELOAD_S)),
-    ],
-)
-def test_small_gangs_on_roomy_hosts_keep_several_standbys(
-    cores: int, free_gib: int, hosts: int, wanted: int | None, preload: tuple[str, ...], expected: Refill
-) -> None:
-    wish = replace(request(tasks_spec("job", 1)), standbys=wanted, process=ProcessSpec(preload=preload))
-    assert refill(SliceReady((), cores, free_gib << 30), hosts, wish) == expected

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from iris_ray.actors.pool import progress_watch
-from iris_ray.actors.pool.launch import Launch
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.model.lifecycle import AttemptId
 from tests.support.attempts import Controller, Slices, new_attempt
@@ -67,7 +66,7 @@ async def test_progress_missed_by_absent_controller_is_told_later(monkeypatch: p
     slices, controller = Slices(), Controller()
     slices.steps[0] = Progress(0.0, 7, status="well")
     controller.there = False
-    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None, lambda: None))
+    running = asyncio.ensure_future(new_attempt(slices, controller).run({"a": []}, lambda: None, lambda: None))
     await asyncio.sleep(0.1)
     assert controller.heard == []
     controller.there = True
@@ -91,7 +90,7 @@ async def test_progress_watch_continues_after_unexpected_error(
 
     slices, controller = OddSlices(), Controller()
     slices.steps[0] = Progress(0.0, 7)
-    running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None, lambda: None))
+    running = asyncio.ensure_future(new_attempt(slices, controller).run({"a": []}, lambda: None, lambda: None))
     await asyncio.sleep(0.5)
     slices.returns.set()
     assert (await running).verdict.succeeded

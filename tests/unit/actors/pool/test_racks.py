@@ -25,7 +25,7 @@ def add_racks(cluster: VirtualCluster, **sizes: int) -> None:
 async def rack_of(cluster: VirtualCluster, tasks: Sequence[Task]) -> str:
     """The only rack of these tasks, which are on a host each."""
     workers = {worker.node_id: worker for worker in await cluster.workers()}
-    hosts = [workers[task.process.group.node_ids[task.info.worker_id]] for task in tasks]
+    hosts = [workers[task.host.node_id] for task in tasks]
     (rack,) = {str(host.attributes["rack"]) for host in hosts}
     assert len({host.node_id for host in hosts}) == len(tasks)
     return rack

@@ -6,12 +6,10 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from ray.exceptions import OutOfMemoryError
-
 from iris_ray.actors.calls.liveness import SLICE_UNASKED_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.messages import SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.answers import SetupFailed
+from iris_ray.actors.protocol.messages import HostReady, ProcessSpec, SliceReady, TaskLaunch
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId
@@ -20,7 +18,6 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.virtual_time import in_virtual_time
 
 PID = 7
-CRASHED = TaskEnd(EndKind.CRASHED, 1.0, error="the task process was killed by SIGKILL")
 RETURNED = TaskEnd(EndKind.RETURNED, 1.0, b"")
 
 
@@ -30,12 +27,12 @@ def handle(**methods: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
 
 
 class Host:
-    """A TPU host whose only task process runs until somebody stops it, or until it is `gone`."""
+    """A TPU host, and what runs in its task processes."""
 
     def __init__(self) -> None:
-        self.gone = asyncio.Event()
         self.stopped: list[tuple[int, str]] = []
-        self.actor = handle(healthy=self.healthy, stop=self.stop, how_it_ended=self.how_it_ended)
+        self.tasks: dict[int, Callable[..., Coroutine[Any, Any, TaskEnd]]] = {}  # by pid
+        self.actor = handle(healthy=self.healthy, stop=self.stop, run=self.run)
 
     async def healthy(self) -> bool:
         return True
@@ -44,14 +41,13 @@ class Host:
         self.stopped.append((pid, reason))
         return TaskEnd(EndKind.STOPPED, 1.0, error=reason)
 
-    async def how_it_ended(self, pid: int) -> TaskEnd:
-        await self.gone.wait()
-        return CRASHED
+    async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
+        return await self.tasks[pid](launch)
 
 
 def slice_actor(host: Host, task: Callable[..., Coroutine[Any, Any, Any]]) -> SliceActor:
     actor = SliceActor("a", [host.actor])
-    actor._standbys = {1: [(handle(run=task), PID)]}
+    actor._waiting, host.tasks = {1: [PID]}, {PID: task}
     return actor
 
 
@@ -72,7 +68,7 @@ async def test_attempt_stopped_before_arrival_does_not_start() -> None:
     ends, host = await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0), host
     assert ends[0] is not None
     assert (ends[0].kind, ends[0].error) == (EndKind.STOPPED, "not wanted any more")
-    assert host.stopped == [(PID, "not wanted any more")], "the standby is of no use any more"
+    assert host.stopped == [(PID, "not wanted any more")], "its process is of no use any more"
 
 
 @in_virtual_time
@@ -86,60 +82,20 @@ async def test_stop_of_earlier_attempt_does_not_block_next() -> None:
 
 
 @in_virtual_time
-async def test_each_attempt_has_own_generation_of_standbys() -> None:
+async def test_each_attempt_has_processes_of_its_own() -> None:
     def returns(what: bytes) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def run(_: TaskLaunch) -> TaskEnd:
             return TaskEnd(EndKind.RETURNED, 1.0, what)
 
         return run
 
-    actor = SliceActor("a", [Host().actor])
-    actor._standbys = {n: [(handle(run=returns(b"%d" % n)), n)] for n in (1, 2, 3)}
+    host = Host()
+    actor, host.tasks = SliceActor("a", [host.actor]), {n: returns(b"%d" % n) for n in (1, 2, 3)}
+    actor._waiting = {n: [n] for n in (1, 2, 3)}
     assert await actor.run_remote_fn(AttemptId("job", 1), 2, [launch()], 5.0) == {
         0: TaskEnd(EndKind.RETURNED, 1.0, b"2")
     }
-    assert list(actor._standbys) == [3]
-
-
-@in_virtual_time
-async def test_task_of_dead_process_ends_without_answer() -> None:
-    host = Host()
-    asyncio.get_running_loop().call_later(30.0, host.gone.set)
-    assert (await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)) == {0: CRASHED}
-
-
-@in_virtual_time
-async def test_answer_shortly_after_process_end_counts() -> None:
-    host = Host()
-
-    async def returns_late(_: TaskLaunch) -> TaskEnd:
-        await host.gone.wait()
-        await asyncio.sleep(0.5)
-        return RETURNED
-
-    asyncio.get_running_loop().call_later(30.0, host.gone.set)
-    assert (await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)) == {
-        0: RETURNED
-    }
-
-
-@in_virtual_time
-@pytest.mark.parametrize("kind", [EndKind.NEVER_STARTED, EndKind.CRASHED])
-async def test_memory_killed_process_has_run_only_by_hosts_word(kind: EndKind) -> None:
-    """Ray kills standbys first. A job that finds one dead has not used up any memory."""
-
-    async def is_killed(_: TaskLaunch) -> TaskEnd:
-        raise OutOfMemoryError("the memory monitor has killed it")
-
-    async def how_it_ended(_: int) -> TaskEnd:
-        return TaskEnd(kind, 1.0, error="was killed by SIGKILL")
-
-    host = Host()
-    host.actor.how_it_ended.remote = how_it_ended
-    end = (await slice_actor(host, is_killed).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0))[0]
-    assert end is not None
-    assert end.kind is (kind if kind is EndKind.NEVER_STARTED else EndKind.OUT_OF_MEMORY)
-    assert "killed by Ray, because the host's memory was nearly used up" in end.error
+    assert list(actor._waiting) == [1, 3]
 
 
 def asked_host() -> tuple[Host, list[float]]:
@@ -193,29 +149,47 @@ async def test_slice_not_asked_by_its_pool_stops_asking_hosts() -> None:
     assert asked[-1] > now() - 3.0, "it asks again once it is asked"
     until, silent = last - until, silent
     assert until <= 1.1
-    assert SLICE_UNASKED_S - 2.0 <= silent <= SLICE_UNASKED_S + 1.0
+    assert SLICE_UNASKED_S - 3.0 <= silent <= SLICE_UNASKED_S + 1.0
 
 
-async def test_host_tells_its_versions_once_and_each_standby_its_own() -> None:
+async def test_host_tells_its_versions_once() -> None:
     asked = Counter[str]()
 
-    def telling(who: str) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
-        async def versions() -> dict[str, Any]:
-            asked[who] += 1
-            return versions_here()
+    async def versions() -> dict[str, Any]:
+        asked["versions"] += 1
+        return versions_here()
 
-        return versions
+    async def start_process(*_: object) -> HostReady:
+        asked["start_process"] += 1
+        return HostReady(PID, (1, 2, 3, 4), "10.0.0.1:7")
 
-    async def ready() -> StandbyReady:
-        return StandbyReady(PID, 1, "token", (1, 2, 3, 4), 1, 1, None)
-
-    async def adopt(*_: object) -> str:
-        return "10.0.0.1:7"
-
-    actor = SliceActor("a", [handle(versions=telling("host"), adopt=adopt)])
+    actor = SliceActor("a", [handle(versions=versions, start_process=start_process)])
     for generation in range(3):
-        standby = handle(versions=telling("standby"), ready=ready)
-        prepared = await actor.prepare(generation, [standby], 1.0)
-        assert isinstance(prepared, SliceReady)
-        assert prepared.file_services == ("10.0.0.1:7",)
-    assert asked == {"host": 1, "standby": 3}
+        ready = await actor.start_processes(generation, ProcessSpec(), (), (), "01", 1.0)
+        assert isinstance(ready, SliceReady)
+        assert ready.file_services == ("10.0.0.1:7",)
+    assert asked == {"versions": 1, "start_process": 3}
+
+
+@in_virtual_time
+async def test_processes_end_if_one_of_their_hosts_does_not_get_ready() -> None:
+    """They would wait there for ever: the pool does not know them."""
+
+    async def start_process(*_: object) -> HostReady:
+        return HostReady(PID, (1, 2, 3, 4), "")
+
+    async def fails(*_: object) -> SetupFailed:
+        return SetupFailed("no such package", ())
+
+    async def versions() -> dict[str, Any]:
+        return versions_here()
+
+    host = Host()
+    hosts = [
+        handle(versions=versions, start_process=start_process, stop=host.stop, healthy=host.healthy),
+        handle(versions=versions, start_process=fails),
+    ]
+    failed = await SliceActor("a", hosts).start_processes(1, ProcessSpec(), (), (), "01", 1.0)
+    assert failed == SetupFailed("no such package", (1,), works_elsewhere=True)
+    await asyncio.sleep(1.0)
+    assert [pid for pid, _ in host.stopped] == [PID]
