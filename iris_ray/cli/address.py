@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 import click
 
+from iris_ray.cli.conventions import say_error
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import guarded_output, live_line
@@ -53,7 +54,7 @@ def dashboard_address() -> str | None:
 # -- commands that the head runs ---------------------------------------------------------------------------------------
 
 ON_HEAD = frozenset({
-    "ls", "tasks", "why", "events", "stacks", "chips", "goodput", "host ls", "host drain", "host undrain",
+    "ls", "wait", "tasks", "why", "events", "stacks", "chips", "goodput", "host ls", "host drain", "host undrain",
     "host give-notice", "team show", "cluster limits", "cluster settings", "cluster settings set",
     "cluster settings reset", "cluster secrets ls", "cluster controller status", "history", "report", "slots ls",
     "slots models", "slots runners", "slots why",
@@ -146,18 +147,19 @@ _is_within: ContextVar[bool] = ContextVar("_is_within", default=False)
 
 
 @contextmanager
-def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
+def cluster(show_logs: bool = False, name_it: bool = False, **options: Any) -> Iterator[None]:
     """Connect to the chosen cluster within the block. A block within a block is connected already.
 
     With the address of a dashboard, the head runs the commands of `ON_HEAD`, and the block does not begin.
 
     Args:
         show_logs: whether the output of this process's tasks appears here.
+        name_it: whether a line on stderr names the cluster if no address was given.
         options: more arguments of ``ray.init``.
 
     Raises:
         NoClusterError: there is none, or it can't be reached from here.
-        InvalidRequestError: the address makes no sense.
+        InvalidRequestError: the address makes no sense, or none is given and several clusters run on this machine.
     """
     if _is_within.get():
         yield
@@ -169,6 +171,9 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
         connect(chosen_address(), show_logs, **options)
     import ray
 
+    if name_it and chosen_address() == AUTO:
+        address = ray.get_runtime_context().gcs_address
+        say_error(f"joined the Ray cluster at {address}, found on this machine (--address chooses another)")
     within = _is_within.set(True)
     try:
         with guarded_output(not show_logs):  # own tasks may draw what they like

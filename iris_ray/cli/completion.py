@@ -1,14 +1,13 @@
-"""Shell completion of TPU types, and of jobs and slices if the cluster answers at once."""
+"""Shell completion, of TPU types, and of jobs and slices if the cluster answers at once. Click does the rest."""
 
-import json
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 from iris_ray.cli.address import address_given
 from iris_ray.cli.script import is_tpu_type
@@ -16,6 +15,8 @@ from iris_ray.model.topology import TPU_GENERATIONS
 
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
+VARIABLE = "_IRIS_RAY_COMPLETE"
+"""The variable by which the shell asks for completions."""
 PATIENCE_S = 2.0
 """The time limit of a completion. A new process needs about a second to connect to a cluster."""
 
@@ -26,37 +27,54 @@ def tpu_types(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     return [name for name in names if name.startswith(begun) and is_tpu_type(name)]
 
 
-def _of_cluster(field: str, *command: str) -> Completion:
-    """Return a completion by one field of a listing command's result; it is empty if the command fails or is slow.
+def _of_cluster(*command: str) -> Completion:
+    """Return a completion by the ids that a listing command prints; it is empty if the command fails or is slow.
 
     Strangers choose these names. One that a shell would read as anything but a word is not offered.
     """
 
     def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-        names = [str(found[field]) for found in _listed(context, command)]
+        names = _listed(context, command)
         return sorted({name for name in names if name.startswith(begun) and shlex.quote(name) == name})
 
     return complete
 
 
-def _listed(context: click.Context, command: tuple[str, ...]) -> list[dict[str, Any]]:
+def _listed(context: click.Context, command: tuple[str, ...]) -> list[str]:
     """Run a listing command in a process of its own, so that it can be ended if the cluster does not answer."""
-    asking = {name: value for name, value in os.environ.items() if name != "_IRIS_RAY_COMPLETE"}
+    asking = {name: value for name, value in os.environ.items() if name != VARIABLE}
     address = address_given(context)
     if address is not None:
         asking["RAY_ADDRESS"] = address
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "iris_ray", *command, "--json"],
+            [sys.executable, "-m", "iris_ray", *command, "-q"],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=asking, timeout=PATIENCE_S, check=True,
+            env=asking, timeout=PATIENCE_S, check=True, text=True,
         )  # fmt: skip
-        listed: list[dict[str, Any]] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    return listed
+    return done.stdout.split()
 
 
-all_jobs = _of_cluster("job_id", "ls", "--all")
-unfinished_jobs = _of_cluster("job_id", "ls")
-slices = _of_cluster("slice", "host", "ls")
+all_jobs = _of_cluster("ls", "--all")
+unfinished_jobs = _of_cluster("ls")
+slices = _of_cluster("host", "ls")
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print what makes a shell complete commands, options, TPU types, jobs and slices.
+
+    \b
+      eval "$(iris-ray completion bash)"      in ~/.bashrc; zsh likewise in ~/.zshrc
+      iris-ray completion fish | source       in ~/.config/fish/config.fish
+
+    Jobs and slices are those of the cluster that RAY_ADDRESS or --address names, if it answers within two seconds.
+    """
+    from iris_ray.cli.main import main
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(main, {}, "iris-ray", VARIABLE).source())

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import click
 
@@ -15,7 +16,8 @@ from iris_ray.actors.protocol.version import in_words as versions_in_words
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import NO_CLUSTER, confirm, say_error
 from iris_ray.cli.main import Commands, section_of
-from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.options import yes_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import counted, duration, print_facts, print_json
 from iris_ray.cli.settings import read_assignments
 from iris_ray.dashboard.slices import slices_of
@@ -26,6 +28,47 @@ STOPPED = (
     "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
     " something to report, and `iris-ray cluster controller start`. It goes on from the records"
 )
+
+
+class ControllerNow(TypedDict, total=False):
+    """The Controller. ``running`` is always there; the rest depends on the command, and on whether it runs.
+
+    Attributes:
+        running: whether it runs now.
+        started: of ``start``: whether this command has started it.
+        dry_run: of ``upgrade --dry-run``: true.
+        version_before: of ``upgrade``: the version that it had.
+        version, package: its version of iris_ray, and the directory of its code.
+        epoch: how many Controllers the cluster has had.
+        started_at: seconds since the epoch.
+        pid, address, node_id: its process, and Ray's node id of its host.
+        set_aside: jobs and records that it could not handle.
+        clock_jumps: the jumps of its host's clock.
+        services, service_health: what each service has published about itself, and how it fares.
+        statistics: counts since it began.
+        jobs, slices: of ``status`` and ``upgrade``: how many are in each state.
+        hosts: how many hosts it knows.
+    """
+
+    running: bool
+    started: bool
+    dry_run: bool
+    version_before: str
+    version: str
+    package: str | None
+    epoch: int
+    started_at: float
+    pid: int
+    address: str
+    node_id: str
+    set_aside: list[Any]
+    clock_jumps: Any
+    services: Mapping[str, Any]
+    service_health: Any
+    statistics: Mapping[str, int]
+    jobs: Mapping[str, int]
+    slices: Mapping[str, int]
+    hosts: int
 
 
 @click.group("controller", cls=Commands, sections=section_of("cluster controller"))
@@ -49,7 +92,7 @@ def controller() -> None:
     metavar="NAME=VALUE",
     help="Set it, unless somebody has set it in this cluster before (iris-ray cluster settings). May be repeated.",
 )
-@json_option
+@json_option(ControllerNow)
 @address_option
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
     """Start it from the records of an earlier one.
@@ -79,7 +122,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 
 @click.command()
 @yes_option
-@json_option
+@json_option(ControllerNow)
 @address_option
 def stop(yes: bool, as_json: bool) -> None:
     """End it for good; running jobs go on.
@@ -101,7 +144,7 @@ def stop(yes: bool, as_json: bool) -> None:
 
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Only say whether the version that is installed here could replace it.")
-@json_option
+@json_option(ControllerNow)
 @address_option
 def upgrade(dry_run: bool, as_json: bool) -> None:
     """Replace it by the version installed here and on the head.
@@ -115,7 +158,7 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
         protocol, version = before["protocol"], before["version"]
         _require_successor(protocol, version)
         if dry_run and as_json:
-            print_json({"version_before": version, "version": iris_ray.__version__, "dry_run": True})
+            print_json({"running": True, "version_before": version, "version": iris_ray.__version__, "dry_run": True})
             return
         if dry_run:
             click.echo(
@@ -213,7 +256,7 @@ def _require_successor(protocol: int, version: str) -> None:
 
 
 @click.command()
-@json_option
+@json_option(ControllerNow)
 @address_option
 def status(as_json: bool) -> None:
     """Show its epoch, version, jobs and hosts."""

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, Iri
 from iris_ray.settings import DEBUG
 from iris_ray.terminal import printable
 
-OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILED, USAGE, NO_CLUSTER, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -47,7 +48,7 @@ def errors_as_lines() -> Iterator[None]:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "iris-ray"
-        say_error(f"{error.format_message()} See: {path} --help")
+        say_error(f"{_in_plain_words(error.format_message())} See: {path} --help")
         raise click.exceptions.Exit(USAGE) from None
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise  # click handles them
@@ -63,6 +64,12 @@ def errors_as_lines() -> Iterator[None]:
         first_line = (str(error).strip().splitlines() or ["no message"])[0]
         say_error(f"{type(error).__name__}: {first_line} ({DEBUG.name}=1 shows where)")
         raise click.exceptions.Exit(FAILED) from None
+
+
+def _in_plain_words(message: str) -> str:
+    """Return a message of click's without the names of its types."""
+    message = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", message)
+    return re.sub(r"is not a valid float( range)?\.", "is not a number.", message)
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -131,14 +138,23 @@ def private_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 # -- groups ------------------------------------------------------------------------------------------------------------
 
+ALIASES: Mapping[str, str] = {
+    "list": "ls",
+    "ps": "ls",
+    "top": "ls --watch",
+    "describe": "status",
+    "status": "job status",
+    "ssh": "shell",
+}
+"""Other names of commands, which work wherever the command does: people know them from other tools."""
 OTHER_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("jobs", "list", "ps", "queue", "top"), "ls"),
-    **dict.fromkeys(("describe", "get", "info", "show"), "status"),
+    **dict.fromkeys(("jobs", "queue"), "ls"),
+    **dict.fromkeys(("get", "info", "show"), "status"),
     **dict.fromkeys(("explain", "reason"), "why"),
     **dict.fromkeys(("output", "tail"), "logs"),
     **dict.fromkeys(("delete", "end", "kill", "rm", "stop"), "cancel"),
     **dict.fromkeys(("hosts", "nodes", "slices", "workers"), "host ls"),
-    **dict.fromkeys(("attach", "bash", "ssh"), "shell"),
+    **dict.fromkeys(("attach", "bash"), "shell"),
     "forward": "port-forward",
     "start": "run",
     **dict.fromkeys(("cordon", "taint"), "drain"),
@@ -148,22 +164,67 @@ OTHER_NAMES: Mapping[str, str] = {
     "check": "doctor",
     "simulate": "study",
 }
-"""The names that people know from other tools, or expect, and our commands."""
+"""The names that people may expect, and our commands, which are suggested."""
+
+
+def explained(command: click.Command) -> click.Command:
+    """Have the help of a command explain, once each, the forms of its values, such as ``DURATION``."""
+    notes = dict.fromkeys(note for one in command.params if (note := getattr(one.type, "note", None)))
+    options = {name for one in command.params for name in one.opts}
+    also = [
+        name if words == command.name else f"{name} ({words})"
+        for name, words in ALIASES.items()
+        if words.split()[0] == command.name and options.issuperset(words.split()[1:])
+    ]
+    if also:
+        notes |= {f"Also: {', '.join(also)}.": None}
+    said = command.epilog or ""
+    command.epilog = "\n\n".join([*([said] if said else []), *(note for note in notes if note not in said)]) or None
+    return command
 
 
 class SuggestingGroup(click.Group):
     """Suggests the nearest commands for an unknown one."""
 
+    def _meant(self, ctx: click.Context, args: list[str]) -> list[str] | None:
+        """Return the words with a command of this group in place of an alias; None if there is no such command."""
+        names, words = self.list_commands(ctx), list(args)
+        while words and words[0] not in names and words[0] in ALIASES:
+            words = [*ALIASES[words[0]].split(), *words[1:]]
+        command = self.get_command(ctx, words[0]) if words and words[0] in names else None
+        if command is None:
+            return None
+        added = words[1 : len(words) - len(args) + 1] if words != args else []
+        known = {name for one in command.params for name in one.opts}
+        is_group = isinstance(command, click.Group)
+        return words if all(word in known for word in added) or is_group else None
+
     def paths(self, ctx: click.Context) -> list[str]:
         """Return the commands that may be suggested, as they are typed after the group's own name."""
         return self.list_commands(ctx)
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        return None if command is None else explained(command)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.list_commands(ctx) and not ctx.resilient_parsing:
+        meant = self._meant(ctx, args)
+        if meant is not None:
+            return super().resolve_command(ctx, meant)
+        if args and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {args[0]!r}{_hint(args[0].lower(), self.paths(ctx))}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            name = ctx.invoked_subcommand
+            if error.ctx is None and name and (command := self.get_command(ctx, name)):  # click's parser leaves it out
+                error.ctx = click.Context(command, ctx, name)
+            raise
 
 
 def _hint(name: str, paths: Sequence[str]) -> str:

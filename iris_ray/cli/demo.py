@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from iris_ray.cli.options import tpu_option
 from iris_ray.model.topology import get_tpu_config
 
 TPU_TYPE, STEPS, STEP_S, CHECKPOINT_EVERY = "v4-16", 60, 0.2, 10
 NOTICE_AT, NOTICE_S, LOSE_AT = 15, 10.0, 37
+MOST_SLICES = 999
 
 
 def count(directory: str) -> int:
@@ -46,11 +48,10 @@ def count(directory: str) -> int:
 
 
 @click.command()
-@click.option(
-    "--cluster", "slices", metavar="TYPE=COUNT", callback=lambda _, __, given: _slices(given),
-    help="Only start a cluster of COUNT slices of a type, to work on, and keep it until Ctrl-C.",
-)  # fmt: skip
-def demo(slices: dict[str, int] | None) -> None:
+@tpu_option("Only start a cluster with slices of this type, to work on, and keep it until Ctrl-C.")
+@click.option("--num-slices", type=click.IntRange(1, MOST_SLICES), metavar="N",
+              help="With --tpu: how many slices.  [default: 1]")  # fmt: skip
+def demo(tpu_type: str | None, num_slices: int | None) -> None:
     """See a job lose two TPU slices and finish anyway, without any TPU.
 
     This starts real Ray nodes on this machine that pose as TPU hosts: four v4-16 slices of two hosts. A job of four
@@ -59,11 +60,14 @@ def demo(slices: dict[str, int] | None) -> None:
 
     \b
       iris-ray demo
-      iris-ray demo --cluster v4-16=3        a cluster for another terminal
+      iris-ray demo --tpu v4-16 --num-slices 3      a cluster for another terminal
     """
-    if slices is not None:
-        _keep(slices)
+    if tpu_type is not None:
+        get_tpu_config(tpu_type)  # refuses what is not a type
+        _keep({tpu_type: num_slices or 1})
         return
+    if num_slices is not None:
+        raise click.UsageError("--num-slices is for --tpu: which type shall the slices have?")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every task's lines, not "repeated 3x across cluster"
     import tempfile
 
@@ -85,16 +89,6 @@ def demo(slices: dict[str, int] | None) -> None:
         attempts = ray.get(ref)
         _say(f"done in {time.monotonic() - began:.0f} s, in {max(attempts)} attempts")
     click.echo("Your own: iris-ray run train.py v4-16, or run_on_pod(train, 'v4-16') in Python.")
-
-
-def _slices(given: str | None) -> dict[str, int] | None:
-    if given is None:
-        return None
-    tpu_type, equals, count = given.partition("=")
-    if not equals or not count.isdecimal() or len(count) > 3 or int(count) < 1:
-        raise click.BadParameter(f"{given!r} is not a type and a number of slices, such as v4-16=3")
-    get_tpu_config(tpu_type)  # refuses what is none
-    return {tpu_type: int(count)}
 
 
 def _keep(slices: dict[str, int]) -> None:

@@ -5,13 +5,14 @@ Imports are late: a pod that ends has seconds, and its tasks are told before Ray
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 import psutil
@@ -21,8 +22,11 @@ from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.conventions import FAILED
 from iris_ray.cli.options import TARGET_HELP, reason_option
+from iris_ray.cli.output import json_option
+from iris_ray.cli.times import Duration
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
+from iris_ray.model.durations import written_duration
 from iris_ray.model.lifecycle import job_of
 from iris_ray.settings import HOST_DIR
 from iris_ray.terminal import live_line
@@ -37,23 +41,39 @@ HERE = "here"
 _LOOK_S = 0.5
 
 
+class NoticeGiven(TypedDict):
+    """A notice that was given.
+
+    Attributes:
+        target: the slice or host, as it was given.
+        drained: whether Ray drains all its hosts, and their tasks could be seen.
+        jobs_still_there: the jobs that had not left at the end.
+    """
+
+    target: str
+    drained: bool
+    jobs_still_there: list[str]
+
+
 @click.command("give-notice", epilog=f"{TARGET_HELP} `{HERE}` is this machine.")
 @click.argument("target", metavar=f"SLICE|HOST|{HERE}", shell_complete=complete_slices)
 @click.option(
-    "--seconds",
-    type=click.IntRange(1, MOST_NOTICE_S),
-    default=NOTICE_S,
+    "--in",
+    "seconds",
+    type=Duration(1, MOST_NOTICE_S),
+    default=written_duration(NOTICE_S),
     show_default=True,
-    help="In how many seconds it ends.",
+    help="How long it is until the end.",
 )
 @reason_option
+@json_option(NoticeGiven)
 @address_option
-def give_notice(target: str, seconds: int, reason: str | None) -> None:
+def give_notice(target: str, seconds: float, reason: str | None, as_json: bool) -> None:
     """Tell the tasks on a slice or host that it is about to end, and wait until they have left.
 
     \b
-      iris-ray host give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
-      iris-ray host give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
+      iris-ray host give-notice v4-32-7/3 --in 5m --reason "kernel update"
+      iris-ray host give-notice here --in 12s     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
     until Ray starts there anew. Only operators may do so, but for `here`. The command ends nothing, and `here` needs no
@@ -61,12 +81,18 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
     """
     deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     tell = _tell_here if target == HERE else partial(_tell_others, target)
-    if not tell(seconds, why, deadline):
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        told = tell(seconds, why, deadline)
+    if as_json:
+        from iris_ray.cli.printing import print_json
+
+        print_json(told)
+    if told["jobs_still_there"] or not told["drained"]:
         raise click.exceptions.Exit(FAILED)
 
 
-def _tell_here(seconds: int, why: str, deadline: float) -> bool:
-    """Announce the end of this machine. Return whether Ray drains it and all tasks have left.
+def _tell_here(seconds: float, why: str, deadline: float) -> NoticeGiven:
+    """Announce the end of this machine.
 
     This asks no Controller: there may be none, or one of another version, and every host of a large slice would ask it.
     """
@@ -90,14 +116,14 @@ def _tell_here(seconds: int, why: str, deadline: float) -> bool:
     draining = threading.Thread(target=drain, daemon=True)  # a GCS that is gone may hold it up for longer than we have
     draining.start()
     if where is None:
-        click.echo(f"the tasks here can't be seen: Ray is another user's; waiting for {seconds} s", err=True)
+        click.echo(f"the tasks here can't be seen: Ray is another user's; waiting for {seconds:g} s", err=True)
         time.sleep(max(0.0, deadline - time.time()))
     left = [] if where is None else _wait(partial(_jobs_here, where), deadline, seconds)
     draining.join(max(0.0, deadline - time.time()))
     for refusal in refusals or ["Ray does not answer"]:
         if refusal is not None:
             click.echo(f"this machine can't be drained: {' '.join(refusal.split())}", err=True)
-    return not left and where is not None and refusals == [None]
+    return NoticeGiven(target=HERE, drained=where is not None and refusals == [None], jobs_still_there=left)
 
 
 def _jobs_here(directory: Path) -> list[str]:
@@ -107,8 +133,8 @@ def _jobs_here(directory: Path) -> list[str]:
     return list(dict.fromkeys(task.job_id for task in started_tasks(directory).values()))
 
 
-def _tell_others(target: str, seconds: int, why: str, deadline: float) -> bool:
-    """Announce the end of a slice or host. Return whether Ray drains all its hosts and all tasks have left."""
+def _tell_others(target: str, seconds: float, why: str, deadline: float) -> NoticeGiven:
+    """Announce the end of a slice or host."""
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.calls.ray_internals import announce_end
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
@@ -125,7 +151,7 @@ def _tell_others(target: str, seconds: int, why: str, deadline: float) -> bool:
             else:
                 told.add(host.node_id)
         left = _wait(lambda: _jobs(controller.ask_all(ControllerInterface.list_workers), told), deadline, seconds)
-    return not left and len(told) == len(hosts)
+    return NoticeGiven(target=target, drained=len(told) == len(hosts), jobs_still_there=left)
 
 
 def _hosts_of(target: str, workers: Sequence["WorkerStatus"]) -> list["WorkerStatus"]:
@@ -142,13 +168,13 @@ def _jobs(workers: Sequence["WorkerStatus"], node_ids: set[str]) -> list[str]:
     return list(dict.fromkeys(job_of(task) for host in workers if host.node_id in node_ids for task in host.tasks))
 
 
-def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[str]:
+def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: float) -> list[str]:
     """Wait until no job is there, or the deadline; say what happens, and return the jobs that are still there."""
     from iris_ray.cli.printing import counted
 
     left = jobs()
     if left:
-        click.echo(f"{counted(len(left), 'job')} must leave within {seconds} s: {', '.join(left)}")
+        click.echo(f"{counted(len(left), 'job')} must leave within {seconds:g} s: {', '.join(left)}")
     else:
         click.echo("no job has tasks there; no new ones will start")
         return []

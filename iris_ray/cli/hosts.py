@@ -1,7 +1,8 @@
 """``iris-ray host``: ``ls``, ``drain`` and ``undrain``."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import click
 
@@ -10,8 +11,9 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
-from iris_ray.cli.options import TARGET_HELP, json_option, reason_option
-from iris_ray.cli.printing import counted, print_json, print_table
+from iris_ray.cli.options import TARGET_HELP, reason_option
+from iris_ray.cli.output import ListForm, json_option, list_options
+from iris_ray.cli.printing import counted, print_json
 from iris_ray.dashboard.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.checks import shown, unknown
@@ -27,9 +29,9 @@ _HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "GPUS", "JOB", "NO
 @click.command()
 @click.argument("slice_name", metavar="[SLICE]", required=False, shell_complete=complete_slices)
 @click.option("--hosts", "by_host", is_flag=True, help="A line for each host.")
-@json_option
+@list_options(list[SliceView], "names of slices (with --hosts: of hosts)")
 @address_option
-def ls(slice_name: str | None, by_host: bool, as_json: bool) -> None:
+def ls(slice_name: str | None, by_host: bool, form: ListForm) -> None:
     """Slices and hosts: complete or not, free or busy, and why not.
 
     A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
@@ -48,12 +50,15 @@ def ls(slice_name: str | None, by_host: bool, as_json: bool) -> None:
         if not shown:
             raise unknown("slice", slice_name, [view.slice for view in slices])
         slices = shown
-    if as_json:
-        print_json(slices)
-    elif by_host or slice_name is not None:
-        print_table(_HOST_HEADERS, [_host_row(view, host) for view in slices for host in view.hosts], NO_HOSTS)
+    if (by_host or slice_name is not None) and not form.as_json:
+        hosts = [(view, host) for view in slices for host in view.hosts]
+        form.show(hosts, lambda one: _host_id(*one), _HOST_HEADERS, lambda one: _host_row(*one), NO_HOSTS)
     else:
-        print_table(_SLICE_HEADERS, [_slice_row(view) for view in slices], NO_HOSTS)
+        form.show(slices, lambda view: view.slice, _SLICE_HEADERS, _slice_row, NO_HOSTS)
+
+
+def _host_id(view: SliceView, host: WorkerStatus) -> str:
+    return host.address if host.host_index is None else f"{view.slice}/{host.host_index}"
 
 
 def _hosts() -> list[WorkerStatus]:
@@ -121,6 +126,37 @@ def _check_taint(_: click.Context, __: click.Parameter, name: str) -> str:
     return name
 
 
+class Drained(TypedDict):
+    """Hosts that take no new jobs, except jobs that tolerate the taint.
+
+    Attributes:
+        target: the slice or host, as it was given.
+        taint: its name.
+        hosts: node ids of the hosts that have it now.
+        jobs_still_there: the jobs that run there.
+    """
+
+    target: str
+    taint: str
+    hosts: list[str]
+    jobs_still_there: list[str]
+
+
+class Undrained(TypedDict):
+    """Hosts whose taint is lifted.
+
+    Attributes:
+        target, taint: as in `Drained`.
+        hosts: node ids of the hosts that had it.
+        still_closed: why some of them still take no new jobs, by node id.
+    """
+
+    target: str
+    taint: str
+    hosts: list[str]
+    still_closed: Mapping[str, str | None]
+
+
 _target_argument = click.argument("target", metavar="SLICE|HOST", shell_complete=complete_slices)
 _taint_argument = click.argument("taint", metavar="[TAINT]", default=DRAINED, callback=_check_taint)
 
@@ -129,7 +165,7 @@ _taint_argument = click.argument("taint", metavar="[TAINT]", default=DRAINED, ca
 @_target_argument
 @_taint_argument
 @reason_option
-@json_option
+@json_option(Drained)
 @address_option
 def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
     """Keep new jobs off a slice or host; what runs there goes on.
@@ -163,7 +199,7 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
 @click.command(epilog=TARGET_HELP)
 @_target_argument
 @_taint_argument
-@json_option
+@json_option(Undrained)
 @address_option
 def undrain(target: str, taint: str, as_json: bool) -> None:
     """Let a drained slice or host take new jobs again.

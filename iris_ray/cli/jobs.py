@@ -1,16 +1,18 @@
-"""Commands about jobs: ``ls``, ``status``, ``tasks``, ``events``, ``why``, ``cancel``."""
+"""Commands about one job: ``status``, ``tasks``, ``events``, ``why``."""
 
 import time
+from typing import TypedDict
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobEvent, JobStatus, TaskStatus
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
-from iris_ray.cli.conventions import confirm
-from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.job_list import gives_way
+from iris_ray.cli.output import ListForm, json_option, list_options
 from iris_ray.cli.printing import (
     counted,
     duration,
@@ -25,67 +27,13 @@ from iris_ray.cli.sent_code import code_of
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.pending_reason import PendingReason
 
-_JOB_HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
-
-
-@click.command()
-@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs as well.")
-@click.option("--user", metavar="NAME", help="Only the jobs of this user.")
-@click.option("--team", metavar="NAME", help="Only the jobs of this team and its parts.")
-@json_option
-@address_option
-def ls(everything: bool, user: str | None, team: str | None, as_json: bool) -> None:
-    """Jobs of all users: what runs, what waits, and why.
-
-    \b
-      iris-ray ls
-      iris-ray ls --all --user ann
-      iris-ray ls --team research
-    """
-    with cluster():
-        controller = ControllerConnection()
-        jobs = controller.ask_all(ControllerInterface.list_jobs)
-        aside = controller.ask(ControllerInterface.about).get("set_aside", ())
-    shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
-    shown = [job for job in shown if team is None or f"{job.team}/".startswith(f"{team}/")]
-    if as_json:
-        print_json(shown)
-        return
-    hidden = len(jobs) - len(shown)
-    whose = (f" of {user}" if user else "") + (f" in team {team}" if team else "")
-    none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
-    columns = {"GROUP": [job.group for job in shown], "TEAM": [job.team for job in shown]}
-    headers, rows = _JOB_HEADERS, [listed(job) for job in shown]
-    for header, values in columns.items():
-        if any(values):
-            headers = *headers[:2], header, *headers[2:]
-            rows = [(*row[:2], value or "-", *row[2:]) for row, value in zip(rows, values, strict=True)]
-    print_table(headers, rows, none)
-    if aside:
-        some = ", ".join(one.name for one in aside[:4]) + (", …" if aside[4:] else "")
-        click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
-
-
-def listed(job: JobStatus) -> tuple[object, ...]:
-    """Return the row of a job."""
-    state, slices = state_in_words(job), job.groups or "-"
-    age = duration(time.time() - job.submitted_at)
-    note = gives_way(job) or job.waiting or (job.state is JobState.RUNNING and job.how_far) or job.error or ""
-    return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note
-
-
-def gives_way(job: JobStatus) -> str | None:
-    """Return why and within which time a job leaves its hosts; None if it stays."""
-    return f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
-
-
 # -- status ------------------------------------------------------------------------------------------------------------
 
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
 @click.option("--difference", is_flag=True, help="Only what its code differed from the commit by, as git shows it.")
-@json_option
+@json_option(lambda: JobStatus | module_of("remote", "ray_jobs").RayJobStatus)
 @address_option
 def status(job: str, difference: bool, as_json: bool) -> None:
     """One job: its state, attempts and retry budgets, and which code it runs.
@@ -115,6 +63,10 @@ def status(job: str, difference: bool, as_json: bool) -> None:
         print_facts(_facts(found) | {"code": ran, "page": page})
 
 
+def _ago(at: float | None) -> str | None:
+    return None if at is None else f"{duration(time.time() - at)} ago"
+
+
 def _facts(found: JobStatus) -> dict[str, object]:
     return {
         "job": found.job_id,
@@ -125,13 +77,15 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "state": state_in_words(found),
         "priority": found.priority.name.lower(),
         "type": found.device,
-        "submitted": f"{duration(time.time() - found.submitted_at)} ago",
+        "submitted": _ago(found.submitted_at),
+        "started": _ago(found.started_at),
+        "ended": _ago(found.ended_at),
         "slices": ", ".join(found.groups),
         "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
         "attempt": found.attempt or "none yet",
         "says": found.how_far,
         "slow": "; ".join(found.stragglers),
-        "heartbeat": f"{duration(time.time() - found.heartbeat_at)} ago" if found.heartbeat_at else None,
+        "heartbeat": _ago(found.heartbeat_at),
         "hangs after": found.stall_limit,
         "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
         "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
@@ -151,9 +105,9 @@ _TASK_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "AD
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
-@json_option
+@list_options(list[TaskStatus], "tasks as JOB/NUMBER")
 @address_option
-def tasks(job: str, as_json: bool) -> None:
+def tasks(job: str, form: ListForm) -> None:
     """The tasks of a job: their states and hosts, for how long each ran, and its exit code.
 
     With --json also the latest attempts of each task, when they began and ended, and how.
@@ -165,10 +119,7 @@ def tasks(job: str, as_json: bool) -> None:
     """
     with cluster():
         found = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
-    if as_json:
-        print_json(found)
-        return
-    print_table(_TASK_HEADERS, [_task_row(task) for task in found], "no tasks")
+    form.show(found, lambda task: f"{job}/{task.task_index}", _TASK_HEADERS, _task_row, "no tasks")
 
 
 def _task_row(task: TaskStatus) -> tuple[object, ...]:
@@ -185,7 +136,7 @@ _EVENT_HEADERS = ("WHEN", "AGO", "TASK", "ATTEMPT", "WHAT")
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
-@json_option
+@json_option(list[JobEvent])
 @address_option
 def events(job: str, as_json: bool) -> None:
     """What has happened to a job: its submission, its latest attempts and why each ended, its end.
@@ -212,9 +163,28 @@ def _event_row(event: JobEvent) -> tuple[object, ...]:
 # -- why ---------------------------------------------------------------------------------------------------------------
 
 
+class Why(TypedDict):
+    """Why a job waits.
+
+    Attributes:
+        job_id, state: of the job.
+        answer: why it waits, or that it does not, in a sentence.
+        waiting: the same as data; None if no part of it waits.
+        team: the team for which it counts; empty for none.
+        about_team: how the quota of that team stands, in a sentence; None without teams.
+    """
+
+    job_id: str
+    state: JobState
+    answer: str
+    waiting: PendingReason | None
+    team: str
+    about_team: str | None
+
+
 @click.command()
 @click.argument("job", shell_complete=unfinished_jobs)
-@json_option
+@json_option(Why)
 @address_option
 def why(job: str, as_json: bool) -> None:
     """Why a job waits: what is missing, and which jobs come first.
@@ -228,8 +198,8 @@ def why(job: str, as_json: bool) -> None:
         found = ControllerConnection().ask(ControllerInterface.job_status, job)
     waiting = found.waiting
     if as_json:
-        answer = {"answer": found.explanation, "waiting": waiting, "team": found.team, "about_team": found.about_team}
-        print_json({"job_id": found.job_id, "state": found.state, **answer})
+        print_json(Why(job_id=found.job_id, state=found.state, answer=found.explanation, waiting=waiting,
+                       team=found.team, about_team=found.about_team))  # fmt: skip
         return
     click.echo(one_line(found.explanation))
     if found.about_team is not None:
@@ -258,40 +228,3 @@ def _print_shortage(waiting: PendingReason) -> None:
         click.echo(f"\nIt gets: {', '.join(waiting.kept)}")
         for what in waiting.waits_for:
             click.echo(f"  waits for {one_line(what)}")
-
-
-# -- cancel ------------------------------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("job", shell_complete=unfinished_jobs)
-@yes_option
-@json_option
-@address_option
-def cancel(job: str, yes: bool, as_json: bool) -> None:
-    """End a job, whether it waits or runs: your own, or any user's if you are an operator.
-
-    \b
-      iris-ray cancel train-1a2b3c4d
-
-    JOB is an id that `iris-ray ls` shows. On a terminal the command asks first; Ctrl-C at that question leaves the job
-    alone.
-    """
-    from iris_ray.client.connection import current_user
-
-    if (head := head_of_dashboard()) is not None:
-        head.cancel(job, yes, as_json)
-        return
-    with cluster():
-        controller = ControllerConnection()
-        before = controller.ask(ControllerInterface.job_status, job)
-        if not before.state.finished:
-            where = f" on {', '.join(before.groups)}" if before.groups else ""
-            confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.ask(ControllerInterface.cancel, job, f"cancelled by {current_user()}", current_user())
-    if as_json:
-        print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
-    elif before.state.finished:
-        click.echo(f"{job} had already ended: {before.state.value}")
-    else:
-        click.echo(f"{job} is cancelled; it was {state_in_words(before)}")

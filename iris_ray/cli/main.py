@@ -1,6 +1,6 @@
 """``iris-ray``: the group of all commands, and the groups by subject."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import click
 import iris_ray
 from iris_ray.actors.protocol.services import Command, imported, installed_services
 from iris_ray.cli.address import address_option, remember_words
-from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines
+from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines, explained
 from iris_ray.terminal import guarded_output
 
 KERNEL: Final[Mapping[str, Command]] = {
@@ -21,7 +21,7 @@ KERNEL: Final[Mapping[str, Command]] = {
     "job submit": Command(
         "iris_ray.cli.submit:submit", "Put a job into the queue and leave it to the cluster.", "Every day"
     ),
-    "job ls": Command("iris_ray.cli.jobs:ls", "Jobs of all users: what runs, what waits, and why.", "Every day"),
+    "job ls": Command("iris_ray.cli.job_list:ls", "Jobs of all users: what runs, what waits, and why.", "Every day"),
     "job status": Command("iris_ray.cli.jobs:status", "One job: its state, attempts and retry budgets."),
     "job tasks": Command(
         "iris_ray.cli.jobs:tasks", "The tasks of a job: where each is or was, for how long, and how it ended."
@@ -32,7 +32,9 @@ KERNEL: Final[Mapping[str, Command]] = {
     "job events": Command(
         "iris_ray.cli.jobs:events", "What has happened to a job: its latest attempts and why each ended."
     ),
-    "job cancel": Command("iris_ray.cli.jobs:cancel", "End a job, whether it waits or runs.", "Every day"),
+    "job cancel": Command("iris_ray.cli.ends:cancel", "End jobs, whether they wait or run.", "Every day"),
+    "job wait": Command("iris_ray.cli.ends:wait", "Wait until jobs have ended; the exit code tells how.", "Every day"),
+    "job rerun": Command("iris_ray.cli.rerun:rerun", "Run a job again, as it was or with other flags.", "Every day"),
     "host ls": Command("iris_ray.cli.hosts:ls", "Slices and hosts: complete or not, free or busy, and why not."),
     "host drain": Command(
         "iris_ray.cli.hosts:drain", "Keep new jobs off a slice or host, or jobs that don't tolerate a taint."
@@ -76,6 +78,9 @@ KERNEL: Final[Mapping[str, Command]] = {
         "The whole cluster: dashboard, limits, Controller, provisioning, self-test.",
         "By subject",
     ),
+    "completion": Command(
+        "iris_ray.cli.completion:completion", "Completion for bash, zsh or fish.", "Without a cluster"
+    ),
     "demo": Command(
         "iris_ray.cli.demo:demo",
         "See a job lose two TPU slices and finish anyway, without any TPU.",
@@ -108,15 +113,14 @@ def section_of(group: str) -> Callable[[], dict[str, dict[str, Command]]]:
 
 _EPILOG = """
 \b
-COMMAND --help shows examples; listing commands have --json. Exit codes: 0 fine; 1 the job or command failed; 2 it can't
-work as written; 3 no cluster, or no Controller in it; 130 Ctrl-C.
+COMMAND --help shows examples. For scripts: --json, lists also -q; exit codes: 0 fine; 1 the job or command failed; 2 it
+can't work as written; 3 no cluster, or no Controller in it; 130 Ctrl-C.
+
+\b
+list and ps are ls, top is ls --watch, status and describe are job status, ssh is shell.
 
 \b
 IRIS_USER is your name, if it is not your account's; IRIS_DEBUG=1 shows where an unforeseen error comes from.
-
-\b
-Completion of commands, options, TPU types, jobs and slices in bash (or zsh, with zsh_source):
-  eval "$(_IRIS_RAY_COMPLETE=bash_source iris-ray)"
 """
 
 
@@ -148,7 +152,7 @@ class Commands(SuggestingGroup):
         if cmd_name not in self.entries:
             return None
         command: click.Command = imported(self.entries[cmd_name].place)
-        return command
+        return explained(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self.entries))
@@ -205,6 +209,17 @@ def main() -> None:
       iris-ray cancel train-1a2b3c4d          end it
       iris-ray host ls                        which slices are free, and who has the others
     """
+
+
+def every_command(group: click.Group = main, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield every command of ``iris-ray`` with its words, such as "ls", "job", "job ls" and "slots evict"."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{before}{name}", command
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{before}{name} ")
 
 
 # -- groups by subject -------------------------------------------------------------------------------------------------

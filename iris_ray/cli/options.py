@@ -1,10 +1,8 @@
 """The options that several commands share."""
 
 import functools
-import math
 import os
 import re
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,15 +12,13 @@ import click
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
+from iris_ray.cli.times import Duration
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.checks import ListOf, OneOf, Seconds, Whole
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.options import SUCCEEDED, After, Option, PriorityBand, Secrets, options_of
+from iris_ray.model.durations import written_duration
+from iris_ray.model.options import SUCCEEDED, After, Destinations, Option, PriorityBand, Secrets, options_of
 from iris_ray.model.secret import SecretValue
-
-
-def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
 
 
 def yes_option(command: Command) -> Command:
@@ -33,24 +29,6 @@ def reason_option(command: Command) -> Command:
     return click.option("--reason", help="The reason, which people are shown.")(command)
 
 
-_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_DATES = "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M"
-
-
-def past_time(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
-    """Return a time such as ``7d`` ago, or ``2026-11-01`` in this machine's time zone, as seconds since the epoch."""
-    if value is None:
-        return None
-    if found := re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip()):
-        return max(0.0, time.time() - float(found[1]) * _UNITS[found[2]])
-    for form in _DATES:
-        try:
-            return time.mktime(time.strptime(value.strip(), form))
-        except (ValueError, OverflowError):
-            continue
-    raise click.BadParameter(f"{value!r} is not a time; give an age such as 12h or 7d, or a date such as 2026-11-01.")
-
-
 TARGET_HELP = (
     "SLICE|HOST is the name of a slice that `iris-ray host ls` shows, or a host as SLICE/NUMBER, by its IP address or"
     " node id."
@@ -58,14 +36,13 @@ TARGET_HELP = (
 """The epilog of commands for a slice or host."""
 
 
-class FiniteRange(click.FloatRange):
-    """A range of numbers without infinity, and without NaN, which click finds in every range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not finite.", param, ctx)
-        return number
+def tpu_option(
+    what: str = "On slices of this type.", *, required: bool = False, multiple: bool = False
+) -> Callable[[Command], Command]:
+    """Return a decorator for ``--tpu``, the command's argument ``tpu_type``, or ``tpu_types`` if ``multiple``."""
+    name = "tpu_types" if multiple else "tpu_type"
+    return click.option("--tpu", name, metavar="TPU_TYPE", required=required, multiple=multiple, help=what,
+                        shell_complete=tpu_types)  # fmt: skip
 
 
 # -- what describes a job ----------------------------------------------------------------------------------------------
@@ -142,19 +119,23 @@ def predecessors(_: click.Context, __: click.Parameter, values: Sequence[str]) -
     return {job_id: word if equals else SUCCEEDED for job_id, equals, word in pairs}
 
 
+def destinations(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...] | None:
+    """Return destinations of notifications; None, which stands for the variable, if there are none."""
+    return tuple(values) or None
+
+
 def conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[Constraint, ...]:
     return tuple(map(Constraint.parse, values))
 
 
-def priority_band(_: click.Context, __: click.Parameter, value: str) -> PriorityBand:
-    return PriorityBand[value.upper()]
+def priority_band(_: click.Context, __: click.Parameter, value: str | None) -> PriorityBand | None:
+    return None if value is None else PriorityBand[value.upper()]
 
 
 ENV = click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
                    help="An environment variable of the tasks; may be repeated.")  # fmt: skip
 _BEFORE = {
-    "tpu_type": click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
-                             help="On slices of this type."),
+    "tpu_type": tpu_option(),
     "num_slices": click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
                                help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
     "name": click.option("--name", metavar="NAME",
@@ -198,18 +179,20 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
     match option.check:
         case Whole(least, most):
             how = {"type": click.IntRange(least, most), "metavar": "N"}
-        case Seconds(least, above):
-            numbers = click.FLOAT if least is None else click.FloatRange(least, min_open=above)
-            how = {"type": numbers, "metavar": "SECONDS"}
+        case Seconds(least, above, endless):
+            how = {"type": Duration(least or 0.0, above=above, endless=endless)}
+            default = default if default is None else written_duration(default)
         case OneOf((PriorityBand(), *_)):
             bands = click.Choice([band.name.lower() for band in PriorityBand])
-            how, default = {"type": bands, "callback": priority_band}, default.name.lower()
+            how = {"type": bands, "callback": priority_band}
         case OneOf((str(), *_) as choices):
             how = {"type": click.Choice(choices)}
         case OneOf(choices):
             how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
         case Secrets():
             how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE|=store:[KEY]]"}
+        case Destinations():
+            how = {"multiple": True, "callback": destinations, "metavar": "CHANNEL:NAME[,OPTION=VALUE...]"}
         case After():
             how = {"multiple": True, "callback": predecessors, "metavar": "JOB[=ended|started]"}
         case ListOf(kind) if kind is Constraint:

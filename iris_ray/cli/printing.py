@@ -76,7 +76,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], none: 
         none: goes to stderr if there are no rows.
     """
     if rows:
-        click.echo(format_table(headers, rows, _terminal_width()))
+        click.echo(format_table(headers, rows, terminal_width()))
     else:
         click.echo(one_line(none), err=True)
 
@@ -84,7 +84,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], none: 
 def print_facts(facts: Mapping[str, object]) -> None:
     """Print a line for each fact that is neither None nor empty, with aligned values."""
     rows = [(f"{name}:", one_line(value)) for name, value in facts.items() if value not in (None, "")]
-    click.echo(_grid(rows, (), 1, _terminal_width()))
+    click.echo(_grid(rows, (), 1, terminal_width()))
 
 
 def print_labelled(label: str, colour: str | None, text: str) -> None:
@@ -175,7 +175,7 @@ def _widest(texts: Iterable[str]) -> int:
     return max(map(cell_len, texts), default=0)
 
 
-def _terminal_width() -> int | None:
+def terminal_width() -> int | None:
     """Return the width of the terminal in characters; None if stdout is not one."""
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
@@ -183,9 +183,14 @@ def _terminal_width() -> int | None:
 # -- json output -------------------------------------------------------------------------------------------------------
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON. What is not printable in its texts, such as U+009B, becomes an escape of JSON's."""
-    lines = json.dumps(as_json(value), indent=2, ensure_ascii=False).split("\n")
+def print_json(value: Any, on_a_line: bool = False) -> None:
+    """Print a value as JSON. What is not printable in its texts, such as U+009B, becomes an escape of JSON's.
+
+    Args:
+        value: our data, see `as_json`.
+        on_a_line: whether it takes one line, as one of many.
+    """
+    lines = json.dumps(as_json(value), indent=None if on_a_line else 2, ensure_ascii=False).split("\n")
     click.echo("\n".join(line if line.isprintable() else "".join(map(_in_json, line)) for line in lines))
 
 
@@ -208,7 +213,14 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, and what to do about it."""
+    """The result of a check.
+
+    Attributes:
+        level: how bad it is.
+        check: what was checked.
+        found: what was found.
+        advice: what to do about it, or None.
+    """
 
     level: Level
     check: str

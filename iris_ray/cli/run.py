@@ -12,8 +12,9 @@ import click
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
-from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
+from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
 from iris_ray.cli.printing import one_line
+from iris_ray.cli.rerun import remember_command
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.sent_code import SentDirectory, sent_code
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
@@ -74,9 +75,10 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
         with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
             results = run_request(request, where)
     else:
-        with code.for_ray() as directory, cluster(show_logs=True, **directory):
+        with code.for_ray() as directory, cluster(show_logs=True, name_it=True, **directory):
             ref, _ = pool_of_this_process.submit(request)
             code.keep(request.spec.job_id)
+            remember_command(request.spec.job_id, "run", typed())
             results = _wait(request.spec.job_id, ref, name)
     for index, result in enumerate(results):
         if result is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +30,33 @@ class SentDirectory:
         """Keep which code a job has run, if that is known."""
 
 
+_used: ContextVar[Any] = ContextVar("_used", default=None)
+
+
+@contextlib.contextmanager
+def use_code(code: Any) -> Iterator[None]:
+    """Have `sent_code` return this code within the block."""
+    before = _used.set(code)
+    try:
+        yield
+    finally:
+        _used.reset(before)
+
+
 def sent_code(working_dir: str | None) -> Any:
     """Return the code that travels: a `SentDirectory`, or a `TravellingCode`, which also sends a checkout."""
+    if (used := _used.get()) is not None:
+        return used
     try:
         return module_of("dev", "code").TravellingCode.of(working_dir)
     except ServiceUnavailableError:
         return SentDirectory(working_dir)
+
+
+def restored_code(record: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a block that yields the code of a record, as `code_of` returns it, in a temporary directory."""
+    restored: contextlib.AbstractContextManager[Any] = module_of("dev", "code").restored(record)
+    return restored
 
 
 def code_of(job_id: str) -> Any:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import TypedDict
 
 import click
 
@@ -10,7 +11,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.services import all_settings, setting_named
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
-from iris_ray.cli.options import json_option
+from iris_ray.cli.output import ListForm, json_option, list_options, print_ids
 from iris_ray.cli.printing import print_json, print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.cluster_settings import WasSet
@@ -18,11 +19,30 @@ from iris_ray.model.cluster_settings import WasSet
 _HEADERS = ("SETTING", "VALUE", "DEFAULT", "GIVE", "SET BY", "MEANING")
 
 
+class SettingNow(TypedDict):
+    """A setting of the cluster.
+
+    Attributes:
+        value: its text now.
+        default: its text if nobody has set it.
+        form: which values it takes.
+        help: its effect.
+        set_by, set_at: who has set it, and when, in seconds since the epoch; None for the default.
+    """
+
+    value: str
+    default: str
+    form: str
+    help: str
+    set_by: str | None
+    set_at: float | None
+
+
 @click.group("settings", cls=SuggestingGroup, invoke_without_command=True)
-@json_option
+@list_options(Mapping[str, SettingNow], "settings' names")
 @address_option
 @click.pass_context
-def settings(context: click.Context, as_json: bool) -> None:
+def settings(context: click.Context, form: ListForm) -> None:
     """What operators have decided for the whole cluster: show it, or set it.
 
     \b
@@ -36,12 +56,15 @@ def settings(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is None:
         with cluster():
             found = ControllerConnection().ask(ControllerInterface.list_settings)
-        show(found, all_settings(), as_json)
+        if form.only_ids:
+            print_ids(all_settings())
+            return
+        show(found, all_settings(), form.as_json)
 
 
 @settings.command("set")
 @click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
-@json_option
+@json_option(Mapping[str, SettingNow])
 @address_option
 def set_(assignments: tuple[str, ...], as_json: bool) -> None:
     """Set settings, all or none."""
@@ -55,7 +78,7 @@ def set_(assignments: tuple[str, ...], as_json: bool) -> None:
 
 @settings.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@json_option
+@json_option(Mapping[str, SettingNow])
 @address_option
 def reset(names: tuple[str, ...], as_json: bool) -> None:
     """Give settings their defaults again."""
@@ -89,14 +112,14 @@ def show(was_set: Mapping[str, WasSet], names: Iterable[str], as_json: bool) -> 
     if as_json:
         print_json(
             {
-                one.name: {
-                    "value": one.default if was is None else was.text,
-                    "default": one.default,
-                    "form": one.form,
-                    "help": one.help,
-                    "set_by": was and was.user,
-                    "set_at": was and was.at,
-                }
+                one.name: SettingNow(
+                    value=one.default if was is None else was.text,
+                    default=one.default,
+                    form=one.form,
+                    help=one.help,
+                    set_by=None if was is None else was.user,
+                    set_at=None if was is None else was.at,
+                )
                 for one, was in rows
             }
         )

@@ -1,7 +1,7 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, TypedDict, cast
 
 import click
 from click.core import ParameterSource
@@ -17,8 +17,10 @@ from iris_ray.cli.address import (
     head_of_dashboard,
 )
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
-from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
+from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import one_line, print_json
+from iris_ray.cli.rerun import remember_command
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.sent_code import sent_code
@@ -34,6 +36,18 @@ from iris_ray.terminal import live_line
 RAY_JOBS_ONLY: Final = ("run_id", "excludes", "env_file")
 """Options that only a job of Ray's job API takes."""
 RAY_JOBS_TOO: Final = ("address", "target", "arguments", "ray_job", "env", "working_dir", "follow", "as_json")
+
+
+class Submitted(TypedDict):
+    """A job that was put into the queue."""
+
+    job_id: str
+
+
+class SubmittedRun(TypedDict):
+    """A job of Ray's job API, with ``--ray-job``."""
+
+    run_id: str
 
 
 @click.command(cls=ScriptCommand)
@@ -57,7 +71,7 @@ RAY_JOBS_TOO: Final = ("address", "target", "arguments", "ray_job", "env", "work
 @click.option("--exclude", "excludes", multiple=True, metavar="PATTERN",
               help="What a --ray-job does not need of the directory; as in .gitignore, repeatable.")  # fmt: skip
 @click.option("--env-file", metavar="FILE", help="Variables of a --ray-job, NAME=VALUE a line, such as secrets.")
-@json_option
+@json_option(Submitted | SubmittedRun)
 @address_option
 def submit(
     target: str,
@@ -133,7 +147,7 @@ def submit(
     code = sent_code(flags.working_dir)
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
-    with code.for_ray() as directory, cluster(**directory):
+    with code.for_ray() as directory, cluster(name_it=True, **directory):
         job = IrisClient().submit(
             task,
             flags.name,
@@ -143,6 +157,7 @@ def submit(
             **cast(JobOptions, options),
         )
         code.keep(job.job_id)
+        remember_command(job.job_id, "submit", typed())
         if as_json:
             print_json({"job_id": job.job_id})
         else:

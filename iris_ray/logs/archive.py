@@ -77,7 +77,7 @@ class LogCopier:
     def _copy(self, is_last: bool = False) -> bool:
         """Copy what is new; return whether that worked."""
         try:
-            copy((path for _, path in self._log.files()), self._archive)
+            copy(self._log.all_files(), self._archive)
             if is_last:
                 self._mark.unlink(missing_ok=True)
             self._problem = None
@@ -125,7 +125,7 @@ def copy_left(root: Path, archive: Path) -> None:
         try:
             with mark.open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                copy(sorted(mark.parent.glob(f"{mark.stem}.*.log")), archive)
+                copy(sorted(mark.parent.glob(f"{mark.stem}.*.*")), archive)
                 mark.unlink()
         except (BlockingIOError, FileNotFoundError):  # the process that copies it lives, or has just done so
             pass

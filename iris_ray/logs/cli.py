@@ -2,7 +2,9 @@
 
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypedDict
 
 import click
 
@@ -12,38 +14,63 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED, say_error
-from iris_ray.cli.options import json_option, past_time
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json, print_output
+from iris_ray.cli.tasks import ALL_TASKS, task_argument
+from iris_ray.cli.times import Time
 from iris_ray.logs.calls import LogCalls
 from iris_ray.logs.core import LogPosition, TaskLog
 from iris_ray.logs.stream import LogLine, stream_logs
+from iris_ray.logs.times import timed_lines
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.terminal import printable
 
 PIECE_BYTES = 1 << 20
+_A_TIME = "2026-11-01T14:30:00+0000"
 _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
 
 
-class Number(click.IntRange):
-    """A range of numbers whose error messages say "number", not "integer range"."""
+class LogText(TypedDict):
+    """What a task has printed in one attempt.
 
-    name = "number"
+    Attributes:
+        job_id, task_index, attempt: whose output it is.
+        latest_attempt: the number of the task's latest attempt.
+        finished: whether the attempt has ended, so that no more will come.
+        job_finished: whether the job has ended.
+        from_host: whether it was read on the task's host, and not from a copy.
+        note: what a person is told about it, such as that its beginning was removed; or None.
+        text: the output; bytes that are not UTF-8 are escaped.
+        times: with ``--timestamps``, when each line of the text came, in seconds since the epoch, or None if that is
+            not known; without it, None.
+    """
+
+    job_id: str
+    task_index: int
+    attempt: int
+    latest_attempt: int
+    finished: bool
+    job_finished: bool
+    from_host: bool
+    note: str | None
+    text: str
+    times: Sequence[float | None] | None
 
 
 @click.command()
-@click.argument("job", shell_complete=all_jobs)
-@click.argument("task", metavar="[TASK]", type=Number(min=0), required=False)
+@task_argument(all_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
-@click.option("--attempt", type=Number(min=1), metavar="N", help="This attempt.  [default: the latest]")
-@click.option("--tail", type=Number(min=0), metavar="N", help="Begin with the last N lines.")
-@click.option("--all-tasks", "-a", is_flag=True, help="All tasks, each line with its task before it.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the latest]")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option(ALL_TASKS, is_flag=True, help="All tasks, each line with its task before it.")
 @click.option("--grep", "-e", "pattern", metavar="PATTERN", help="Only lines that match this regular expression.")
-@click.option("--context", "-C", type=Number(min=0, max=1000), metavar="N", help="With --grep: N lines around each.")
 @click.option(
-    "--since", callback=past_time, metavar="TIME", help="With --grep: files written to since 2h, 7d or a date."
+    "--context", "-C", type=click.IntRange(min=0, max=1000), metavar="N", help="With --grep: N lines around each."
 )
-@json_option
+@click.option("--since", type=Time(), help="Only what was printed since then.")
+@click.option("--timestamps", "-t", is_flag=True, help="Print before each line when it was printed.")
+@json_option(LogText)
 @address_option
 def logs(
     job: str,
@@ -55,6 +82,7 @@ def logs(
     pattern: str | None,
     context: int | None,
     since: float | None,
+    timestamps: bool,
     as_json: bool,
 ) -> None:
     """What a task has printed, even after its end.
@@ -62,24 +90,27 @@ def logs(
     \b
       iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0
       iris-ray logs train-1a2b3c4d 3 --tail 100   the last lines of task 3
+      iris-ray logs train-1a2b3c4d 3 --since 10m --timestamps    its last ten minutes, each line with its time
       iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
-      iris-ray logs -a train-1a2b3c4d             of all tasks, what there is now
+      iris-ray logs train-1a2b3c4d --all-tasks    of all tasks, what there is now
       iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts, all tasks and attempts
 
-    JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray job tasks JOB` shows. What one task
-    printed comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and
-    leaves the job alone. --grep ends with code 1 if no line matches.
+    The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
+    why. Ctrl-C ends -f and leaves the job alone. --grep ends with code 1 if no line matches. Times are in the time zone
+    of this machine, and may be a second early: docs/logs.md.
     """
-    if pattern is None and (context is not None or since is not None):
-        raise click.UsageError("--context and --since are for --grep.")
-    if pattern is not None and (follow or as_json or tail is not None):
-        raise click.UsageError("--grep goes without --follow, --tail and --json.")
+    if pattern is None and context is not None:
+        raise click.UsageError("--context is for --grep.")
+    if pattern is not None and (follow or as_json or timestamps or tail is not None):
+        raise click.UsageError("--grep goes without --follow, --tail, --timestamps and --json.")
+    if since is not None and tail is not None:
+        raise click.UsageError("give --since or --tail, not both.")
     if all_tasks and task is not None:
         raise click.UsageError("give TASK or --all-tasks, not both.")
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
     if (head := head_of_dashboard()) is not None:
-        if as_json or all_tasks or (task, attempt, tail, pattern) != (None, None, None, None):
+        if as_json or all_tasks or timestamps or any(one is not None for one in (task, attempt, tail, pattern, since)):
             head.run(words_for_head())  # jobs of Ray's job API have no tasks
         head.logs(job, follow)
         return
@@ -92,16 +123,17 @@ def logs(
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) * status.processes_per_host > 1
             task = None if follow and several else _most_telling(controller, status)
+        first = LogPosition(attempt, tail_lines=tail, since=since, with_times=timestamps)
         if as_json:
-            _print_as_json(list(_pieces(controller, job, task or 0, attempt, tail)))
-        elif task is not None and not follow:
-            _print_pieces(_pieces(controller, job, task, attempt, tail))
+            _print_as_json(list(_pieces(controller, job, task or 0, first)), timestamps)
+        elif task is not None and not follow and not timestamps:
+            _print_pieces(_pieces(controller, job, task, first))
         else:
             from iris_ray.logs.client import host_logs  # imports Ray
 
             with host_logs(controller) as source:
-                for line in stream_logs(source, job, task, attempt=attempt, tail_lines=tail, follow=follow):
-                    show(line, prefixed=task is None)
+                for line in stream_logs(source, job, task, first, follow=follow):
+                    show(line, prefixed=task is None, timed=timestamps)
 
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
@@ -111,20 +143,18 @@ def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     return 0
 
 
-def _pieces(
-    controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
-) -> Iterator[TaskLog]:
-    """Yield all output that exists now."""
+def _pieces(controller: ControllerConnection, job: str, task: int, first: LogPosition) -> Iterator[TaskLog]:
+    """Yield all output that exists now, from a position on."""
 
     def piece_at(position: LogPosition) -> TaskLog:
         log = controller.ask(LogCalls.fetch_task_logs, job, task, position, PIECE_BYTES)
         return log.without_half_character
 
-    piece = piece_at(LogPosition(attempt, tail_lines=tail))
+    piece = piece_at(first)
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = piece_at(LogPosition(piece.attempt, piece.next_offset))
+        piece = piece_at(LogPosition(piece.attempt, piece.next_offset, with_times=first.with_times))
         yield piece
 
 
@@ -170,12 +200,13 @@ def _grep(
         raise click.exceptions.Exit(FAILED)
 
 
-def _print_as_json(pieces: Sequence[TaskLog]) -> None:
+def _print_as_json(pieces: Sequence[TaskLog], timed: bool) -> None:
     first, last = pieces[0], pieces[-1]
     fields = ("job_id", "task_index", "attempt", "latest_attempt", "finished", "job_finished", "from_host")
     facts = {name: getattr(last, name) for name in fields}
     text = b"".join(piece.data for piece in pieces).decode(errors="backslashreplace")
-    print_json({**facts, "note": first.note, "text": text})
+    times = [at for at, _ in timed_lines(part for piece in pieces for part in piece.timed_parts)] if timed else None
+    print_json({**facts, "note": first.note, "text": text, "times": times})
 
 
 def _print_pieces(pieces: Iterable[TaskLog]) -> None:
@@ -185,13 +216,23 @@ def _print_pieces(pieces: Iterable[TaskLog]) -> None:
         print_output(piece.data)
 
 
-def show(line: LogLine, prefixed: bool) -> None:
-    """Print a line of a task to stdout, or a note about it to stderr."""
+def show(line: LogLine, prefixed: bool, timed: bool = False) -> None:
+    """Print a line of a task to stdout, or a note about it to stderr.
+
+    Args:
+        line: the line.
+        prefixed: whether its task stands before it.
+        timed: whether its time stands before it.
+    """
     if line.note:
         whose = f"task {line.task_index}: " if prefixed and line.task_index is not None else ""
         _say(whose + printable(line.data))
         return
-    print_output((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
+    before = f"task-{line.task_index}| " if prefixed else ""
+    if timed:
+        at = "-" if line.time is None else time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(line.time))
+        before += f"{at:{len(_A_TIME)}} "
+    print_output(before.encode() + line.data + b"\n")
 
 
 def _say(note: str) -> None:

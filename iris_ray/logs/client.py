@@ -167,7 +167,7 @@ class HostLogs:
                 by_host[place.host].append(index)
         asked = {}
         for host, indexes in by_host.items():
-            of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
+            of_host = [LogQuestion.at(places[index].log, wanted[index], max_bytes) for index in indexes]
             asked[host] = self._readers.on(host).call(LogReader.read, of_host)
         deadline = time.monotonic() + READ_TIMEOUT_S
         for host, call in asked.items():
@@ -187,10 +187,6 @@ def host_logs(controller: ControllerConnection) -> Iterator[HostLogs]:
         yield logs
     finally:
         logs.close()
-
-
-def _question(log: TaskLog, at: LogPosition, max_bytes: int) -> LogQuestion:
-    return LogQuestion(log.job_id, log.task_index, log.attempt, max(at.offset, 0), max_bytes, at.tail_lines)
 
 
 def print_logs_of(job_id: str, task_index: int | None) -> None:

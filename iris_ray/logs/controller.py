@@ -81,7 +81,7 @@ class LogsInController(ControllerPart):
             return replace(log, note=NOT_PLACED)
         node_id = found.node_id or self._memory.node_of(key) or await self._find(key, found.job)
         limit = min(max(max_bytes, 1), MOST_BYTES)
-        question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
+        question = LogQuestion.at(log, at, limit)
         if node_id is None:
             why = "the Controller was restarted and does not find the host that it ran on"
             return await self._without_host(log, at, question, why)

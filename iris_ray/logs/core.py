@@ -3,6 +3,7 @@
 from codecs import getincrementaldecoder
 from dataclasses import dataclass, replace
 
+from iris_ray.logs.times import Times, timed_lines, timed_parts
 from iris_ray.model.lifecycle import TaskAttemptId
 
 
@@ -20,6 +21,8 @@ class TaskLog:
         job_finished: whether there will be no further attempt.
         from_host: whether it was read on the host; else it is the last lines that reached the Controller, or empty.
         note: a remark about the piece for readers, or None.
+        times: if they were asked for and are known: offsets in the attempt's output, ascending, and when the output
+            from each to the next came, in seconds since the epoch.
     """
 
     job_id: str
@@ -33,6 +36,7 @@ class TaskLog:
     job_finished: bool = False
     from_host: bool = False
     note: str | None = None
+    times: Times = ()
 
     @property
     def log_id(self) -> TaskAttemptId:
@@ -57,6 +61,16 @@ class TaskLog:
         return replace(self, data=self.data[:-half]) if half and self.more and half < len(self.data) else self
 
     @property
+    def timed_parts(self) -> list[tuple[float | None, bytes]]:
+        """The parts of the data that came at one time, each with it, in seconds since the epoch; None: unknown."""
+        return list(timed_parts(self.offset, self.data, self.times))
+
+    @property
+    def timed_lines(self) -> list[tuple[float | None, bytes]]:
+        """The lines of the data, each with the time at which its end came, as ``timed_parts``."""
+        return list(timed_lines(self.timed_parts))
+
+    @property
     def text(self) -> str:
         """The bytes as text; bytes that are not UTF-8 are escaped."""
         return self.data.decode(errors="backslashreplace")
@@ -70,11 +84,15 @@ class LogPosition:
         attempt: the number of the attempt; None: the latest.
         offset: the first byte to read.
         tail_lines: the number of last lines to read instead; None: read from the offset on.
+        since: read only what came at this time or later, in seconds since the epoch; None: read all.
+        with_times: whether to read the times, too.
     """
 
     attempt: int | None = None
     offset: int = 0
     tail_lines: int | None = None
+    since: float | None = None
+    with_times: bool = False
 
 
 @dataclass(frozen=True, slots=True)

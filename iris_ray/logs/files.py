@@ -2,17 +2,18 @@
 
 An attempt's output is one stream of bytes, cut into files of bounded size. A file's name has the offset of its first
 byte. The oldest files are deleted while the newest grow. Offsets keep counting, so a reader can always continue where
-it stopped. TPUHostActors write these files; any process of the host may read them, even long afterwards.
+it stopped. TPUHostActors write these files; any process of the host may read them, even long afterwards. Each has a
+file with the times of its output, which lives as long as it does: see `times.py`.
 """
 
 import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from iris_ray.actors.host.directories import directory_name
+from iris_ray.logs.times import TIMES, Times, TimesWriter, offset_since, read_times, times_file
 
 _FAR = 1 << 62
 """An offset beyond the end of any log."""
@@ -31,11 +32,13 @@ class LogPiece:
         offset: of its first byte in the attempt's output.
         data: its bytes.
         end: how many bytes the attempt had printed in all when the piece was read.
+        times: when its bytes came, if that was asked for.
     """
 
     offset: int
     data: bytes
     end: int
+    times: Times = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,26 @@ class AttemptLog:
         """Return the offset and the path of each file, the oldest first."""
         paths = self.directory.glob(f"task-{self.task_index}.attempt-{self.attempt}.*.log")
         return sorted((int(path.name.split(".")[-2]), path) for path in paths)
+
+    def all_files(self) -> list[Path]:
+        """Return the paths of the log files and of the times of each."""
+        return [path for _, log in self.files() for path in (log, times_file(log))]
+
+    def offset_since(self, since: float) -> int:
+        """Return the offset of the first byte that came at a time, in seconds since the epoch, or later."""
+        files = self.files()
+        return offset_since(files, files[-1][0] + _size(files[-1][1]), since) if files else 0
+
+    def times(self, piece: LogPiece) -> Times:
+        """Return when the bytes of a piece came."""
+        stop, files = piece.offset + len(piece.data), self.files()
+        ends = [*(start for start, _ in files[1:]), piece.end]
+        return tuple(
+            one
+            for (start, path), end in zip(files, ends, strict=True)
+            if start < stop and piece.offset < end
+            for one in read_times(path, piece.offset, stop)
+        )
 
     def read(self, offset: int, limit: int) -> LogPiece | None:
         """Return up to ``limit`` bytes from ``offset`` on, or from the first later byte that is still kept.
@@ -131,11 +154,20 @@ class LogWriter:
         self._starts: list[int] = []
         self._fd: int | None = None
         self._next_file = 0  # the offset at which the next file begins
+        self._times: TimesWriter | None = None  # those of the current file
         self.end = 0
         self.problem: str | None = None
 
-    def write(self, data: bytes) -> bool:
-        """Write some bytes. Return whether this began a new file."""
+    def write(self, data: bytes, now: float | None = None) -> bool:
+        """Write some bytes.
+
+        Args:
+            data: the bytes.
+            now: when they came, in seconds since the epoch; None: it is not noted.
+
+        Returns:
+            Whether this began a new file.
+        """
         view, turned = memoryview(data), False
         while view:
             if self.end >= self._next_file or self._is_deleted():
@@ -143,6 +175,8 @@ class LogWriter:
                 self._begin_file()
             size = min(len(view), self._next_file - self.end)
             self._append(view[:size])
+            if self._times is not None and now is not None:
+                self._times.note(self.end, now)
             self.end += size
             view = view[size:]
         return turned
@@ -153,7 +187,7 @@ class LogWriter:
             self._begin_file()
 
     def close(self) -> None:
-        fd, self._fd = self._fd, None
+        fd, self._fd, self._times = self._fd, None, None
         if fd is not None:
             try:
                 os.close(fd)
@@ -190,9 +224,10 @@ class LogWriter:
             self._give_up(error)
             return
         self._starts.append(self.end)
+        self._times = TimesWriter(times_file(self._log.file(self.end)))
         while self._starts[0] < self._next_file - self._files_kept * self._file_bytes:
             with contextlib.suppress(OSError):
-                self._log.file(self._starts.pop(0)).unlink()
+                _delete(self._log.file(self._starts.pop(0)))
 
     def _open(self) -> int:
         self._log.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,19 +265,36 @@ def prune(
     for written_at, size, path in files[:-1]:
         if total > most_bytes or count > most_files or written_at < now - kept_s:
             with contextlib.suppress(OSError):
-                path.unlink()
+                _delete(path)
                 total, count = total - size, count - 1
     for directory in _within(root):
         with contextlib.suppress(OSError):
             directory.rmdir()  # refused unless it is empty
 
 
+def _delete(log_file: Path) -> None:
+    """Delete a log file and its times.
+
+    Raises:
+        OSError: the log file can't be deleted.
+    """
+    log_file.unlink()
+    times_file(log_file).unlink(missing_ok=True)
+
+
 def _logs(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """Yield each log file's time of the last write, in seconds since the epoch, its size in bytes, and its path."""
-    for path in chain.from_iterable(map(_within, _within(root))):
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            yield stat.st_mtime, stat.st_size, path
+    """Yield each log file's time of the last write, in seconds since the epoch, its size in bytes, and its path.
+
+    The size is that with its times. Times without a log count as logs.
+    """
+    for paths in map(_within, _within(root)):
+        there = set(paths)
+        for path in paths:
+            if path.suffix == TIMES and path.with_suffix(".log") in there:
+                continue
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                yield stat.st_mtime, stat.st_size + _size(times_file(path)), path
 
 
 def _within(directory: Path) -> list[Path]:

@@ -57,8 +57,9 @@ class TaskOutput:
                 of the end, and a native stack of a hundred lines from each task would hide the cause.
         """
         problem = self._writer.problem
-        if self._writer.write(data):
-            prune(self._logs, time.time())
+        now = time.time()
+        if self._writer.write(data, now):
+            prune(self._logs, now)
         if self._writer.problem != problem:
             self._show([f"iris_ray: this output can't be kept on its host: {self._writer.problem}"])
         self._last_lines.add(data, self._writer.end)

@@ -35,7 +35,7 @@ Host = tuple[str, str]
 
 
 class LogQuestion(NamedTuple):
-    """Asks for a piece of an attempt's output: ``limit`` bytes from ``offset``, or the last lines."""
+    """Asks for at most ``limit`` bytes of an attempt's output; for the other fields, see `LogPosition`."""
 
     job_id: str
     task_index: int
@@ -43,6 +43,13 @@ class LogQuestion(NamedTuple):
     offset: int
     limit: int
     tail_lines: int | None = None
+    since: float | None = None
+    with_times: bool = False
+
+    @staticmethod
+    def at(log: TaskLog, at: LogPosition, limit: int) -> "LogQuestion":
+        """Return the question for a piece of at most ``limit`` bytes at a position in a log."""
+        return LogQuestion(*log.log_id, max(at.offset, 0), limit, at.tail_lines, at.since, at.with_times)
 
 
 class LogReader:
@@ -84,9 +91,12 @@ def _yield_to_all() -> None:
 def piece_in(root: Path, asked: LogQuestion) -> LogPiece | None:
     """Return a piece of an attempt's output; None if a directory of logs has no files of it."""
     log = AttemptLog(root, asked.job_id, asked.task_index, asked.attempt)
-    if asked.tail_lines is None:
-        return log.read(asked.offset, asked.limit)
-    return log.tail(asked.tail_lines, asked.limit)
+    if asked.tail_lines is not None:
+        piece = log.tail(asked.tail_lines, asked.limit)
+    else:
+        since = 0 if asked.since is None else log.offset_since(asked.since)
+        piece = log.read(max(asked.offset, since), asked.limit)
+    return replace(piece, times=log.times(piece)) if asked.with_times and piece is not None else piece
 
 
 _LogReader = ray.remote(LogReader)
@@ -141,6 +151,8 @@ def with_piece(log: TaskLog, at: LogPosition, piece: LogPiece | None) -> TaskLog
     if piece is None:
         said = "its host has no log of it: it never started, or its log was deleted" if log.finished else None
         return replace(log, from_host=True, note=said)
-    lost = piece.offset - at.offset if at.tail_lines is None else 0
+    lost = piece.offset - at.offset if at.tail_lines is None and at.since is None else 0
     note = f"the {lost} bytes before were deleted on its host: only the newest are kept" if lost > 0 else None
-    return replace(log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note)
+    return replace(
+        log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note, times=piece.times
+    )

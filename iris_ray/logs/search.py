@@ -26,7 +26,7 @@ class LogSearch:
     Attributes:
         pattern: a regular expression of Python's, for one line.
         context: the number of lines before and after each that are found with it.
-        since: files that were last written before are left out; seconds since the epoch; None: none is.
+        since: output that came before this time is left out; seconds since the epoch; None: none is.
         most_bytes: as `MOST_FOUND_BYTES`.
     """
 
@@ -59,7 +59,7 @@ def search(log: AttemptLog, wanted: LogSearch, most_bytes: int) -> FoundLines | 
     if not files:
         return None
     found, pattern = FoundLines([]), _compiled(wanted)
-    for buffer, start, stop in _parts(files, wanted.since):
+    for buffer, start, stop in _parts(files, 0 if wanted.since is None else log.offset_since(wanted.since)):
         _search_part(buffer, start, stop, pattern, wanted.context, found, most_bytes)
         if found.cut:
             break
@@ -77,28 +77,27 @@ def _compiled(wanted: LogSearch) -> "re.Pattern[bytes]":
     return re.compile(wanted.pattern.encode(), re.MULTILINE)
 
 
-def _parts(files: Sequence[tuple[int, Path]], since: float | None) -> Iterator[tuple[Buffer, int, int]]:
-    """Yield whole lines: a buffer, where they begin, and where the last one ends.
+def _parts(files: Sequence[tuple[int, Path]], first_offset: int) -> Iterator[tuple[Buffer, int, int]]:
+    """Yield whole lines from an offset in the output on: a buffer, where they begin, and where the last one ends.
 
     A line that two files share comes by itself.
     """
     begun = b""
-    for _, path in files:
+    for (offset, path), next_offset in zip(files, [*(offset for offset, _ in files[1:]), None], strict=True):
+        if next_offset is not None and next_offset <= first_offset:
+            continue
+        start = max(0, first_offset - offset)
         try:
-            with path.open("rb") as file:
-                if since is not None and path.stat().st_mtime < since:
-                    begun = b""
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                first, last = data.find(b"\n", start), data.rfind(b"\n", start)
+                if first < 0:
+                    begun += data[start:]
                     continue
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                    first, last = data.find(b"\n"), data.rfind(b"\n")
-                    if first < 0:
-                        begun += data[:]
-                        continue
-                    if begun:
-                        yield begun + data[:first], 0, len(begun) + first
-                    is_latest = path == files[-1][1]
-                    yield data, first + 1 if begun else 0, len(data) if is_latest else last
-                    begun = b"" if is_latest else data[last + 1 :]
+                if begun:
+                    yield begun + data[:first], 0, len(begun) + first
+                is_latest = next_offset is None
+                yield data, first + 1 if begun else start, len(data) if is_latest else last
+                begun = b"" if is_latest else data[last + 1 :]
         except (FileNotFoundError, ValueError):  # it was just deleted, or is empty
             continue
     if begun:

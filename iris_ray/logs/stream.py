@@ -3,13 +3,14 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.client.job_progress import job_in_words
 from iris_ray.logs.core import MOST_LOGS, LogPosition, TaskLog
 from iris_ray.logs.throttle import LineThrottle
+from iris_ray.logs.times import take_lines
 from iris_ray.terminal import LiveLine, print_line
 
 PIECE_BYTES = 1 << 20
@@ -19,6 +20,9 @@ TAKEN_UP_BYTES = 64 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """Seconds until people are first told why a job waits, and between repetitions."""
+
+
+FROM_THE_BEGINNING: Final = LogPosition()
 
 
 class LogSource(Protocol):
@@ -39,21 +43,22 @@ class LogLine:
         task_index, attempt: the task and its attempt; a note about the whole job has no task.
         data: the line as it was printed, without its end.
         note: whether iris_ray says it, about the log or why the job waits.
+        time: when its end came, in seconds since the epoch; None: it is not known, or was not asked for.
     """
 
     task_index: int | None
     attempt: int
     data: bytes
     note: bool = False
+    time: float | None = None
 
 
 def stream_logs(
     controller: LogSource,
     job_id: str,
     task_index: int | None = None,
+    first: LogPosition = FROM_THE_BEGINNING,
     *,
-    attempt: int | None = None,
-    tail_lines: int | None = None,
     follow: bool = True,
     live: LiveLine | None = None,
 ) -> Iterator[LogLine]:
@@ -65,15 +70,16 @@ def stream_logs(
         controller: the source of the output.
         job_id: the job.
         task_index: one task; None for all.
-        attempt: this attempt alone; None for the latest and all later ones.
-        tail_lines: how many of each task's last lines to begin with; None for all lines.
+        first: where each task's output begins. If it names an attempt, that attempt alone is read; otherwise the latest
+            and all later ones.
         follow: go on until the job is over; otherwise end with the output that there is now.
         live: shows the job's status, if it is a line of a terminal.
 
     Raises:
         UnknownNameError: there is no such job, task or attempt.
     """
-    reader = _JobReader(controller, job_id, task_index, attempt, tail_lines, follow)
+    attempt = first.attempt
+    reader = _JobReader(controller, job_id, task_index, first, follow)
     word = _WaitingWord()
     pause_s = SHORTEST_PAUSE_S
     if task_index is not None:
@@ -134,14 +140,14 @@ class _JobReader:
 
     Attributes:
         task_index: one task; None for all.
+        first: where the reading of each task begins.
         left: readers of the tasks that were read last and may print more.
     """
 
     controller: LogSource
     job_id: str
     task_index: int | None
-    attempt: int | None
-    tail_lines: int | None
+    first: LogPosition
     follow: bool
     left: list["_TaskReader"] = field(default_factory=list)
     _readers: dict[int, "_TaskReader"] = field(default_factory=dict)
@@ -166,9 +172,7 @@ class _JobReader:
         shared_by = count if self.task_index is None else None
         for index in range(count) if self.task_index is None else (self.task_index,):
             if index not in self._readers:
-                self._readers[index] = _TaskReader(
-                    self.job_id, index, self.attempt, self.tail_lines, self.follow, shared_by
-                )
+                self._readers[index] = _TaskReader(self.job_id, index, self.first, self.follow, shared_by)
 
 
 @dataclass(slots=True)
@@ -176,29 +180,25 @@ class _TaskReader:
     """Reads one task.
 
     Attributes:
+        position: what it reads next.
         shared_by: how many tasks are shown; None if only this one is.
     """
 
     job_id: str
     index: int
-    attempt: int | None
-    tail_lines: int | None
+    position: LogPosition
     follow: bool
     shared_by: int | None
     done: bool = False
     behind: bool = False
-    _offset: int = 0
     _only: bool = False
-    _rest: bytes = b""  # of a line that has no end yet
+    _rest: bytearray = field(default_factory=bytearray)  # of a line that has no end yet
     _throttle: LineThrottle | None = None
     _said: str | None = None
+    _time: float | None = None  # of the latest output
 
     def __post_init__(self) -> None:
-        self._only = self.attempt is not None
-
-    @property
-    def position(self) -> LogPosition:
-        return LogPosition(self.attempt, self._offset, self.tail_lines)
+        self._only = self.position.attempt is not None
 
     def take(self, log: TaskLog, now: float) -> Iterator[LogLine]:
         """Yield the lines that a piece of output completes."""
@@ -208,43 +208,48 @@ class _TaskReader:
             if self.done:
                 yield from self._note(log, log.note)
             return
-        self.attempt = log.attempt
+        self.position = replace(self.position, attempt=log.attempt)
         if log.note and not log.from_host and self.follow and not log.finished:
             yield from self._note(log, f"{log.note.partition(';')[0]}; trying again")
             return
         yield from self._note(log, log.note)
-        self.tail_lines, self._offset = None, log.next_offset
-        yield from self._lines(log, log.data, now)
+        self.position = replace(self.position, tail_lines=None, since=None, offset=log.next_offset)
+        for at, data in log.timed_parts or [(self._time, b"")]:
+            yield from self._lines(log, data, now, at)
         self.behind = log.more
-        if self.shared_by is not None and self.follow and log.end - self._offset > BACKLOG_BYTES:
-            left_out = log.end - TAKEN_UP_BYTES - self._offset
-            self._offset += left_out
-            self._rest = b""
+        if self.shared_by is not None and self.follow and log.end - log.next_offset > BACKLOG_BYTES:
+            left_out = log.end - TAKEN_UP_BYTES - log.next_offset
+            self.position = replace(self.position, offset=log.next_offset + left_out)
+            self._rest.clear()
             yield self._ours(log, f"{left_out} bytes left out here; see iris-ray logs {self.job_id} {self.index}")
         elif not log.more and (log.finished or not self.follow):
             yield from self._end_of_attempt(log, now)
 
     def _end_of_attempt(self, log: TaskLog, now: float) -> Iterator[LogLine]:
         if self._rest:
-            yield from self._lines(log, b"\n", now)
+            yield from self._lines(log, b"\n", now, self._time)
         if self._throttle is not None:
-            yield from (LogLine(self.index, log.attempt, text.encode()) for text in self._throttle.flush(now))
+            yield from (self._line(log, text.encode()) for text in self._throttle.flush(now))
         if log.attempt < log.latest_attempt and self.follow and not self._only:
-            self.attempt, self._offset, self._said = log.attempt + 1, 0, None
-            self.behind = True
-            yield LogLine(self.index, self.attempt, f"attempt {self.attempt} of task {self.index}".encode(), True)
+            self.position = replace(self.position, attempt=log.attempt + 1, offset=0)
+            self.behind, self._said, self._time = True, None, None
+            yield self._ours(replace(log, attempt=log.attempt + 1), f"attempt {log.attempt + 1} of task {self.index}")
         else:
             self.done = log.job_finished or not self.follow or self._only
 
-    def _lines(self, log: TaskLog, data: bytes, now: float) -> Iterator[LogLine]:
+    def _lines(self, log: TaskLog, data: bytes, now: float, at: float | None) -> Iterator[LogLine]:
+        """Yield the lines that some output completes, which came at one time."""
+        self._time = at
         if self.shared_by is None:
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            yield from (LogLine(self.index, log.attempt, line) for line in lines)
+            yield from (self._line(log, line) for line in take_lines(self._rest, data))
             return
         if self._throttle is None:
             self._throttle = LineThrottle.for_task_of(self.shared_by, f"iris-ray logs {self.job_id} {self.index}")
         shown = self._throttle.feed(data, now) if data else self._throttle.flush(now)
-        yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
+        yield from (self._line(log, text.encode()) for text in shown)
+
+    def _line(self, log: TaskLog, data: bytes) -> LogLine:
+        return LogLine(self.index, log.attempt, data, time=self._time)
 
     def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
         """Yield the note, unless it repeats the previous one."""

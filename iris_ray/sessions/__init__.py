@@ -1,4 +1,4 @@
-"""Commands, shells and ports beside a running task.
+"""Commands, shells and ports on the host of a running task.
 
 A service. May import: everything.
 """

@@ -13,7 +13,10 @@ import struct
 import subprocess
 import termios
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
 from iris_ray.errors import CommandNotFoundError, SessionError
 from iris_ray.processes.bare import bare_command
@@ -26,6 +29,8 @@ START_S = 30.0
 CONNECT_S = 10.0
 LOOK_S = 0.2
 """The interval between two checks whether a write that waits for its reader is still of use; seconds."""
+
+Channel = TypeVar("Channel", bound="ByteChannel")
 
 
 class ByteChannel(ABC):
@@ -165,8 +170,27 @@ class PortConnection(ByteChannel):
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
-        reset_when_closed(connected, True)
         super().__init__([connected.fileno()], connected.fileno())
+
+    @staticmethod
+    def to(host: str, port: int) -> "PortConnection":
+        """Connect to an address. This blocks.
+
+        Raises:
+            OSError: nothing answers there.
+        """
+        refused: OSError | None = None
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            connection = socket.socket(family, kind, protocol)
+            try:
+                reset_when_closed(connection, True)  # before it is open: this process may die at any time
+                connection.settimeout(CONNECT_S)
+                connection.connect(address)
+                return PortConnection(connection)
+            except OSError as error:
+                connection.close()
+                refused = error
+        raise refused or OSError(f"no address of {host}")
 
     @staticmethod
     def open(port: int, address: str) -> "PortConnection":
@@ -178,7 +202,7 @@ class PortConnection(ByteChannel):
         refused: OSError | None = None
         for host in ("127.0.0.1", "::1", address):
             try:
-                return PortConnection(socket.create_connection((host, port), CONNECT_S))
+                return PortConnection.to(host, port)
             except OSError as error:
                 refused = refused or error
         raise SessionError(
@@ -361,6 +385,22 @@ def _start_keeper(
             " task's PATH, and no shell reads it: for one, give sh -c '…'"
         )
     return lines
+
+
+async def started(start: Callable[..., Channel], *arguments: Any) -> Channel:
+    """Start a channel in a thread of its own, and return it.
+
+    `asyncio.to_thread` is of no use here: if there is no room for a thread, it raises but leaves the call in its queue.
+    A thread that becomes free would then start a channel that nobody closes.
+
+    Raises:
+        RuntimeError: there is no room for a thread. Nothing was started.
+    """
+    thread = ThreadPoolExecutor(1)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, partial(start, *arguments))
+    finally:
+        thread.shutdown(wait=False)
 
 
 async def _ready(readers: Collection[int], writers: Collection[int], timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""``iris-ray exec``, ``shell`` and ``port-forward``: commands, terminals and ports beside a running task."""
+"""``iris-ray exec``, ``shell`` and ``port-forward``: commands, terminals and ports on the hosts of running tasks."""
 
 import asyncio
 import contextlib
@@ -24,6 +24,7 @@ from iris_ray.cli.streams import (
     terminal_size,
     wait_for,
 )
+from iris_ray.cli.tasks import ALL_TASKS, METAVAR, JobName, named, named_before
 from iris_ray.errors import CommandNotFoundError, InvalidRequestError, SessionError
 from iris_ray.sessions.core import CommandLine
 
@@ -35,32 +36,34 @@ NOT_FOUND = 127
 
 
 @click.command("exec", cls=ScriptCommand)
-@click.argument("name", metavar="JOB[/TASK]", shell_complete=unfinished_jobs)
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--all", "everywhere", is_flag=True, help="Beside every task; each line with its host before it.")
+@click.argument("name", metavar=METAVAR, type=JobName(), shell_complete=unfinished_jobs)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TASK] [--] COMMAND...")
+@click.option(ALL_TASKS, "everywhere", is_flag=True, help="Once for every task; each line begins with its host.")
 @click.option("--stdin", "-i", "takes_input", is_flag=True, help="Send this command's stdin.")
 @address_option
 def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bool) -> None:
-    """Run a command beside a running task, on its host, with its variables, in its directory and with its Python.
+    """Run a command on the host of a running task, with the task's variables, working directory and Python.
 
     \b
-      iris-ray exec train-1a2b3c4d -- tpu-info                    beside task 0
-      iris-ray exec train-1a2b3c4d/3 -- python -c "import flax"   beside task 3
-      iris-ray exec train-1a2b3c4d --all -- df -h /tmp            beside every task, each line with its host
-      iris-ray exec train-1a2b3c4d -- sh -c 'ls *.log'            a shell only where you ask for one
+      iris-ray exec train-1a2b3c4d -- tpu-info                    on the host of task 0
+      iris-ray exec train-1a2b3c4d/3 -- python -c "import flax"   on the host of task 3
+      iris-ray exec train-1a2b3c4d --all-tasks -- df -h /tmp      once for every task; each line begins with its host
+      iris-ray exec train-1a2b3c4d -- sh -c 'ls *.log'            with a shell, which expands *.log
 
-    The exit code is that of the command, with --all the first that is not 0. Ctrl-C ends the command. Whatever it has
-    started ends with it, with this process, and with the task's attempt. It does not get the task's chips: JAX runs on
-    the CPU there. Only the job's user and operators may do this.
+    The exit code is that of the command; with --all-tasks, the first that is not 0. Ctrl-C ends the command.
+    The command, and every process that it has started, also ends if this process ends or the task's attempt ends. The
+    command does not get the task's chips: JAX runs on the CPU in it. Only the job's user and operators may run one.
     """
-    job, index = _named(name)
+    job, index, command = named_before(name, command)
+    if not command:
+        raise click.UsageError("give the command to run, after --: exec JOB 3 -- COMMAND.")
     if everywhere and (takes_input or index is not None):
-        raise click.UsageError("--all is for all tasks, without stdin.")
+        raise click.UsageError(f"{ALL_TASKS} is for all tasks, without stdin.")
     if (everywhere or takes_input) and not marked_arguments():
         raise click.UsageError("write -- before the command, so that its options are not taken for those of exec.")
     if (head := head_of_dashboard()) is not None:
-        flags = [*(["--all"] if everywhere else []), *(["--stdin"] if takes_input else [])]
-        head.run(["exec", name, *flags, "--", *command], takes_input=takes_input)
+        flags = [*([ALL_TASKS] if everywhere else []), *(["--stdin"] if takes_input else [])]
+        head.run(["exec", *_words(job, index), *flags, "--", *command], takes_input=takes_input)
     with cluster():
         from iris_ray.sessions.client import locate, locate_all
 
@@ -68,7 +71,7 @@ def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bo
         if everywhere:
             places, left_out = locate_all(controller, job)
             if left_out:
-                say_error(f"left out, for they do not run: tasks {', '.join(map(str, left_out))}")
+                say_error(f"these tasks do not run, and were left out: {', '.join(map(str, left_out))}")
             codes = wait_for(_run_everywhere(controller, places, command))
         else:
             codes = [wait_for(_run(controller, locate(controller, job, index or 0), command, takes_input))]
@@ -76,24 +79,25 @@ def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bo
 
 
 @click.command(cls=ScriptCommand)
-@click.argument("name", metavar="JOB[/TASK]", shell_complete=unfinished_jobs)
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("name", metavar=METAVAR, type=JobName(), shell_complete=unfinished_jobs)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[TASK] [-- COMMAND...]")
 @address_option
 def shell(name: str, command: tuple[str, ...]) -> None:
-    """A terminal beside a running task, on its host: the task's shell, or another program.
+    """Open a terminal on the host of a running task, with a shell or another program.
 
     \b
-      iris-ray shell train-1a2b3c4d              beside task 0
-      iris-ray shell train-1a2b3c4d/3 -- htop    a program on a terminal beside task 3
+      iris-ray shell train-1a2b3c4d              a shell on the host of task 0
+      iris-ray shell train-1a2b3c4d/3 -- htop    htop on the host of task 3
 
-    Keys, colours, Ctrl-C and the size of the window work as over ssh. Whatever is started there ends with the shell,
-    with this process, and with the task's attempt. What `iris-ray exec --help` says of variables and chips holds here.
+    Keys, colours, Ctrl-C and the window's size work as over ssh. Every process that you start in the terminal ends with
+    the shell, with this process, or with the task's attempt. The program has the task's variables and working
+    directory, but not its chips: see `iris-ray exec --help`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidRequestError("a shell needs a terminal; without one: iris-ray exec JOB -- COMMAND")
+    job, index, command = named_before(name, command)
     if (head := head_of_dashboard()) is not None:
-        head.run(["shell", name, *(["--", *command] if command else [])], on_terminal=True)
-    job, index = _named(name)
+        head.run(["shell", *_words(job, index), *(["--", *command] if command else [])], on_terminal=True)
     with cluster():
         from iris_ray.sessions.client import locate
 
@@ -103,26 +107,29 @@ def shell(name: str, command: tuple[str, ...]) -> None:
 
 
 @click.command("port-forward")
-@click.argument("name", metavar="JOB[/TASK]", shell_complete=unfinished_jobs)
-@click.argument("ports", metavar="[LOCAL:]REMOTE")
+@click.argument("name", metavar=METAVAR, type=JobName(), shell_complete=unfinished_jobs)
+@click.argument("words", nargs=-1, required=True, metavar="[TASK] [LOCAL:]REMOTE")
 @address_option
-def port_forward(name: str, ports: str) -> None:
-    """Make a port on the host of a task a port of this machine, for TensorBoard, XProf, Jupyter and the like.
+def port_forward(name: str, words: tuple[str, ...]) -> None:
+    """Forward a port of this machine to the host of a task, for TensorBoard, XProf, Jupyter and the like.
 
     \b
-      iris-ray port-forward train-1a2b3c4d 6006          http://localhost:6006 is port 6006 beside task 0
-      iris-ray port-forward train-1a2b3c4d/3 8080:6006   http://localhost:8080 is port 6006 beside task 3
+      iris-ray port-forward train-1a2b3c4d 6006          http://localhost:6006 leads to port 6006 on task 0's host
+      iris-ray port-forward train-1a2b3c4d/3 8080:6006   http://localhost:8080 leads to port 6006 on task 3's host
 
-    It listens on this machine's loopback only, with 0 as LOCAL on any free port. When the task moves to another host,
-    connections close, and new ones go there. It ends with the job, or at Ctrl-C.
+    It listens on this machine's loopback interface only; with 0 as LOCAL, on any free port. When the task moves to
+    another host, open connections close, and new ones lead to the new host. It ends when the job ends, or at Ctrl-C.
     """
+    *task, ports = words
+    if len(task) > 1 or not all(one.isdecimal() and len(one) < 10 for one in task):
+        raise click.UsageError(f"give a task's number and a port, such as JOB 3 6006; not {' '.join(words)!r}.")
+    job, index = named(name, *map(int, task))
     found = re.fullmatch(r"(?:(\d{1,5}):)?(\d{1,5})", ports)
     local, remote = (int(found[1] or found[2]), int(found[2])) if found else (-1, -1)
     if not (0 <= local < 65536 and 0 < remote < 65536):
         raise InvalidRequestError(f"{ports!r} is no port; give REMOTE or LOCAL:REMOTE, such as 6006 or 8080:6006")
     if (head := head_of_dashboard()) is not None:
-        head.forward(["port-forward", name, f"0:{remote}"], local, remote)
-    job, index = _named(name)
+        head.forward(["port-forward", *_words(job, index), f"0:{remote}"], local, remote)
     with cluster():
         from iris_ray.sessions.port_forward import PortForward
 
@@ -130,11 +137,9 @@ def port_forward(name: str, ports: str) -> None:
         wait_for(forward.run(local))
 
 
-def _named(name: str) -> tuple[str, int | None]:
-    """Return the job and the task in ``JOB``, ``JOB/3`` or ``JOB/task-3``."""
-    job, slash, last = name.rpartition("/")
-    number = last.removeprefix("task-")
-    return (job, int(number)) if slash and number.isdecimal() else (name, None)
+def _words(job: str, index: int | None) -> list[str]:
+    """Return how the head is told a job and its task."""
+    return [job] if index is None else [job, str(index)]
 
 
 # -- exec --------------------------------------------------------------------------------------------------------------
@@ -157,7 +162,7 @@ async def _run(controller: ControllerConnection, place: "TaskPlace", words: Sequ
 async def _run_everywhere(
     controller: ControllerConnection, places: Sequence["TaskPlace"], words: Sequence[str]
 ) -> list[int]:
-    """Run a command beside several tasks at the same time. Return the exit codes, in the order of the tasks."""
+    """Run a command on the hosts of several tasks at once. Return the exit codes, in the order of the tasks."""
     from iris_ray.sessions.client import TaskSession, follow
 
     names = [place.host for place in places]

@@ -1,4 +1,4 @@
-"""Sessions beside running tasks: find a task's host, run a command there, connect to one of its ports.
+"""Sessions on the hosts of running tasks: find a task's host, run a command there, connect to one of its ports.
 
 The Controller only says where the task runs, and whether this user may. All bytes go directly between this process and
 an actor on the task's host.
@@ -38,7 +38,7 @@ START_S = 60.0
 """The limit for the start of a session's process on a host; seconds."""
 TRIES, AGAIN_S = 2, 1.0
 """How often a repeatable question is asked, and the pause between."""
-MAY = "run commands beside its tasks"
+MAY = "run commands on the hosts of its tasks"
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class TaskSession:
         self._controller = controller
         self._connection = this_connection()
         self._actor = Actor[SessionInterface](
-            start_session(place.node_id, place.address), f"the process of the session on {place.host}"
+            start_session(place.node_id, place.address, current_user()), f"the process of the session on {place.host}"
         )
 
     async def __aenter__(self) -> Self:
@@ -221,8 +221,8 @@ def moved(place: TaskPlace) -> TaskMovedError:
     """Return the error of a session whose task's attempt has ended."""
     job_id, _, attempt = place.attempt
     return TaskMovedError(
-        f"attempt {attempt} of {place} has ended, and what ran beside it has ended with it; the job may go on"
-        f" elsewhere: see iris-ray job events {job_id}"
+        f"attempt {attempt} of {place} has ended, and this session with it; the job may continue on other hosts:"
+        f" see iris-ray job events {job_id}"
     )
 
 
@@ -315,7 +315,7 @@ async def _send(channel: Channel, given: Input) -> None:
 
 
 def run_beside(job_id: str, task_index: int, command: Sequence[str], given: bytes) -> tuple[int, bytes, bytes]:
-    """Run a command beside a task; see `IrisClient.exec`. Return its exit code, stdout and stderr."""
+    """Run a command on a task's host; see `IrisClient.exec`. Return its exit code, stdout and stderr."""
     require("command", command, texts('["nvidia-smi"]'))
     if not command:
         raise InvalidRequestError('command is empty; give a program and its arguments, such as ["tpu-info"]')

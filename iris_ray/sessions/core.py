@@ -1,4 +1,4 @@
-"""The messages between a person's process and a host during a session beside a task: commands, terminals, ports."""
+"""The messages of sessions between a person's process and a task's host: commands, terminals, ports."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command to run beside a task.
+    """A command to run on a task's host.
 
     Args:
         words: the program and its arguments; no shell reads them. None: the task's shell.
@@ -66,11 +66,11 @@ class SessionInterface(Protocol):
     """
 
     async def enter(self, task: TaskAttemptId) -> None:
-        """Choose the attempt of a task beside which the session works. The session ends with it.
+        """Choose the attempt of a task for which the session works. The session ends with it.
 
         Raises:
             TaskNotRunningError: it does not run here any more.
-            TooManySessionsError: other people's sessions have all places on this host.
+            TooManySessionsError: all places on this host are taken, or the user has a share of them.
         """
 
     async def start(self, command: CommandLine) -> int:

@@ -25,15 +25,16 @@ from iris_ray.actors.host.directories import host_directory
 from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.redirect import started_tasks
 from iris_ray.errors import CommandNotFoundError, IrisError, SessionError, TaskNotRunningError, TooManySessionsError
+from iris_ray.fair_limits import leaves_room
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import TOKEN_VARIABLE
-from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand
+from iris_ray.sessions.channels import ByteChannel, PortConnection, RunningCommand, started
 from iris_ray.sessions.core import POLL_S, CommandLine, Piece, Size
 from iris_ray.sessions.surroundings import Surroundings
 
 MOST_SESSIONS = 32
-"""The limit for sessions on a host. Each is a process of about 100 MB, beside its commands."""
+"""The limit for sessions on a host; one user alone gets half. Each is a process of about 100 MB and its commands."""
 MOST_CHANNELS = 64
 """The limit for commands and connections of a session. A browser opens six to each server."""
 STARTING_S, STARTING_POLL_S = 2.0, 0.1
@@ -49,10 +50,12 @@ class HostSession:
 
     Args:
         address: the host's IP address.
+        user: who opens it.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, user: str) -> None:
         self._address = address
+        self._user = user
         self._directory = host_directory()
         self._channels: dict[int, ByteChannel] = {}
         self._opening = 0
@@ -68,15 +71,17 @@ class HostSession:
             return
         try:
             if self._place is None:
-                self._place = _take_place(self._directory / "sessions")
+                self._place = _take_place(self._directory / "sessions", self._user)
             process, self._surroundings = await self._find(task)
         except SessionError:
             raise
         except OSError as error:
-            raise SessionError(f"the task's host has no room for a session now, or a broken disk: {error}") from None
+            raise SessionError(
+                f"the task's host can't open a session: its resources are used up, or its disk fails: {error}"
+            ) from None
         except RuntimeError as error:
             raise TaskNotRunningError(
-                f"task {task.task_index} of {task.job_id} does not run on {self._address} any more ({error}); see"
+                f"task {task.task_index} of {task.job_id} no longer runs on {self._address} ({error}); see"
                 f" iris-ray job events {task.job_id}"
             ) from None
         self._task = process
@@ -88,13 +93,13 @@ class HostSession:
             raise TaskNotRunningError("the task's attempt has ended; see iris-ray job events")
         words = (beside.shell(),) if command.words is None else command.words
         if not words or any("\0" in word for word in words):
-            raise CommandNotFoundError("a command needs a program, and no word of it can have a NUL character")
+            raise CommandNotFoundError("give a command with at least a program, and without NUL characters")
         environ, token = beside.for_commands(command.term), beside.environ.get(TOKEN_VARIABLE, "")
         arguments = words, environ, beside.directory, token, command.size, command.takes_input
         try:
             return await self._opened(RunningCommand.start, *arguments)
         except (OSError, subprocess.SubprocessError) as error:
-            raise SessionError(f"the task's host has no room for a command now: {error}") from None
+            raise SessionError(f"the task's host can't start the command: {error}") from None
 
     async def connect(self, port: int) -> int:
         return await self._opened(PortConnection.open, port, self._address)
@@ -106,7 +111,8 @@ class HostSession:
         may_be_tasks_end = piece.exit_code in _AS_HOSTS_END_IT and not (found.is_closed or piece.task_ended)
         if piece.over and may_be_tasks_end and isinstance(found, RunningCommand):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._task_ended.wait(), TOGETHER_S)
+                async with asyncio.timeout(TOGETHER_S):
+                    await self._task_ended.wait()
             return piece._replace(task_ended=self._task_ended.is_set())
         return piece
 
@@ -134,7 +140,8 @@ class HostSession:
 
     async def task_ended(self) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._task_ended.wait(), POLL_S)
+            async with asyncio.timeout(POLL_S):
+                await self._task_ended.wait()
         return self._task_ended.is_set()
 
     async def _find(self, task: TaskAttemptId) -> tuple[WatchedProcess, Surroundings]:
@@ -149,7 +156,7 @@ class HostSession:
         async def find() -> tuple[WatchedProcess, Surroundings]:
             pid = _pid_of(task, self._directory)
             if (stat := stat_of(pid)) is None:
-                raise RuntimeError("its process has ended")
+                raise RuntimeError("the task's process has ended")
             surroundings = Surroundings.of_process(pid)
             return WatchedProcess(stat.identity), surroundings
 
@@ -167,11 +174,11 @@ class HostSession:
             raise SessionError(f"this session has {MOST_CHANNELS} open commands and connections; close some first")
         self._opening += 1
         try:
-            channel = await asyncio.to_thread(start, *arguments)
+            channel = await started(start, *arguments)
         except RuntimeError as error:
             if isinstance(error, IrisError):
                 raise
-            raise SessionError(f"the task's host has no room for a thread now: {error}") from None
+            raise SessionError(f"the task's host can't start a thread: {error}") from None
         finally:
             self._opening -= 1
         number = next(self._numbers)
@@ -191,9 +198,9 @@ class HostSession:
 _HostSession = ray.remote(HostSession)
 
 
-def start_session(node_id: str, address: str) -> ActorHandle:
-    """Start a session on a host, and return at once. It ends with the calling process at the latest."""
-    handle: ActorHandle = _HostSession.options(**on_host(node_id, address)).remote(address)
+def start_session(node_id: str, address: str, user: str) -> ActorHandle:
+    """Start a user's session on a host, and return at once. It ends with the calling process at the latest."""
+    handle: ActorHandle = _HostSession.options(**on_host(node_id, address)).remote(address, user)
     return handle
 
 
@@ -202,24 +209,36 @@ def _pid_of(task: TaskAttemptId, directory: Path) -> int:
     for pid, one in started_tasks(directory).items():
         if (one.job_id, one.task_index, one.attempt) == task:
             return pid
-    raise RuntimeError(f"attempt {task.attempt} has no process there")
+    raise RuntimeError(f"attempt {task.attempt} has no process on this host")
 
 
-def _take_place(directory: Path) -> int:
+def _take_place(directory: Path, user: str) -> int:
     """Take one of the host's places for sessions, and return a descriptor. The place is free again when it closes.
 
+    A place is a file with a lock, in which its user's name stands.
+
     Raises:
-        TooManySessionsError: there is none.
+        TooManySessionsError: there is none, or it is for other users.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    for number in range(MOST_SESSIONS):
-        place = os.open(directory / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return place
-        except BlockingIOError:
-            os.close(place)
+    name = user.encode()
+    with open(directory / "lock", "w") as lock, contextlib.ExitStack() as opened:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # sessions look one by one, each for a moment
+        free, held = list[int](), 0
+        for number in range(MOST_SESSIONS):
+            place = os.open(directory / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, place)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free.append(place)
+            except BlockingIOError:
+                held += os.pread(place, len(name) + 1, 0) == name
+        if leaves_room(held, len(free)):
+            os.ftruncate(free[0], 0)
+            os.pwrite(free[0], name, 0)
+            return os.dup(free[0])  # has the lock, too
     raise TooManySessionsError(
-        f"the task's host has {MOST_SESSIONS} open sessions, as many as it takes: close some of your shells and"
-        " forwarded ports, or use another task of the job"
+        f"the task's host has {MOST_SESSIONS - len(free)} open sessions of at most {MOST_SESSIONS}, {held} of them"
+        f" {user}'s, and keeps the others free for other users: close some of your shells and forwarded ports, or use"
+        " another task of the job"
     )

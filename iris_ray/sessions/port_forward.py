@@ -63,7 +63,7 @@ class PortForward:
                     async with TaskSession(self._controller, place) as session:
                         self._session = session
                         await server.start_serving()
-                        self._say(f"http://localhost:{port} is port {self._remote} beside {place}")
+                        self._say(f"http://localhost:{port} is port {self._remote} on the host of {place}")
                         first, self._trouble = False, None
                         await session.wait_for_tasks_end()
                         self._say(f"attempt {place.attempt.attempt} of {place} has ended; connections are closed")
@@ -135,7 +135,7 @@ async def listen(
         server = await asyncio.start_server(accept, LOOPBACK, local, start_serving=False)
     except OSError as error:
         raise InvalidRequestError(
-            f"port {local} of this machine can't be had ({error.strerror}); give another one before a colon, or 0"
+            f"port {local} of this machine can't be used ({error.strerror}); give another one before a colon, or 0"
             f" for any that is free: 0:{remote}"
         ) from None
     port: int = server.sockets[0].getsockname()[1]

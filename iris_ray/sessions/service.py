@@ -10,12 +10,15 @@ SERVICE: Final = Service(
     commands={
         "job exec": Command(
             "iris_ray.sessions.cli:exec_",
-            "Run a command beside a task, with its variables, on its host or all hosts.",
+            "Run a command on a task's host, or on all hosts of a job.",
             "Inside a job",
         ),
-        "job shell": Command("iris_ray.sessions.cli:shell", "A terminal beside a task, on its host.", "Inside a job"),
+        "job shell": Command("iris_ray.sessions.cli:shell", "Open a terminal on a task's host.", "Inside a job"),
+        "job cp": Command(
+            "iris_ray.sessions.cp:cp", "Copy files to or from a task's host, whole or not at all.", "Inside a job"
+        ),
         "job port-forward": Command(
-            "iris_ray.sessions.cli:port_forward", "Make a port on a task's host a port of this machine.", "Inside a job"
+            "iris_ray.sessions.cli:port_forward", "Forward a port of this machine to a task's host.", "Inside a job"
         ),
     },
 )

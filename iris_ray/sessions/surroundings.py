@@ -1,4 +1,4 @@
-"""The surroundings of a task: its variables, working directory and Python, for a command that runs beside it.
+"""The surroundings of a task: its variables, working directory and Python, for a command that runs on its host.
 
 A task sets most variables in its running process, where no other process sees them. So it keeps a copy in memory that
 only its own account can open, and that goes with the process; the values are on no disk and in no message.

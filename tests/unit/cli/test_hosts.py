@@ -98,12 +98,12 @@ def test_unusable_hosts_are_shown_with_reason(world: ControllerInProcess) -> Non
         world.add_node(what, f"10.9.0.{number}", resources, labels)
     wait_until(lambda: "oddest" in states(world))
     found = states(world)
-    assert found["10.9.0.0"] == ("CLOSED", "host 10.9.0.0 has TPU chips and no label ray.io/tpu-slice-name")
+    assert found["10.9.0.0"] == ("CLOSED", "host 10.9.0.0 has TPU chips but lacks the label ray.io/tpu-slice-name")
     assert found["odd"][0] == found["odder"][0] == found["oddest"][0] == "INCOMPLETE"
     assert "has no usable ray.io/tpu-worker-id" in str(found["odd"][1])
     assert "v99" in str(found["odder"][1])
     assert "host 10.9.0.3 of oddest has no TPU chips that Ray knows of" in str(found["oddest"][1])
-    assert "no label ray.io/tpu-slice-name" in world.iris("host", "ls", "--hosts").stdout
+    assert "lacks the label ray.io/tpu-slice-name" in world.iris("host", "ls", "--hosts").stdout
     world.succeed(world.start("train", slices=(3,)))
     world.remove_node("unlabelled")
     wait_until(lambda: "10.9.0.0" not in states(world))
@@ -128,7 +128,7 @@ def test_notice_waits_for_tasks_and_names_staying_jobs(
     told: list[str] = []
     monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
     job = world.start("train")
-    late = world.iris("host", "give-notice", "v4-16-0", "--seconds", "1", code=FAILED).stdout
+    late = world.iris("host", "give-notice", "v4-16-0", "--in", "1", code=FAILED).stdout
     assert late.splitlines() == [f"1 job must leave within 1 s: {job}", f"still there: {job}"]
     assert told == [world.node_id("v4-16-0", 0), world.node_id("v4-16-0", 1)]
     assert "no job has tasks there" in world.iris("host", "give-notice", "v4-16-1/1").stdout
@@ -151,7 +151,7 @@ def test_only_operators_give_notice_to_other_hosts(world: ControllerInProcess, m
     monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
     world.iris("cluster", "settings", "set", "operators=olga", user="olga")
     refused = world.iris("host", "give-notice", "v4-16-1/1", user="bob", code=FAILED)
-    assert "only operators may give notice to hosts, and bob is none" in refused.stderr
+    assert "only operators may give notice to hosts, and bob is not an operator" in refused.stderr
     assert told == []
     world.iris("host", "give-notice", "v4-16-1/1", user="olga")
     assert told == [world.node_id("v4-16-1", 1)]
@@ -206,7 +206,7 @@ def test_notice_here_needs_no_controller(
     monkeypatch.setattr(ray_internals, "announce_end", lambda *told: drained.append(told))
     so(bare_cluster)
     mark = begin_task(this_machine)
-    said = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", "--reason", "it ends", code=FAILED).stdout
+    said = bare_cluster.iris("host", "give-notice", "here", "--in", "1", "--reason", "it ends", code=FAILED).stdout
     assert said.splitlines() == ["1 job must leave within 1 s: train", "still there: train"]
     (node_id, reason, deadline, gcs_address) = cast(tuple[str, str, float, str], drained.pop())
     assert (node_id, reason, gcs_address) == (this_machine.node_id, "it ends", "10.0.0.1:6379")
@@ -215,7 +215,7 @@ def test_notice_here_needs_no_controller(
     assert heard == HostNotice(NoticeKind.PREEMPTION, "it ends", deadline)
 
     with bare_cluster.meanwhile(mark.unlink):
-        left = bare_cluster.iris("host", "give-notice", "here", "--seconds", "30").stdout
+        left = bare_cluster.iris("host", "give-notice", "here", "--in", "30").stdout
     assert left.splitlines()[-1] in ("all tasks have left", "no job has tasks there; no new ones will start")
 
 
@@ -227,7 +227,7 @@ def test_notice_here_asks_controller_of_large_fleet_nothing(
     bare_cluster.start_controller()
     monkeypatch.setattr(ControllerConnection, "ask", lambda _, question, *__: asked.append(question.__name__))
     begin_task(this_machine)
-    bare_cluster.iris("host", "give-notice", "here", "--seconds", "2", code=FAILED)
+    bare_cluster.iris("host", "give-notice", "here", "--in", "2", code=FAILED)
     assert asked == []
 
 
@@ -235,7 +235,7 @@ def test_notice_here_tells_tasks_even_if_ray_does_not_answer(
     bare_cluster: ControllerInProcess, this_machine: LocalNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_internals, "announce_end", lambda *_: time.sleep(60.0))
-    failed = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", code=FAILED)
+    failed = bare_cluster.iris("host", "give-notice", "here", "--in", "1", code=FAILED)
     assert "this machine can't be drained: Ray does not answer" in failed.stderr
     assert this_machine.directory is not None
     assert announced_end.announced(this_machine.directory, this_machine.node_id) is not None
@@ -246,7 +246,7 @@ def test_notice_here_where_ray_is_another_users_waits(
 ) -> None:
     monkeypatch.setattr(give_notice, "local_nodes", lambda: iter([replace(this_machine, directory=None)]))
     began = time.monotonic()
-    done = bare_cluster.iris("host", "give-notice", "here", "--seconds", "1", code=FAILED)
+    done = bare_cluster.iris("host", "give-notice", "here", "--in", "1", code=FAILED)
     assert "the tasks here can't be seen" in done.stderr
     assert time.monotonic() - began > 0.9
 
@@ -268,8 +268,8 @@ def test_notice_here_needs_one_node_of_ray(
         (["v4-16-0/7"], "there is no host 'v4-16-0/7'; did you mean v4-16-0/"),
         ([], "Missing argument"),
         (["x" * 100_000], "there is no"),
-        (["v4-16-1", "--seconds", "0"], "0 is not in the range"),
-        (["v4-16-1", "--seconds", "nan"], "not a valid integer"),
+        (["v4-16-1", "--in", "0"], "give at least 1s"),
+        (["v4-16-1", "--in", "nan"], "is not a duration"),
     ],
 )
 def test_notice_without_target_or_time_is_refused(world: ControllerInProcess, arguments: list[str], said: str) -> None:

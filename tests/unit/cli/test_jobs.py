@@ -1,6 +1,8 @@
 """Commands about jobs: what they print about the real Controller's jobs."""
 
 import re
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,10 +32,10 @@ def test_waiting_job_answers_why_status_tasks_and_cancel(world: ControllerInProc
     assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
     assert f"did you mean {second}" in world.iris("cancel", second[:-1], code=USAGE).stderr
     cancelled = world.json("cancel", second)
-    assert cancelled == {"job_id": second, "cancelled": True, "state_before": "PENDING"}
+    assert cancelled == [{"job_id": second, "cancelled": True, "state_before": "PENDING"}]
     assert world.json("job", "status", second)["error"] == "cancelled by ann"
     assert "had already ended: killed" in world.iris("cancel", second).stdout
-    assert not world.json("cancel", second)["cancelled"]
+    assert not world.json("cancel", second)[0]["cancelled"]
 
 
 def test_job_after_another_says_so_and_starts_in_turn(world: ControllerInProcess) -> None:
@@ -76,9 +78,16 @@ def test_jobs_status_text_is_in_list_and_status(world: ControllerInProcess) -> N
     wait_until(lambda: world.status(job).status is not None)
     assert "step 7: loss 2.31, ETA 3 h" in world.iris("ls").stdout
     printed = world.iris("job", "status", job).stdout
+    assert re.search(r"started: +\d+s ago\nslices", printed)
     assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", printed)
     found = world.json("job", "status", job)
     assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
+    assert found["submitted_at"] <= found["started_at"] <= time.time()
+    world.succeed(job)
+    found = world.json("job", "status", job)
+    assert found["started_at"] <= found["ended_at"] <= time.time()
+    waits = world.json("job", "status", world.submit("waits", slices=(9,)))
+    assert (waits["started_at"], waits["ended_at"]) == (None, None)
 
 
 def test_paged_lists_are_complete(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +185,45 @@ def test_status_says_when_time_is_up(world: ControllerInProcess) -> None:
     assert "in 1h06m at the latest (max_runtime)" in world.iris("job", "status", "train").stdout
     world.succeed("train")
     assert "max_runtime" not in world.iris("job", "status", "train").stdout
+
+
+# -- ls: which jobs, and following them --------------------------------------------------------------------------------
+
+
+def test_listing_is_by_state_type_and_number(world: ControllerInProcess) -> None:
+    ended, failed = world.start("ended-1a2b3c4d"), world.start("failed-1a2b3c4d")
+    world.succeed(ended)
+    world.fail(failed, 0)
+    runs, waits = world.start("runs-1a2b3c4d", slices=(3,)), world.submit("waits-1a2b3c4d")
+
+    def ids(*options: str) -> list[str]:
+        return world.iris("ls", "-q", *options).stdout.split()
+
+    assert ids() == [runs, waits]
+    assert ids("--state", "failed", "--state", "RUNNING") == [failed, runs]
+    assert ids("--all", "--limit", "2") == [runs, waits]
+    assert ids("--tpu", "v4-16") == [runs, waits]
+    assert ids("--tpu", "v4-32") == []
+    assert "no killed jobs" in world.iris("ls", "--state", "killed").stderr
+    assert "give --json or --quiet" in world.iris("ls", "-q", "--json", code=USAGE).stderr
+
+
+def test_listing_is_drawn_anew_until_ctrl_c(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = world.start("train-1a2b3c4d")
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) > 1:
+            raise KeyboardInterrupt
+        world.submit("late-5e6f7a8b", slices=(9,))
+
+    monkeypatch.setattr("iris_ray.cli.job_list.time", SimpleNamespace(**vars(time) | {"sleep": sleep}))
+    person = Terminal()
+    assert world.on_terminal("top", person=person) == INTERRUPTED
+    before, late, after = person.printed.partition("late-5e6f7a8b")
+    assert before.count(first) == 2
+    assert late
+    assert "Ctrl-C ends this" in before
+    assert after.endswith("interrupted\n")
+    assert "--watch is for a terminal" in world.iris("ls", "--watch", code=USAGE).stderr

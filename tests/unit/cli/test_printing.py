@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.cli.jobs import listed
+from iris_ray.cli.job_list import listed
 from iris_ray.cli.printing import (
     duration,
     format_table,

@@ -10,7 +10,7 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import PriorityBand
-from tests.support.command_line import CTRL_C, Terminal, address_of_nobody
+from tests.support.command_line import CTRL_C, Terminal, address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.leaks import unpacked
 from tests.support.waiting import wait_until
@@ -118,6 +118,23 @@ def test_run_on_terminal_continues_after_no(world: ControllerInProcess, script: 
         assert world.on_terminal("run", script, "v4-16", person=person) == OK
 
 
+# -- both --------------------------------------------------------------------------------------------------------------
+
+JOINED = "iris-ray: joined the Ray cluster at 10.0.0.1:6379, found on this machine (--address chooses another)\n"
+
+
+def test_cluster_that_was_found_is_named(world: ControllerInProcess, script: str) -> None:
+    assert world.iris("submit", script).stderr == JOINED
+    assert "joined" not in world.iris("ls").stderr
+
+
+@pytest.mark.parametrize("command", [["submit"], ["job", "submit"], ["run"]])
+def test_option_without_value_points_to_help_of_its_command(command: list[str], script: str) -> None:
+    refused = invoke(*command, script, "--tpu")
+    assert refused.exit_code == USAGE
+    assert refused.stderr.endswith(f"Option '--tpu' requires an argument. See: main {' '.join(command)} --help\n")
+
+
 # -- submit ------------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +196,7 @@ def test_submit_for_missing_resources_says_what_cluster_has(
 
 
 @pytest.mark.parametrize("command", [("run", "v4-16"), ("submit", "--tpu=v4-16")], ids=str)
-@pytest.mark.parametrize(("written", "timeout"), [("60", 60.0), ("0", None), ("-1", None)])
+@pytest.mark.parametrize(("written", "timeout"), [("60", 60.0), ("2m", 120.0), ("0", None)])
 def test_placement_options_arrive_by_both_commands(
     world: ControllerInProcess, script: str, command: tuple[str, str], written: str, timeout: float | None
 ) -> None:
@@ -222,14 +239,14 @@ def test_submitted_tasks_get_requested_gpus(world: ControllerInProcess, script: 
 
 
 def test_rack_gang_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
-    refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE)
+    refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE, quotes=True)
     assert "gangs on TPU hosts run on slices" in refused.stderr
 
 
 def test_submit_for_existing_resources_prints_nothing_more(world: ControllerInProcess, script: str) -> None:
     world.start("train", slices=(3,))
     done = world.iris("submit", script, "--tpu", "v4-16", "--num-slices", "3", "--json")
-    assert done.stderr == ""
+    assert done.stderr == JOINED
     assert re.fullmatch(r'\{\s*"job_id": "work-[0-9a-f]{8}"\s*\}\s*', done.stdout)
 
 

@@ -1,5 +1,7 @@
 """``iris-ray logs``: which lines of which attempt it prints. The Controller reads real log files."""
 
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,19 @@ def test_logs_prints_an_attempt_and_names_others(world: ControllerInProcess, job
     assert "did you mean" in world.iris("logs", "-f", job[:-1], code=USAGE).stderr
 
 
+def test_timestamps_stand_before_lines(world: ControllerInProcess, job: str) -> None:
+    a_time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}"
+    assert re.fullmatch(f"{a_time} attempt 2 of task 1\n", world.iris("logs", job, "1", "--timestamps").stdout)
+    for line in world.iris("logs", job, "--all-tasks", "-t").stdout.splitlines():
+        assert re.fullmatch(rf"task-(\d)\| {a_time} attempt 2 of task \1", line)
+    (came_at,) = world.json("logs", job, "1", "--timestamps")["times"]
+    assert 0 <= time.time() - came_at < 3600
+    assert world.json("logs", job, "1")["times"] is None
+    assert world.iris("logs", job, "1", "--since", "1h").stdout == "attempt 2 of task 1\n"
+    assert world.iris("logs", job, "1", "--since", "2999-01-01").stdout == ""
+    assert world.iris("logs", job, "--all-tasks", "--since", "2999-01-01").stdout == ""
+
+
 def test_grep_searches_all_tasks_and_attempts_on_hosts(world: ControllerInProcess, job: str) -> None:
     found = world.iris("logs", job, "--grep", "of task").stdout.splitlines()
     assert found == [f"task-{n}.attempt-{a}| attempt {a} of task {n}" for n in (0, 1) for a in (1, 2)]
@@ -80,7 +95,8 @@ def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
         (("--grep", "a(b"), "not a regular expression"),
         (("--grep", "a", "-f"), "without --follow"),
         (("-C", "3"), "for --grep"),
-        (("--since", "1h"), "for --grep"),
+        (("--since", "1h", "--tail", "3"), "not both"),
+        (("--grep", "a", "--timestamps"), "without --follow"),
         (("--grep", "a", "--since", "soon"), "is not a time"),
         (("9", "--grep", "a"), "there is no task"),
     ],

@@ -21,6 +21,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
 from iris_ray.logs.host import TaskOutput
+from iris_ray.logs.times import timed_lines, timed_parts
 from tests.support.waiting import wait_until
 
 MARK = '{"job_id": "job-1", "task_index": 3, "attempt": 1, "num_tasks": 1, "label": "label"}'
@@ -57,6 +58,19 @@ def test_pump_keeps_all_output_of_killed_process(pumped: Pumped) -> None:
     assert piece is not None
     assert piece.data == b"x" * 3_000_000 + b"end"
     assert not pumped.pipe.exists()
+
+
+def test_lines_of_real_process_have_the_times_at_which_it_printed_them(pumped: Pumped) -> None:
+    script = "import time\nfor _ in range(3):\n    print(time.time(), flush=True)\n    time.sleep(1.2)"
+    pumped.run(script)
+    pumped.pump.close()
+    piece = pumped.log.read(0, 10_000)
+    assert piece is not None
+    timed = list(timed_lines(timed_parts(piece.offset, piece.data, pumped.log.times(piece))))
+    assert len({at for at, _ in timed}) == 3
+    for at, line in timed:
+        assert at is not None
+        assert -0.1 < at - float(line) < 60
 
 
 def test_output_before_closing_is_kept_on_slow_host(pumped: Pumped, monkeypatch: pytest.MonkeyPatch) -> None:

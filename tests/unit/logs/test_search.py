@@ -57,6 +57,18 @@ def test_line_over_the_end_of_a_file_is_found_whole(tmp_path: Path, file_bytes: 
     assert lines == [line for group in by_lines(TEXT, "loss 3|end", 0) for line in group]
 
 
+@pytest.mark.parametrize("file_bytes", [20, 64, 1000])
+def test_search_since_a_time_begins_there(tmp_path: Path, file_bytes: int) -> None:
+    log = AttemptLog(tmp_path, "train", 0, 1)
+    writer = LogWriter(log, file_bytes, files_kept=1000)
+    for number in range(10):
+        writer.write(b"step %d\n" % number, 1000.0 + 10 * number)
+    writer.close()
+    answer = search(log, LogSearch("step", since=1061.0), 1 << 20)
+    assert answer is not None
+    assert [line for group in answer.groups for line in group] == [b"step 7", b"step 8", b"step 9"]
+
+
 def test_answer_is_bounded_and_says_so(tmp_path: Path) -> None:
     answer = found(written(tmp_path, b"x" * 3 * LINE_BYTES + b"\n" + TEXT), "x|loss", most_bytes=LINE_BYTES + 30)
     assert answer.groups[0][0] == b"x" * LINE_BYTES

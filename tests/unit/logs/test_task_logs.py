@@ -173,7 +173,7 @@ def test_following_all_tasks_marks_every_line() -> None:
 
 def test_following_one_attempt_ends_with_it() -> None:
     story = Story([[[b"one\n"]], [[b"two\n"]]])
-    assert [line.data for line in stream_logs(story, "job", 0, attempt=1)] == [b"one"]
+    assert [line.data for line in stream_logs(story, "job", 0, LogPosition(1))] == [b"one"]
 
 
 def test_logs_of_many_tasks_are_read_in_batches() -> None:

@@ -74,21 +74,23 @@ def tasks(world: ControllerInProcess, begin: Begin) -> list[psutil.Process]:
 def test_exec_prints_output_and_ends_with_code(world: ControllerInProcess) -> None:
     done = world.iris("exec", JOB, "--", "sh", "-c", "echo $WHO; echo trouble >&2; exit 5", code=5, quotes=True)
     assert (done.stdout, done.stderr) == ("task 0\n", "trouble\n")
-    for name in (f"{JOB}/1", f"{JOB}/task-1"):
-        assert world.iris("exec", name, "--", "sh", "-c", "echo $WHO").stdout == "task 1\n"
+    for name in ((f"{JOB}/1",), (f"{JOB}/task-1",), (JOB, "1")):
+        assert world.iris("exec", *name, "--", "sh", "-c", "echo $WHO").stdout == "task 1\n"
+    assert world.iris("exec", JOB, "1", "sh").stdout == ""
+    assert "'1' can't be started" in world.iris("exec", JOB, "--", "1", code=NOT_FOUND, quotes=True).stderr
 
 
 @pytest.mark.usefixtures("tasks")
 def test_exec_everywhere_labels_lines_and_takes_first_code(world: ControllerInProcess) -> None:
     script = 'printf "$WHO\\nends"; [ "$WHO" = "task 0" ] || exit 4'
-    done = world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=4, quotes=True)
+    done = world.iris("exec", JOB, "--all-tasks", "--", "sh", "-c", script, code=4, quotes=True)
     hosts = [f"{task.group} {task.host}" for task in world._ask("list_tasks", JOB)]
     expected = [f"{host}| {line}" for index, host in enumerate(hosts) for line in (f"task {index}", "ends")]
     assert sorted(done.stdout.splitlines()) == sorted(expected)
 
 
 @pytest.mark.usefixtures("tasks")
-@pytest.mark.parametrize("everywhere", [(), ("--all",)])
+@pytest.mark.parametrize("everywhere", [(), ("--all-tasks",)])
 def test_exec_of_unknown_program_ends_like_a_shell(world: ControllerInProcess, everywhere: tuple[str, ...]) -> None:
     done = world.iris("exec", JOB, *everywhere, "--", "no-such-program", code=NOT_FOUND, quotes=True)
     assert "'no-such-program' can't be started" in done.stderr
@@ -99,7 +101,7 @@ def test_only_jobs_user_and_operators_may_exec(world: ControllerInProcess) -> No
     world.iris("cluster", "settings", "set", "operators=root,ann", user="root")
     world.iris("cluster", "settings", "set", "operators=root", user="root")
     refused = world.iris("exec", JOB, "--", "true", user="bob", code=FAILED)
-    assert "only ann and operators may run commands beside its tasks" in refused.stderr
+    assert "only ann and operators may run commands on the hosts of its tasks" in refused.stderr
     assert "only ann and operators" in world.iris("port-forward", JOB, "6006", user="bob", code=FAILED).stderr
     for user in ("ann", "root"):
         world.iris("exec", JOB, "--", "true", user=user)
@@ -111,7 +113,7 @@ def test_exec_says_why_task_does_not_run(world: ControllerInProcess) -> None:
     waits = world.iris("exec", JOB, "--", "true", code=FAILED)
     assert f"task 0 of {JOB} does not run: " in waits.stderr
     assert "in use by first" in waits.stderr
-    assert "in use by first" in world.iris("exec", JOB, "--all", "--", "true", code=FAILED).stderr
+    assert "in use by first" in world.iris("exec", JOB, "--all-tasks", "--", "true", code=FAILED).stderr
     world.succeed("first")
     world.wait_for_attempt(JOB, 1)
     world.succeed(JOB)
@@ -131,7 +133,7 @@ def test_exec_beside_moved_task_ends_with_its_attempt(
     with world.meanwhile(moves):
         done = world.iris("exec", JOB, "--", "sh", "-c", f"{DAEMON} sleep 60", code=FAILED, quotes=True)
     assert f"attempt 1 of task 0 of {JOB}" in done.stderr
-    assert "has ended, and what ran beside it has ended with it" in done.stderr
+    assert "has ended, and this session with it" in done.stderr
     assert not alive(int((tmp_path / "daemon").read_text()))
 
 
@@ -178,7 +180,7 @@ def test_third_ctrl_c_ends_wait_for_silent_host(world: ControllerInProcess, monk
         assert ended.wait(20), "it still waits for the silent host"
 
     with world.meanwhile(press):
-        world.iris("exec", JOB, "--all", "--", "sleep", "60", code=INTERRUPTED)
+        world.iris("exec", JOB, "--all-tasks", "--", "sleep", "60", code=INTERRUPTED)
         ended.set()
 
 
@@ -192,16 +194,19 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
     monkeypatch.setattr(streams, "pass_on", broken)
     caplog.set_level(logging.ERROR, "asyncio")
     script = '[ "$WHO" = "task 1" ] && printf rest && sleep 60; sleep 0.5; echo line'
-    world.iris("exec", JOB, "--all", "--", "sh", "-c", script, code=FAILED, quotes=True)
+    world.iris("exec", JOB, "--all-tasks", "--", "sh", "-c", script, code=FAILED, quotes=True)
     assert not caplog.records
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("exec", f"{JOB}/1", "--all", "--", "true"), "--all is for all tasks"),
-        (("exec", "--all", JOB, "ls"), "write -- before the command"),
+        (("exec", f"{JOB}/1", "--all-tasks", "--", "true"), "--all-tasks is for all tasks"),
+        (("exec", "--all-tasks", JOB, "ls"), "write -- before the command"),
         (("exec", JOB, "ls", "-l"), "after --"),
+        (("exec", JOB, "3"), "give the command to run"),
+        (("port-forward", JOB, "x", "6006"), "a task's number and a port"),
+        (("port-forward", JOB, "1", "2", "6006"), "a task's number and a port"),
         (("shell", JOB), "a shell needs a terminal"),
         (("port-forward", JOB, "70000"), "no port"),
         (("port-forward", JOB, "tensorboard"), "no port"),
@@ -314,7 +319,7 @@ def test_port_forward_carries_connections_to_where_task_runs(
     with world.meanwhile(then_ctrl_c(story)):
         done = world.iris("port-forward", JOB, f"{port}:{echo}", code=OK)
     said = done.stderr
-    assert said.count(f"http://localhost:{port} is port {echo} beside task 0 of {JOB}") == 2
+    assert said.count(f"http://localhost:{port} is port {echo} on the host of task 0 of {JOB}") == 2
     assert "connections are closed" in said
     assert f"{JOB} has ended: succeeded" in said
 
@@ -335,7 +340,7 @@ def test_port_forward_says_that_nothing_listens(world: ControllerInProcess) -> N
 
 @pytest.mark.usefixtures("tasks")
 def test_taken_local_port_is_refused(world: ControllerInProcess, echo: int) -> None:
-    assert "can't be had" in world.iris("port-forward", JOB, str(echo), code=USAGE).stderr
+    assert "can't be used" in world.iris("port-forward", JOB, str(echo), code=USAGE).stderr
 
 
 def test_full_host_is_asked_again_and_said_once(
@@ -344,11 +349,11 @@ def test_full_host_is_asked_again_and_said_once(
     port, tries = free_port(), []
     take_place = host_session._take_place
 
-    def taken(directory: Path) -> int:
+    def taken(directory: Path, user: str) -> int:
         tries.append(time.monotonic())
         if 1 < len(tries) < 4:
             raise TooManySessionsError("the task's host has 32 open sessions")
-        return take_place(directory)
+        return take_place(directory, user)
 
     monkeypatch.setattr(host_session, "_take_place", taken)
     monkeypatch.setattr(port_forward, "LOOK_S", 0.3)

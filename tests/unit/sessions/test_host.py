@@ -49,14 +49,16 @@ def task(own_host: Path, work: Path, nursery: Nursery) -> psutil.Process:
 
 
 @contextlib.asynccontextmanager
-async def session_beside(task: psutil.Process) -> AsyncIterator[HostSession]:
+async def session_beside(task: psutil.Process, user: str = "ann") -> AsyncIterator[HostSession]:
     """A session; everything in it is ended afterwards."""
-    session = HostSession("127.0.0.1")
+    session = HostSession("127.0.0.1", user)
     try:
         await session.enter(TASK)
         yield session
     finally:
         await asyncio.gather(*(channel.drop() for channel in session._channels.values()))
+        if session._place is not None:
+            os.close(session._place)  # as at the end of its process
 
 
 def run(script: str, work: Path, size: Size | None = None, takes_input: bool = False) -> RunningCommand:
@@ -394,22 +396,24 @@ async def test_calls_for_forgotten_channel_do_no_harm(task: psutil.Process, echo
 async def test_host_that_starts_no_process_says_so(task: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
     async with session_beside(task) as session:
         monkeypatch.setattr(sys, "executable", "/no/such/python")
-        with pytest.raises(SessionError, match="no room for a command now"):
+        with pytest.raises(SessionError, match="can't start the command"):
             await session.start(CommandLine(("true",)))
 
 
 async def test_session_beside_task_that_is_gone_is_refused(task: psutil.Process) -> None:
     with pytest.raises(TaskNotRunningError, match="attempt 7"):
-        await HostSession("127.0.0.1").enter(TASK._replace(attempt=7))
+        await HostSession("127.0.0.1", "ann").enter(TASK._replace(attempt=7))
 
 
 async def test_host_takes_so_many_sessions_and_no_more(task: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_session, "MOST_SESSIONS", 2)
-    async with session_beside(task) as first, session_beside(task):
-        with pytest.raises(TooManySessionsError, match="2 open sessions"):
-            await HostSession("127.0.0.1").enter(TASK)
-        assert first._place is not None
-        os.close(first._place)  # as at the end of its process
+    monkeypatch.setattr(host_session, "MOST_SESSIONS", 4)
+    async with session_beside(task):
+        async with session_beside(task):
+            with pytest.raises(TooManySessionsError, match="2 open sessions of at most 4, 2 of them ann's"):
+                await HostSession("127.0.0.1", "ann").enter(TASK)
+            async with session_beside(task, "annie"), session_beside(task, "bob"):
+                with pytest.raises(TooManySessionsError, match="4 open sessions of at most 4, 0 of them carl's"):
+                    await HostSession("127.0.0.1", "carl").enter(TASK)
         async with session_beside(task):
             pass
 

@@ -1,0 +1,170 @@
+"""``iris-ray rerun``: run a job again, as it was or with other flags, with the code that it ran."""
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.cli.address import address_option, cluster, dashboard_address
+from iris_ray.cli.completion import all_jobs
+from iris_ray.cli.conventions import say_error
+from iris_ray.cli.sent_code import code_of, restored_code, use_code
+from iris_ray.errors import InvalidRequestError
+
+_ENV = "--env", "-e"
+_LEFT_OUT = "--address", "--json", "--follow", "-f", "-q"
+"""Options that say nothing about the job; ``--address`` has a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypedCommand:
+    """The command line that has submitted a job, in the cluster's store.
+
+    Attributes:
+        command: ``run`` or ``submit``.
+        words: the words after it, without the values of environment variables: they may be secrets.
+        directory: where it was typed.
+    """
+
+    command: str
+    words: tuple[str, ...]
+    directory: str
+
+    def again(self, flags: Sequence[str], arguments: Sequence[str] | None) -> list[str]:
+        """Return the words of another job.
+
+        Args:
+            flags: other flags. Of an option that takes one value the last one counts.
+            arguments: other arguments of the script; None: the same.
+        """
+        own = list(self.words)
+        end = own.index("--") if "--" in own else len(own)
+        after = own[end + 1 :] if arguments is None else list(arguments)
+        anew = {word.removeprefix("--env=").partition("=")[0] for word in flags}
+        kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
+        kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
+        return [*(own[place] for place in kept), *flags, *(["--", *after] if after else [])]
+
+
+def remember_command(job_id: str, command: str, words: Sequence[str]) -> None:
+    """Keep the command line of a job as long as the Controller knows the job. This process is in the cluster."""
+    from iris_ray.actors.calls.names import command_key
+    from iris_ray.actors.calls.ray_internals import ClusterStore
+
+    kept = TypedCommand(command, tuple(_about_job(words)), str(Path.cwd()))
+    ClusterStore().put(command_key(job_id), json.dumps(asdict(kept)).encode())
+
+
+def _about_job(words: Sequence[str]) -> Iterator[str]:
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            yield word
+            yield from rest
+        elif name in _LEFT_OUT:
+            if name == "--address" and not equals:
+                next(rest, None)
+        elif name in _ENV and not equals:
+            yield word
+            yield next(rest, "").partition("=")[0]
+        elif name == "--env" or (word.startswith("-e") and not word.startswith("--")):
+            yield from ("--env", word.removeprefix("--env=").removeprefix("-e").partition("=")[0])
+        else:
+            yield word
+
+
+def _command_of(job_id: str) -> TypedCommand:
+    from iris_ray.actors.calls.names import command_key
+    from iris_ray.actors.calls.ray_internals import ClusterStore
+
+    ControllerConnection().ask(ControllerInterface.job_status, job_id)  # raises if there is no such job
+    stored = ClusterStore().get(command_key(job_id))
+    if stored is None:
+        raise InvalidRequestError(
+            f"{job_id} was not submitted by `iris-ray submit` or `iris-ray run`, so the cluster does not know how to"
+            " run it again; run the program that has submitted it"
+        )
+    found = json.loads(stored)
+    return TypedCommand(str(found["command"]), tuple(map(str, found["words"])), str(found["directory"]))
+
+
+class _Rerun(click.Command):
+    """Takes any options: they are those of ``submit`` or ``run``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[__name__] = args[args.index("--") + 1 :] if "--" in args else None
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Rerun, context_settings={"ignore_unknown_options": True})
+@click.argument("job", shell_complete=all_jobs)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS] [-- ARGUMENTS]")
+@click.option("--current-code", is_flag=True, help="With the code as it is here now, not with that of the job.")
+@click.option("--dry-run", is_flag=True, help="Only print the command that would run.")
+@address_option
+@click.pass_context
+def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code: bool, dry_run: bool) -> None:
+    """Run a job again: the command that has submitted it, with other flags if you give some.
+
+    \b
+      iris-ray rerun train-1a2b3c4d
+      iris-ray rerun train-1a2b3c4d --tpu v4-64 --max-runtime 12h
+      iris-ray rerun train-1a2b3c4d -- --steps 2000       other arguments of the script
+      iris-ray rerun train-1a2b3c4d --dry-run             shows the command
+
+    FLAGS are those of `iris-ray submit`, or of `iris-ray run` for a job that it ran; for an option that takes one
+    value, yours replaces the job's. Type this where the job was submitted, or in that directory of another clone: its
+    commit and difference, as `iris-ray job status` shows them, are restored in a temporary directory and sent. The
+    values of --env are not kept; they are taken from your environment, or from --env here.
+    """
+    if dashboard_address() is not None:
+        raise InvalidRequestError(
+            "rerun needs HOST:PORT of the cluster's head, not a dashboard; on the head, or submit the job again"
+        )
+    if job.startswith("-"):
+        raise click.UsageError(f"give JOB first, then its flags: rerun JOB {shlex.join([job, *flags])}")
+    arguments: list[str] | None = context.meta[__name__]
+    own = flags if arguments is None else flags[: len(flags) - len(arguments)]
+    with cluster():
+        typed = _command_of(job)
+        record = None if current_code else code_of(job)
+    words = typed.again(own, arguments)
+    shown = shlex.join(["iris-ray", typed.command, *words])
+    if dry_run:
+        click.echo(shown)
+        return
+    say_error(f"running {shown}")
+    with _code(typed, record, current_code):
+        _run(context, typed.command, words)
+
+
+@contextlib.contextmanager
+def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
+    """Be in the directory of the job's code within the block."""
+    if record is not None and "--working-dir" not in " ".join(typed.words):
+        with restored_code(record) as code, contextlib.chdir(code.directory), use_code(code):
+            yield
+        return
+    if not current:
+        say_error("its code was not recorded, as it was not in a checkout of git; this sends the code as it is now")
+    where = typed.directory if os.path.isdir(typed.directory) and not current else "."
+    with contextlib.chdir(where):
+        yield
+
+
+def _run(context: click.Context, name: str, words: Sequence[str]) -> None:
+    from iris_ray.cli.main import main
+
+    command = main.get_command(context, name)
+    if command is None:
+        raise InvalidRequestError(f"this iris_ray has no command {name}")
+    with command.make_context(name, list(words), parent=context.parent) as inner:
+        command.invoke(inner)

@@ -1,0 +1,237 @@
+"""``iris-ray cp``: copies files and directories to and from a task's host, whole or not at all.
+
+A copy is a tar stream through a session, as for ``exec``. Its receiver unpacks it beside the target, and renames it
+when all of it has come: `SEND` and `RECEIVE` are programs for the task's Python that do so on the host.
+"""
+
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypedDict
+
+import click
+
+from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.cli.address import address_option, cluster, head_of_dashboard
+from iris_ray.cli.conventions import FAILED, OK
+from iris_ray.cli.output import json_option
+from iris_ray.cli.printing import print_json
+from iris_ray.cli.streams import INPUT_BYTES, CtrlC, print_bytes, wait_for
+from iris_ray.cli.tasks import named
+from iris_ray.errors import InvalidRequestError
+from iris_ray.sessions.core import CommandLine
+from iris_ray.terminal import live_line
+
+if TYPE_CHECKING:  # it imports Ray
+    from iris_ray.sessions.client import TaskPlace
+
+_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*):(.+)", re.DOTALL)
+NAME = "copied"
+"""The name of what is copied within the tar stream."""
+
+SEND = """\
+import os, sys, tarfile
+sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+path = os.path.expanduser(sys.argv[1])
+if not os.path.exists(path):
+    sys.exit(f"there is no {path} on the task's host")
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as stream:
+    stream.add(path, "copied")
+"""
+RECEIVE = """\
+import os, shutil, sys, tarfile, tempfile
+sys.excepthook = lambda kind, error, trace: print(f"{kind.__name__}: {error}", file=sys.stderr)
+target, name, size = os.path.expanduser(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+if os.path.isdir(target):
+    target = os.path.join(target, name)
+place = os.path.dirname(os.path.abspath(target))
+if not os.path.isdir(place):
+    sys.exit(f"there is no directory {place} on the task's host")
+class Counted:
+    read_bytes = 0
+    def read(self, most):
+        data = sys.stdin.buffer.read(most)
+        self.read_bytes += len(data)
+        return data
+made = tempfile.mkdtemp(prefix=".iris-ray-cp-", dir=place)
+try:
+    counted = Counted()
+    with tarfile.open(fileobj=counted, mode="r|") as stream:
+        stream.extractall(made, filter="data") if hasattr(tarfile, "data_filter") else stream.extractall(made)
+    while counted.read(1 << 16):
+        pass
+    if counted.read_bytes != size:
+        sys.exit("the copy was cut off; nothing was changed")
+    copied = os.path.join(made, "copied")
+    if os.path.isdir(target) or (os.path.isdir(copied) and os.path.lexists(target)):
+        sys.exit(f"{target} exists on the task's host; remove it, or give another name")
+    os.replace(copied, target)
+    print(target)
+finally:
+    shutil.rmtree(made, ignore_errors=True)
+"""
+
+
+class Copied(TypedDict):
+    """Something that was copied.
+
+    Attributes:
+        source, target: as they were given; the target is the path that was written.
+        bytes: the size of the files.
+    """
+
+    source: str
+    target: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPath:
+    """A path on the host of a task."""
+
+    job: str
+    task: int
+    path: str
+
+    @staticmethod
+    def of(text: str) -> "TaskPath | None":
+        """Return the place that ``JOB/3:PATH`` or ``JOB:PATH`` names; None if the text is a path here."""
+        found = _PLACE.fullmatch(text)
+        if found is None or text.startswith((".", "/")):
+            return None
+        job, task = named(found[1])
+        return TaskPath(job, task or 0, found[2])
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@json_option(Copied)
+@address_option
+def cp(source: str, target: str, as_json: bool) -> None:
+    """Copy a file or directory to or from the host of a running task, whole or not at all.
+
+    \b
+      iris-ray cp train-1a2b3c4d/3:/tmp/trace.json .       from the host of task 3
+      iris-ray cp vocabulary.json train-1a2b3c4d:/tmp      to the host of task 0
+      iris-ray cp train-1a2b3c4d:profiles ./profiles       a directory; paths are relative to the task's directory
+
+    One of the two is JOB/TASK:PATH, or JOB:PATH for task 0; a path here that has a colon begins with ./. A directory as
+    the target takes the source under its own name. A file is replaced, a directory is not. Links are copied as links,
+    and links out of the copied directory are refused. Only the job's user and operators may do this.
+    """
+    match TaskPath.of(source), TaskPath.of(target):
+        case TaskPath() as there, None:
+            written, size = _fetch(there, Path(target))
+        case None, TaskPath() as there:
+            written, size = _send(Path(source), there)
+        case _:
+            raise click.UsageError("give one path on a task's host, as JOB/3:PATH, and one here.")
+    if as_json:
+        print_json(Copied(source=source, target=written, bytes=size))
+    else:
+        click.echo(f"{written}: {size} bytes")
+
+
+# -- from a host -------------------------------------------------------------------------------------------------------
+
+
+def _fetch(place: TaskPath, target: Path) -> tuple[str, int]:
+    """Copy from a host. Return the path that was written, and the size of its files."""
+    target = target.expanduser()
+    if target.is_dir():
+        target = target / (os.path.basename(place.path.rstrip("/")) or place.job.replace("/", "-"))
+    if not target.absolute().parent.is_dir():
+        raise InvalidRequestError(f"{target}: {target.absolute().parent} is not a directory")
+    with tempfile.TemporaryDirectory(prefix=".iris-ray-cp-", dir=target.absolute().parent) as made:
+        packed = Path(made, "packed")
+        with packed.open("wb") as stream:
+            code = _run(place, ("python", "-c", SEND, place.path), None, stream)
+        if code != OK:
+            raise click.exceptions.Exit(code)
+        try:
+            with tarfile.open(packed) as files:
+                size = _size(files)
+                files.extractall(made, filter="data")
+        except (tarfile.TarError, OSError) as error:
+            raise InvalidRequestError(f"{place.path} can't be copied: {error}") from None
+        copied = Path(made, NAME)
+        if target.is_dir() or (copied.is_dir() and os.path.lexists(target)):
+            raise InvalidRequestError(f"{target} exists already; remove it, or give another name")
+        os.replace(copied, target)
+        return str(target), size
+
+
+# -- to a host ---------------------------------------------------------------------------------------------------------
+
+
+def _send(source: Path, place: TaskPath) -> tuple[str, int]:
+    """Copy to a host. Return the path that was written there, and the size of its files."""
+    source = source.expanduser()
+    if not source.exists():
+        raise InvalidRequestError(f"there is no file or directory {source} here")
+    with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as said:
+        try:
+            with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as files:
+                files.add(source, NAME)
+                copied = _size(files)
+        except OSError as error:
+            raise InvalidRequestError(f"{source} can't be read: {error.strerror or error}") from None
+        length = packed.tell()
+        packed.seek(0)
+        name = source.resolve().name
+        code = _run(place, ("python", "-c", RECEIVE, place.path, name, str(length)), packed, said)
+        if code != OK:
+            raise click.exceptions.Exit(code)
+        said.seek(0)
+        return said.read().decode(errors="replace").strip() or place.path, copied
+
+
+def _size(files: tarfile.TarFile) -> int:
+    return sum(one.size for one in files.getmembers() if one.isreg())
+
+
+# -- the way -----------------------------------------------------------------------------------------------------------
+
+
+def _run(place: TaskPath, words: Sequence[str], given: IO[bytes] | None, to: IO[bytes]) -> int:
+    """Run a program on a task's host, with a file as its stdin and its stdout. Return its exit code."""
+    if (head := head_of_dashboard()) is not None:
+        there = ["exec", place.job, str(place.task), *(["--stdin"] if given is not None else []), "--", *words]
+        return head.read(there, to, None if given is None else _pieces(given))
+    with cluster():
+        from iris_ray.sessions.client import locate
+
+        controller = ControllerConnection()
+        return wait_for(_beside(controller, locate(controller, place.job, place.task), words, given, to))
+
+
+async def _beside(
+    controller: ControllerConnection, place: "TaskPlace", words: Sequence[str], given: IO[bytes] | None, to: IO[bytes]
+) -> int:
+    from iris_ray.sessions.client import TaskSession, follow
+
+    with CtrlC() as ctrl_c, live_line("iris-ray") as line:
+
+        def show(data: bytes, is_err: bool) -> None:
+            if is_err:
+                print_bytes(data, True)
+            else:
+                to.write(data)
+                line.show(f"{to.tell():,} bytes from {place.host}")
+
+        line.show(f"copying to {place.host}" if given is not None else f"copying from {place.host}")
+        async with TaskSession(controller, place) as session:
+            channel = await session.run(CommandLine(tuple(words), takes_input=given is not None))
+            ctrl_c.goes_to(channel)
+            code = ctrl_c.judge(await follow(channel, show, None if given is None else _pieces(given)))
+    return FAILED if code not in (OK, 130) else code
+
+
+async def _pieces(file: IO[bytes]) -> AsyncIterator[bytes]:
+    while data := file.read(INPUT_BYTES):
+        yield data

@@ -1,0 +1,86 @@
+"""``iris-ray wait`` and ``cancel`` of several jobs, with the real Controller."""
+
+import os
+import signal
+import time
+
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, TIMED_OUT, USAGE
+from iris_ray.model.lifecycle import JobState
+from tests.support.command_line import Terminal
+from tests.support.controller_in_process import ControllerInProcess
+
+
+def test_wait_ends_when_all_jobs_have_succeeded(world: ControllerInProcess) -> None:
+    first, second = world.start("prepare-1a2b3c4d"), world.start("train-5e6f7a8b")
+
+    def ends() -> None:
+        world.succeed(first)
+        time.sleep(0.3)
+        world.succeed(second)
+
+    with world.meanwhile(ends):
+        done = world.iris("wait", second, first, second)
+    assert done.stdout.splitlines() == [f"{second}: succeeded", f"{first}: succeeded"]
+
+
+def test_wait_tells_failures_by_its_code(world: ControllerInProcess) -> None:
+    good, bad = world.start("good-1a2b3c4d"), world.start("bad-5e6f7a8b")
+    world.succeed(good)
+    world.fail(bad, 1)
+    assert f"{bad}: failed: " in world.iris("wait", good, bad, code=FAILED).stdout
+    ends = world.json("wait", good, bad, code=FAILED)
+    assert [(one["job_id"], one["state"], one["finished"]) for one in ends] == [
+        (good, "SUCCEEDED", True), (bad, "FAILED", True)
+    ]  # fmt: skip
+    assert "code 3" in ends[1]["error"]
+    assert ends[0]["error"] is None
+
+
+def test_wait_for_any_ends_with_the_first(world: ControllerInProcess) -> None:
+    ended, runs = world.start("ended-1a2b3c4d"), world.start("runs-5e6f7a8b")
+    world.succeed(ended)
+    assert world.iris("wait", "--any", runs, ended).stdout.splitlines() == [f"{runs}: running", f"{ended}: succeeded"]
+
+
+def test_wait_gives_up_after_its_timeout(world: ControllerInProcess) -> None:
+    job = world.start("train-1a2b3c4d")
+    done = world.iris("wait", job, "--timeout", "0.2", code=TIMED_OUT, quotes=True)
+    assert done.stdout == f"{job}: running\n"
+    assert "not over after 0.2s; the jobs go on" in done.stderr
+    assert world.state(job) is JobState.RUNNING
+    assert "did you mean" in world.iris("wait", job[:-1], code=USAGE).stderr
+
+
+def test_ctrl_c_ends_wait_and_leaves_job_alone(world: ControllerInProcess) -> None:
+    job = world.start("train-1a2b3c4d")
+
+    def press() -> None:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with world.meanwhile(press):
+        world.iris("wait", job, code=INTERRUPTED)
+    assert world.state(job) is JobState.RUNNING
+
+
+def test_several_jobs_are_cancelled_at_once(world: ControllerInProcess) -> None:
+    ended, runs = world.start("ended-1a2b3c4d"), world.start("runs-5e6f7a8b", slices=(2,))
+    world.succeed(ended)
+    waits = world.submit("waits-9c0d1e2f", slices=(3,))
+    assert "did you mean" in world.iris("cancel", runs, waits[:-1], code=USAGE).stderr
+    assert world.state(runs) is JobState.RUNNING, "it was cancelled although another id is unknown"
+    found = world.json("cancel", runs, ended, waits, runs)
+    assert [(one["job_id"], one["cancelled"], one["state_before"]) for one in found] == [
+        (runs, True, "RUNNING"), (ended, False, "SUCCEEDED"), (waits, True, "PENDING")
+    ]  # fmt: skip
+    assert world.state(runs) is world.state(waits) is JobState.KILLED
+
+
+def test_several_jobs_are_asked_for_once(world: ControllerInProcess) -> None:
+    first, second = world.submit("first", slices=(9,)), world.submit("second", slices=(9,))
+    person = Terminal((f"Cancel 2 jobs of ann: {first}, {second}?", "n\n"))
+    assert world.on_terminal("cancel", first, second, person=person) == FAILED
+    assert world.state(first) is JobState.PENDING
+    person = Terminal(("Cancel 2 jobs", "y\n"))
+    assert world.on_terminal("cancel", first, second, person=person) == OK
+    assert world.state(second) is JobState.KILLED

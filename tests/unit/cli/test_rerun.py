@@ -1,0 +1,93 @@
+"""``iris-ray rerun``: the command, the flags and the code of another run."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.cli.conventions import USAGE
+from iris_ray.cli.rerun import TypedCommand, _about_job
+from iris_ray.cli.script import find_target
+from iris_ray.dev.checkout import record_of
+from iris_ray.model.options import PriorityBand
+from iris_ray.settings import CODE
+from tests.support.controller_in_process import ControllerInProcess
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory: a clone with a changed script."""
+    path = tmp_path / "clone"
+    path.mkdir()
+    (path / "work.py").write_text("print('committed')\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=path, check=True)
+    (path / "work.py").write_text("print('changed')\n")
+    monkeypatch.chdir(path)
+    monkeypatch.setenv(CODE.name, "1")
+    return path
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The text of each script that was submitted."""
+    texts: list[bytes] = []
+
+    def find(*arguments: Any) -> Any:
+        found: Any = find_target(*arguments)
+        texts.append(found.text)
+        return found
+
+    monkeypatch.setattr("iris_ray.cli.submit.find_target", find)
+    return texts
+
+
+def submitted(world: ControllerInProcess, *flags: str) -> str:
+    return world.iris("submit", "work.py", "--tpu", "v4-16", *flags).stdout.strip()
+
+
+def test_rerun_takes_over_command_and_other_flags(world: ControllerInProcess, clone: Path) -> None:
+    job = submitted(world, "--priority", "batch", "--spares", "1", "--json", "--", "--steps", "10").split('"')[3]
+    again = world.iris("rerun", job, "--priority", "production", "--name", "again").stdout.strip()
+    spec = world.spec(again)
+    assert (spec.priority, spec.spares, spec.device, spec.name) == (PriorityBand.PRODUCTION, 1, "v4-16", "again")
+    shown = world.iris("rerun", job, "--dry-run", "--tpu", "v4-32", "--", "--steps", "20").stdout.strip()
+    assert shown == "iris-ray submit work.py --tpu v4-16 --priority batch --spares 1 --tpu v4-32 -- --steps 20"
+    assert world.iris("rerun", again, "--dry-run").stdout.rstrip().endswith("--name again -- --steps 10")
+
+
+def test_rerun_runs_the_code_of_that_time(world: ControllerInProcess, clone: Path, sent: list[bytes]) -> None:
+    job = submitted(world)
+    (clone / "work.py").write_text("print('of today')\n")
+    again = world.iris("rerun", job).stdout.strip()
+    assert record_of(again) == record_of(job) != None  # noqa: E711
+    now = world.iris("rerun", job, "--current-code").stdout.strip()
+    assert sent == [b"print('changed')\n", b"print('changed')\n", b"print('of today')\n"]
+    assert record_of(now) != record_of(job)
+    assert (clone / "work.py").read_text() == "print('of today')\n"
+
+
+def test_rerun_elsewhere_says_which_commit_is_missing(
+    world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submitted(world)
+    monkeypatch.chdir(tmp_path)
+    refused = world.iris("rerun", job, code=USAGE, quotes=True)
+    assert "the job ran commit" in refused.stderr
+    assert "--current-code" in refused.stderr
+
+
+def test_job_of_a_program_can_not_be_run_again(world: ControllerInProcess) -> None:
+    job = world.start("train-1a2b3c4d")
+    assert "was not submitted by `iris-ray submit`" in world.iris("rerun", job, code=USAGE).stderr
+    assert "did you mean" in world.iris("rerun", job[:-1], code=USAGE).stderr
+    assert "give JOB first" in world.iris("rerun", "--tpu", "v4-16", job, code=USAGE).stderr
+
+
+def test_values_of_variables_are_not_kept() -> None:
+    words = ["a.py", "--env", "KEY=s3cret", "-e", "B=s3cret", "--env=C=s3cret", "-eD=s3cret", "--address", "h:1", "-f"]
+    kept = list(_about_job([*words, "--json", "--", "--env", "E=shown"]))
+    assert kept == ["a.py", "--env", "KEY", "-e", "B", "--env", "C", "--env", "D", "--", "--env", "E=shown"]
+    typed = TypedCommand("submit", tuple(kept), "/")
+    assert typed.again(["--env", "KEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "--env", "KEY=new"]
