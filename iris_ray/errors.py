@@ -36,8 +36,8 @@
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
-    ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task can't be had
-    ├── SessionError (RuntimeError)          a command, a terminal or a port beside a task was refused, or is lost
+    ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task are not available
+    ├── SessionError (RuntimeError)          a command, terminal or port on a task's host was refused, or is lost
     │   ├── TaskNotRunningError              the task waits, or has ended; the message says what for, or how
     │   ├── TaskMovedError                   the attempt of the task ended meanwhile, and the session with it
     │   ├── CommandNotFoundError             the task's host has no such program, or can't start it
@@ -46,16 +46,16 @@
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
-    │   └── TaskOutOfMemoryError             the kernel or Ray killed it, because its host's memory was used up
+    │   └── TaskOutOfMemoryError             its process was killed, because its host's memory was used up
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
     ├── ResultsLostError (RuntimeError)      the job succeeded, but the process that had its results died
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     │   └── LaunchesFailedError              its tasks could not be started, again and again
-    ├── SlotQueueFullError (RuntimeError)    so many requests for models wait that no more are taken
+    ├── SlotQueueFullError (RuntimeError)    too many requests for models wait already
     ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
-    ├── RequestLostError (RuntimeError)      the process of a request is gone, and the request may not be repeated
+    ├── RequestLostError (RuntimeError)      the process of a request is gone, and the request must not be repeated
     ├── SessionEndedError (RuntimeError)     a session with a model is over; the call that raises it has not run
     ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
@@ -130,7 +130,7 @@ class InvalidModeError(InvalidRequestError):
 
 
 class InvalidClusterFileError(InvalidRequestError):
-    """A file that is no RayCluster, or one that KubeRay or the TPU webhook refuses; the message names the line."""
+    """A file that is not a RayCluster, or one that KubeRay or the TPU webhook refuses; the message names the line."""
 
 
 class InvalidFunctionError(InvalidRequestError):
@@ -210,19 +210,19 @@ class PeerFilesError(IrisError, OSError):
 
 
 class InspectionFailedError(IrisError, RuntimeError):
-    """The stacks or the profile of a task can't be had; the message says why, and what to do."""
+    """The stacks or the profile of a task are not available; the message says why, and what to do."""
 
 
 class SessionError(IrisError, RuntimeError):
-    """A command, a terminal or a port beside a task was refused, or is lost; the message says why, and what to do."""
+    """A command, terminal or port on a task's host was refused, or is lost; the message says why, and what to do."""
 
 
 class TaskNotRunningError(SessionError):
-    """Nothing can run beside a task that does not run; the message says what it waits for, or how it ended."""
+    """A session needs a running task, and this one waits or has ended; the message says for what, or how."""
 
 
 class TaskMovedError(SessionError):
-    """The attempt of the task has ended, and what ran beside it has ended with it. The job may go on elsewhere."""
+    """The attempt of the task has ended, and the session with it. The job may continue on other hosts."""
 
 
 class CommandNotFoundError(SessionError):
@@ -250,7 +250,7 @@ class TaskCrashedError(IrisError, RuntimeError):
 
 
 class TaskOutOfMemoryError(TaskCrashedError):
-    """The kernel or Ray killed a task process, because the memory of its host was used up."""
+    """iris_ray, the kernel or Ray killed a task process, because the memory of its host was used up."""
 
 
 class RemoteUserError(IrisError, RuntimeError):

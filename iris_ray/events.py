@@ -1,3 +1,3 @@
-"""The events of the controller's state, under their public name."""
+"""The events that change the state of the Controller; `iris_ray.state.ControllerState` takes them."""
 
 from iris_ray.state.events import *  # noqa: F403

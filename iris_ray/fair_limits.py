@@ -58,11 +58,16 @@ class Places(Generic[T]):
                 del self._things[owner]
 
 
-class Turns:
-    """Admits requests up to a limit. If requests wait, their owners take turns.
+def leaves_room(held: int, free: int) -> bool:
+    """Return whether an owner of ``held`` places may take one of the ``free`` ones: only if it holds fewer.
 
-    An owner gets another place only while it holds fewer places than are free. An owner that is alone therefore holds
-    at most half of them, and the first request of another owner need not wait.
+    An owner that is alone therefore holds at most half of all places, and another one's first request finds a place.
+    """
+    return held < free
+
+
+class Turns:
+    """Admits requests up to a limit, as `leaves_room` says. If requests wait, their owners take turns.
 
     Args:
         most: the limit for requests at a time.
@@ -93,7 +98,7 @@ class Turns:
             self._give_back(owner)
 
     def _may(self, owner: str) -> bool:
-        return self._held[owner] < self._most - self._held.total()
+        return leaves_room(self._held[owner], self._most - self._held.total())
 
     def _give_back(self, owner: str) -> None:
         """Give free places to owners that wait, first to the one that has waited longest for its next turn."""

@@ -220,7 +220,7 @@ class LimitedServer:
     async def _read(self, request: web.Request, owner: str) -> int:
         """Read the body of a request, count its bytes as they come, and return their number."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise web.HTTPUnsupportedMediaType(text="compressed bodies are not taken; send it as it is")
+            raise web.HTTPUnsupportedMediaType(text="compressed bodies are not accepted; send the body uncompressed")
         expected = request.content_length if request.can_read_body else 0
         most = request.client_max_size
         too_large = f"the request's body has more than {most:,} bytes, which is the limit"
@@ -241,7 +241,8 @@ class LimitedServer:
             if isinstance(error, TimeoutError):
                 why = f"the request's body did not arrive within {BODY_S:g} s"
                 raise web.HTTPRequestTimeout(text=why, headers={"Connection": "close"}) from None
-            if isinstance(error, web.RequestPayloadError | HttpProcessingError):
+            if isinstance(error, web.RequestPayloadError | HttpProcessingError | ConnectionError | RuntimeError):
+                # the latter two: the connection is closed, which aiohttp would log as an error of the server
                 why = "the request's body can't be read; send it anew"
                 raise web.HTTPBadRequest(text=why, headers={"Connection": "close"}) from None
             raise

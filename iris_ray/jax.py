@@ -1,4 +1,7 @@
-"""What a JAX program on a gang needs, under its public name."""
+"""For JAX programs: join the processes of a gang, hear a preemption notice at the same step, find chips that flip bits.
+
+The first lines of a JAX task are ``import iris_ray.jax`` and ``iris_ray.jax.initialize()``.
+"""
 
 from typing import TYPE_CHECKING, Any
 

@@ -12,6 +12,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.teams",
     "iris_ray.history",
     "iris_ray.hangs",
+    "iris_ray.notify",
     "iris_ray.preflight",
     "iris_ray.capacity",
     "iris_ray.metadata",

@@ -40,46 +40,58 @@ class Variable(Generic[Value]):
 
 
 USER = Variable(
-    "IRIS_USER", "driver, command line", "your name, for fair share; default: the account's name", str
+    "IRIS_USER", "driver, command line", "your name, for fair share; default: the name of your account", str
 )  # the Controller checks names
 TEAM = Variable(
-    "IRIS_TEAM", "driver, command line", "the [team](teams.md) of your jobs, unless they name another", str
+    "IRIS_TEAM", "driver, command line", "the [team](teams.md) of your jobs, unless a job names another one", str
 )  # the Controller knows the teams
+NOTIFY = Variable(
+    "IRIS_NOTIFY",
+    "driver, command line",
+    "who is [told](notifications.md) of your jobs, unless a job says so itself; separated by spaces",
+    str,
+)  # the Controller checks it
+PRIORITY = Variable(
+    "IRIS_PRIORITY",
+    "driver, command line",
+    "the [priority band](sharing-a-cluster.md) of your jobs, unless a job names another one",
+    str,
+)  # the client knows the bands
 MODE = Variable(
     "IRIS_RAY_MODE",
     "driver, command line",
-    "`simple`, `validate` or `simulate`: runs happen [on this machine](local-modes.md)",
+    "`simple`, `validate` or `simulate`: jobs run [on this machine](without-tpus.md)",
     str,
 )  # `local/mode.py` knows the modes and checks it
 DASHBOARD_TOKEN = Variable(
     "IRIS_RAY_DASHBOARD_TOKEN",
     "where `iris-ray cluster dashboard` runs",
-    "what readers from other machines must give: see [the dashboard](dashboard.md#from-your-laptop)",
+    "the token that readers on other machines need: see [the dashboard](dashboard.md#from-your-laptop)",
     str,
 )
 CODE = Variable(
     "IRIS_RAY_CODE",
     "command line",
-    "0: `iris-ray run` and `submit` [take no checkout along](running.md#code-that-travels)",
+    "0: `iris-ray run` and `submit` [don't send your checkout](running.md#how-your-code-reaches-the-hosts)",
     lambda text: text != "0",
 )
-DEBUG = Variable("IRIS_DEBUG", "command line", "1 shows where an unforeseen error comes from", lambda text: text != "0")
+DEBUG = Variable("IRIS_DEBUG", "command line", "1: print tracebacks of unexpected errors", lambda text: text != "0")
 HOST_DIR = Variable(
     "IRIS_RAY_HOST_DIR",
     "host, before `ray start`",
-    "where iris_ray keeps its files; default `iris_ray-<uid>` in Ray's directory, `/tmp/ray`",
+    "the directory for iris_ray's files; default: `iris_ray-<uid>` in Ray's directory, `/tmp/ray`",
     Path,
 )
 LOG_ARCHIVE = Variable(
     "IRIS_RAY_LOG_ARCHIVE",
     "hosts and head, before `ray start`",
-    "a directory that they share, such as a mounted bucket: [logs](logs.md#archive) outlive their hosts there",
+    "a directory that all of them share, such as a mounted bucket, where [logs](logs.md#archive) outlive their hosts",
     Path,
 )
 CONTAINER_ENGINE = Variable(
     "IRIS_RAY_CONTAINER_ENGINE",
     "host, before `ray start`",
-    "the command that runs [containers](docker.md); unset: docker, else podman",
+    "the command that runs [containers](docker.md); default: docker, otherwise podman",
     str,
 )
 
@@ -89,8 +101,8 @@ GCS_BOUNDS: Mapping[str, int] = {
     "RAY_task_events_max_num_task_in_gcs": 1000,
 }
 """Ray's variables that bound what its GCS remembers of dead actors, dead workers and tasks, and good values for them.
-Ray's default is 100,000 of each, and each task of iris_ray is an actor with a worker of its own. They are set on the
-head before `ray start`."""
+Ray's default is 100,000 of each, and each pool, SliceActor and TPUHostActor is an actor with a worker of its own. They
+are set on the head before `ray start`."""
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
 

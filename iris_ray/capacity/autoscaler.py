@@ -132,7 +132,7 @@ class AutoscalerDemand(Demand):
         self._since = {tpu_type: self._since.get(tpu_type, now) for tpu_type in wanted}
         if wanted != self.asked:
             self.asked = wanted
-            logger.info("Ray's autoscaler is asked for %s", wanted or "no slices any more")
+            logger.info("Ray's autoscaler is asked for %s", wanted or "no slices now")
         self._look_at_launches(now)
 
     def _look_at_launches(self, now: float) -> None:
@@ -143,7 +143,7 @@ class AutoscalerDemand(Demand):
             try:
                 self._launches = autoscaler_launches()
             except Exception as error:  # only what people read is lost; the demand stays
-                logger.info("what Ray's autoscaler launches stays unknown: %s", error)
+                logger.info("what Ray's autoscaler is launching can't be read: %s", error)
 
     def _update(self, tpu_type: str, count: int, there: frozenset[str]) -> None:
         groups = self._groups.get(tpu_type, [])

@@ -1,8 +1,10 @@
 """``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import click
 
@@ -12,12 +14,15 @@ from iris_ray.capacity.cloud_tpu import NOT_SERVED, CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine, machine_type
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
-from iris_ray.capacity.provisioner import Jobs, Provisioner
+from iris_ray.capacity.provisioner import Jobs, Provisioner, print_line
 from iris_ray.capacity.provisioning import Settings
 from iris_ray.capacity.settings import CLOUD_TPU, LOCATION
 from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
 from iris_ray.cli.address import address_option, chosen_address, cluster
-from iris_ray.cli.options import FiniteRange
+from iris_ray.cli.options import tpu_option
+from iris_ray.cli.output import json_option
+from iris_ray.cli.printing import print_json
+from iris_ray.cli.times import Duration
 from iris_ray.client.connection import AUTO
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.checks import shown
@@ -30,11 +35,25 @@ _TAG = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NETWORK = re.compile(rf"(?:projects/[a-z0-9.:-]+/(?:global/networks|regions/[a-z0-9-]+/subnetworks)/)?{_TAG.pattern}")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 _RUNTIME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_GCE = "pip install 'iris-ray[gce]'"
+_GCE = "pip install google-cloud-compute"
+
+
+class ProvisionerLine(TypedDict):
+    """Something that the provisioner did, would do or could not do. It prints one such object on each line.
+
+    Attributes:
+        at: when, in seconds since the epoch.
+        problem: whether something is wrong.
+        text: what it was, in a sentence.
+    """
+
+    at: float
+    problem: bool
+    text: str
 
 
 @click.command(short_help="Ask Google for slices that waiting jobs miss, and give unused ones back.")
-@click.option("--type", "tpu_types", required=True, multiple=True, metavar="TYPE", help="Of slices, such as v6e-16.")
+@tpu_option("Slices of this type; repeatable.", required=True, multiple=True)
 @click.option(
     "--min", "least", type=click.IntRange(0), default=0, show_default=True, help="Slices of each type to keep."
 )
@@ -68,17 +87,15 @@ _GCE = "pip install 'iris-ray[gce]'"
 @click.option(
     "--flex-start",
     "max_run_s",
-    type=click.IntRange(600, 7 * 86_400),
-    metavar="SECONDS",
-    help=f"Slices that Google queues for, and ends after so long; with --api {COMPUTE_ENGINE}.",
+    type=Duration(600, 7 * DAY_S),
+    help=f"Slices that Google queues for, and ends after this time; with --api {COMPUTE_ENGINE}.",
 )
 @click.option(
     "--max-wait",
     "max_wait_s",
-    type=FiniteRange(30),
-    default=900.0,
+    type=Duration(30),
+    default="15m",
     show_default=True,
-    metavar="SECONDS",
     help="How long a request may wait before the next location is asked instead.",
 )
 @click.option("--docker-image", metavar="IMAGE", help="Run Ray on each host in a container of this image.")
@@ -100,19 +117,17 @@ _GCE = "pip install 'iris-ray[gce]'"
 @click.option(
     "--idle",
     "idle_s",
-    type=FiniteRange(0),
-    default=600.0,
+    type=Duration(),
+    default="10m",
     show_default=True,
-    metavar="SECONDS",
     help="How long a slice must be unused before it is given back.",
 )
 @click.option(
     "--every",
     "every_s",
-    type=FiniteRange(1, DAY_S),
-    default=30.0,
+    type=Duration(1, DAY_S),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
     help="Between two looks.",
 )
 @click.option(
@@ -123,6 +138,7 @@ _GCE = "pip install 'iris-ray[gce]'"
 )
 @click.option("--once", is_flag=True, help="Look and act once, then end.")
 @click.option("--dry-run", is_flag=True, help="Look once, and print what would be done. Changes nothing.")
+@json_option(ProvisionerLine)
 @address_option
 def provision(
     tpu_types: Sequence[str],
@@ -135,7 +151,7 @@ def provision(
     runtime_version: str | None,
     vm_image: str | None,
     spot: bool,
-    max_run_s: int | None,
+    max_run_s: float | None,
     max_wait_s: float,
     docker_image: str | None,
     script: Path | None,
@@ -152,6 +168,7 @@ def provision(
     price_file: Path | None,
     once: bool,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Ask Google for slices that waiting jobs miss, and give back slices that no job needs.
 
@@ -159,7 +176,7 @@ def provision(
     with --dry-run first.
 
     \b
-      iris-ray cluster provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
+      iris-ray cluster provision --tpu v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
     """
     configs = tuple(dict.fromkeys(map(_config, tpu_types)))
     _require_limits(configs, least, most, budget)
@@ -212,24 +229,30 @@ def provision(
             subnetwork=subnetwork,
             service_account=service_account,
             tags=tuple(tags),
-            max_run_s=max_run_s,
+            max_run_s=None if max_run_s is None else round(max_run_s),
         )
-        provisioner = Provisioner(settings, zones, Jobs(), hosts, prices, every_s, dry_run)
+        provisioner = Provisioner(
+            settings, zones, Jobs(), hosts, prices, every_s, dry_run, _print_as_json if as_json else print_line
+        )
         provisioner.run(once)
+
+
+def _print_as_json(text: str, problem: bool) -> None:
+    print_json(ProvisionerLine(at=time.time(), problem=problem, text=text), on_a_line=True)
 
 
 def _config(tpu_type: str) -> TPUConfig:
     try:
         return get_tpu_config(tpu_type)
     except UnknownTPUTypeError as error:
-        raise InvalidRequestError(f"--type {error}") from None
+        raise InvalidRequestError(f"--tpu {error}") from None
 
 
 def _text(flag: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidRequestError(f"{flag} {path} can't be read: {why}") from None
 
 
@@ -244,14 +267,14 @@ def _require_limits(configs: Sequence[TPUConfig], least: int, most: int | None, 
     for config in configs:
         if config.chip_count > budget:
             raise InvalidRequestError(
-                f"--budget is {budget} chips, and one slice of --type {config.name} has {config.chip_count}"
+                f"--budget is {budget} chips, and one slice of --tpu {config.name} has {config.chip_count}"
             )
     if (kept := least * sum(config.chip_count for config in configs)) > budget:
         raise InvalidRequestError(f"--budget is {budget} chips, and --min {least} keeps {kept}")
 
 
 def _image(
-    api: str, configs: Sequence[TPUConfig], runtime_version: str | None, vm_image: str | None, max_run_s: int | None
+    api: str, configs: Sequence[TPUConfig], runtime_version: str | None, vm_image: str | None, max_run_s: float | None
 ) -> str:
     """Return the image of the hosts; refuse options that the API does not serve."""
     if api == COMPUTE_ENGINE:
@@ -264,7 +287,7 @@ def _image(
     for config in configs:
         if config.generation in NOT_SERVED:
             raise InvalidRequestError(
-                f"Google's Cloud TPU API does not serve --type {config.name}: {instead}, or GKE (docs/gke.md)"
+                f"Google's Cloud TPU API does not serve --tpu {config.name}: {instead}, or GKE (docs/gke.md)"
             )
     if max_run_s is not None:
         raise InvalidRequestError(f"Google's client of the Cloud TPU API knows no --flex-start: {instead}")

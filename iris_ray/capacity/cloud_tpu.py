@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 FOR_A_WORD = Patience(0.8, 1.6)
-NO_NODE = ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
+NO_NODE = ProviderWord(ProviderState.PREEMPTED, "the provider no longer has this node")
 
 NOT_SERVED = ("v7x",)
 """Generations that this API does not serve (https://docs.cloud.google.com/tpu/docs/tpu7x). Compute Engine does."""
@@ -71,7 +71,7 @@ class CloudTpu(GoogleApi):
         if config.accelerator_type not in there:
             alike = sorted(one for one in there if one.startswith(config.generation)) or sorted(there)
             raise InvalidRequestError(
-                f"--location {self.location} has no {config.name} (--type); it has {', '.join(alike[:12]) or 'no TPUs'}"
+                f"--location {self.location} has no {config.name} (--tpu); it has {', '.join(alike[:12]) or 'no TPUs'}"
             )
 
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:

@@ -9,7 +9,7 @@ rules here: docs.cloud.google.com/compute/docs/tpus/create-tpu-mig-multi-host-sl
 - Groups are never repaired: a slice that lost a host is deleted, and another one is requested.
 - Groups have no labels. The description of a group says whose it is.
 
-It needs google-cloud-compute: ``pip install 'iris-ray[gce]'``.
+It needs google-cloud-compute: ``pip install google-cloud-compute``.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ IMAGES: Mapping[str, str] = {
 """The families of Google's images for TPUs, in the project ubuntu-os-accelerator-images."""
 DISK_GB = 200
 OPERATION_POLL_S = 0.5
-NEEDS = "--api compute-engine needs Google's client: pip install 'iris-ray[gce]'"
+NEEDS = "--api compute-engine needs Google's client: pip install google-cloud-compute"
 _GONE = {"STOPPING", "STOPPED", "TERMINATED", "SUSPENDING", "SUSPENDED", "DEPROVISIONING"}
 _MAKING = {"CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING", "VERIFYING"}
 VANISHED_S = 600.0
@@ -55,7 +55,7 @@ def machine_type(config: TPUConfig) -> str:
     """
     if config.generation not in MACHINES:
         raise InvalidRequestError(
-            f"Compute Engine has no --type {config.name}, only {', '.join(MACHINES)}: use --api cloud-tpu"
+            f"Compute Engine has no --tpu {config.name}, only {', '.join(MACHINES)}: use --api cloud-tpu"
         )
     return f"{MACHINES[config.generation]}-{config.chips_per_vm}t"
 
@@ -88,7 +88,7 @@ class ComputeEngine(GoogleApi):
         place = {"project": self._project, "zone": self._zone}
         found = self._call(lambda t: self._client("MachineTypes").get(machine_type=kind, **place, **t))
         if found is None:
-            raise InvalidRequestError(f"--location {self.location} has no {config.name} (--type): it lacks {kind}")
+            raise InvalidRequestError(f"--location {self.location} has no {config.name} (--tpu): it lacks {kind}")
 
     def queued_slices(self) -> list[QueuedSlice]:
         """Return the slices that provisioners have made in the zone. See `Provider`."""

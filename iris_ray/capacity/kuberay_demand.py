@@ -141,7 +141,7 @@ class KubeRayDemand(Demand):
                 raise
             self._note_changes(groups)
             named = ", ".join(f"{change.to} of group {change.group.name}" for change in changes)
-            logger.info("KubeRay is asked for slices: there are to be %s", named)
+            logger.info("KubeRay is asked for slices; wanted: %s", named)
         elif self._raised:
             groups = self._withdraw(cluster, groups, missing, there, now)
         coming = {t: max(0, _wanted(groups, t) - there[t]) for t in missing}
@@ -209,7 +209,7 @@ class KubeRayDemand(Demand):
                 logger.info("slices of group %s that nobody needs are not withdrawn yet: %s", group.name, error)
                 continue
             self._raised -= Counter({group.name: len(found.slices)})
-            logger.info("KubeRay is asked for %d slices of group %s no more", len(found.slices), group.name)
+            logger.info("KubeRay is no longer asked for %d slices of group %s", len(found.slices), group.name)
             return worker_groups(changed)
         return groups
 
@@ -227,7 +227,7 @@ class KubeRayDemand(Demand):
             try:
                 return [event for reason in SCALE_UP_EVENTS for event in self._api.pod_events(reason)]
             except ProviderDeniedError as error:
-                logger.info("what Kubernetes' autoscaler says about pods stays unknown: %s", error)
+                logger.info("the events of Kubernetes' autoscaler about pods can't be read: %s", error)
                 self._may_read_events = False
         return []
 
@@ -294,7 +294,7 @@ class DeniedDemand(Demand):
         self._now_by.update({}, slices)  # both ways together would bring twice as many
         self._now_by = KubeRayDemand(self._api, self._has_autoscaler, self._clock)
         self.way, self.problem = self._now_by.way, None
-        logger.info("Kubernetes denies the RayCluster no more: missing slices are asked for by %s", self.way)
+        logger.info("Kubernetes allows access to the RayCluster again: missing slices are requested by %s", self.way)
 
 
 def find_demand() -> Demand:
@@ -306,8 +306,11 @@ def find_demand() -> Demand:
     try:
         api.ray_cluster()
     except ProviderDeniedError as error:
-        logger.warning("missing slices are shown to Ray's autoscaler, which miscounts; looking again: %s", error)
+        logger.warning(
+            "missing slices are requested from Ray's autoscaler, which miscounts them; trying KubeRay again later: %s",
+            error,
+        )
         return DeniedDemand(api, error, AutoscalerDemand(has_autoscaler, counts_hosts()), has_autoscaler)
     except ProviderError as error:
-        logger.warning("missing slices can't be asked for yet: %s", error)
+        logger.warning("missing slices can't be requested yet: %s", error)
     return KubeRayDemand(api, has_autoscaler)

@@ -5,7 +5,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import click
@@ -86,6 +86,11 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
     }
 
 
+def print_line(line: str, problem: bool) -> None:
+    """Print what was done to stdout, and a problem to stderr."""
+    (say_error if problem else click.echo)(line)
+
+
 class Provisioner:
     """Looks, plans and acts, turn by turn.
 
@@ -97,6 +102,7 @@ class Provisioner:
         prices: of chips, for people.
         every_s: seconds between two turns.
         dry_run: whether to print the plan of one turn, and change nothing.
+        print_line: prints a line, which may be about a problem.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class Provisioner:
         prices: Prices = Prices(),  # noqa: B008 - frozen
         every_s: float = 30.0,
         dry_run: bool = False,
+        print_line: Callable[[str, bool], None] = print_line,
     ) -> None:
         self._settings = settings
         self._clouds = {cloud.location: cloud for cloud in clouds}
@@ -116,6 +123,7 @@ class Provisioner:
         self._prices = prices
         self._every_s, self._lease_s = every_s, 2 * every_s + TURN_S
         self._dry_run = dry_run
+        self._print = print_line
         self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._leased_at = -math.inf
         self._history = ProvisioningHistory()
@@ -282,7 +290,7 @@ class Provisioner:
         self._lease_again()
         try:
             if action.if_unused and not self._close(action.name):
-                self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
+                self._say(f"{action.name} stays: it is in use again, or the Controller has stopped answering")
                 return
         except NotPermittedError as error:
             self._undeleted[action.name] = why = f"it can't be closed to jobs: {error}"
@@ -325,5 +333,5 @@ class Provisioner:
     def _say(self, line: str, problem: bool = False) -> None:
         """Print a line, unless the turn before printed it too."""
         if line not in self._said_before | self._said:
-            (say_error if problem else click.echo)(line)
+            self._print(line, problem)
         self._said.add(line)

@@ -29,14 +29,14 @@ CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
     "projects/PROJECT/locations/ZONE, …",
-    "In which zones of Google's Cloud TPU API the Controller asks what became of lost slices.",
+    "The zones in which the Controller asks Google's Cloud TPU API what became of lost slices.",
     _locations,
 )
 AUTOSCALER_DEMAND = ClusterSetting(
     "autoscaler_demand",
     "auto",
     ", ".join(_DEMAND),
-    "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler runs.",
+    "Whether the Controller asks Ray's autoscaler or KubeRay for missing slices; auto: if an autoscaler is running.",
     _demand,
 )
 

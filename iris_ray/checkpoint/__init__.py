@@ -1,4 +1,4 @@
-"""Checkpoints of JAX programs in the memory of their hosts: `MemoryCheckpointer`, and `mirror` for Orbax's own.
+"""Checkpoints of JAX programs in the memory of their hosts: `MemoryCheckpointer`; and `mirror`, for Orbax's managers.
 
 A service. May import: everything. The public names import JAX when they are used. Start with `memory.py` and
 `steps.py`; `boxes.py` has the ranges of indices of which steps are put together, and knows neither JAX nor files.

@@ -103,7 +103,7 @@ class Talk:
                 raise
             self._say(path, json.dumps(answer))
         if answer[0] == "failed":
-            raise RuntimeError(f"process 0 could not decide: {answer[1]}")
+            raise RuntimeError(f"process 0 failed to choose a step for all processes: {answer[1]}")
         return answer[1]
 
     def agree(self, key: str, failure: str | None = None) -> list[str]:

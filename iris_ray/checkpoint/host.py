@@ -18,6 +18,7 @@ import socket
 import stat
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -29,7 +30,7 @@ from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, of_target, room_in
-from iris_ray.fair_limits import Places
+from iris_ray.fair_limits import Places, leaves_room
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ HEAD_BYTES = 1 << 14
 MOST_STRANGERS = 256
 """The limit for connections that have not shown a token; one more costs the address that has most its oldest one."""
 MOST_TRANSFERS = 256
-"""The limit for requests with a token that are answered at a time; further ones wait."""
+"""The limit for requests with a token that are answered at a time, of which one job gets half; further ones wait."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
@@ -174,7 +175,9 @@ class _Server(ThreadingTCPServer):
     def __init__(self, address: str, service: FileService, silence_s: float) -> None:
         self.service = service
         self.silence_s = silence_s
-        self.transfers = threading.BoundedSemaphore(MOST_TRANSFERS)
+        self._transfers: Counter[Path] = Counter()
+        """Requests with a token that are being answered, by the directories of their jobs."""
+        self._transfer_ended = threading.Condition()
         self._strangers: Places[socket.socket] = Places(MOST_STRANGERS)
         self._lock = threading.Lock()
         super().__init__((address, 0), _Handler)
@@ -191,6 +194,23 @@ class _Server(ThreadingTCPServer):
         """Note that a connection has shown a token, or has ended."""
         with self._lock:
             self._strangers.remove(request)
+
+    @contextlib.contextmanager
+    def transfer(self, job: JobDirectory) -> Iterator[None]:
+        """Wait until the job may have another request answered."""
+        with self._transfer_ended:
+            self._transfer_ended.wait_for(lambda: self._may_transfer(job))
+            self._transfers[job.path] += 1
+        try:
+            yield
+        finally:
+            with self._transfer_ended:
+                self._transfers[job.path] -= 1
+                self._transfers += Counter()  # drops jobs that have none
+                self._transfer_ended.notify_all()
+
+    def _may_transfer(self, job: JobDirectory) -> bool:
+        return leaves_room(self._transfers[job.path], MOST_TRANSFERS - self._transfers.total())
 
     def shutdown_request(self, request: Any) -> None:
         self.trust(request)
@@ -252,9 +272,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             job = self.server.service.job_of(self.headers.get(TOKEN_HEADER, "").removeprefix(TOKEN_PREFIX))
             if not self.path.startswith(prefix):
-                raise FileRefusal(HTTPStatus.NOT_FOUND, "there are only files here")
+                raise FileRefusal(
+                    HTTPStatus.NOT_FOUND, "this service has files of jobs only; its paths begin with /files/"
+                )
             self.server.trust(self.connection)
-            with self.server.transfers:
+            with self.server.transfer(job):
                 by(job, _parts(of_target(prefix, self.path), or_none=prefix == LIST))
         except FileRefusal as refusal:
             self._say(refusal.status, str(refusal).encode())

@@ -26,17 +26,18 @@ MARKED_ATTEMPTS = 8
 
 
 def mirror(directory: Path | str) -> int | None:
-    """Give this host the newest step that all hosts can have, and remove the others. Return the step, or None.
+    """Bring all hosts of a gang to the same checkpoint step before Orbax opens it. Return the step, or None.
 
-    Call it in all tasks of the gang, before they make a checkpoint manager that finds steps in ``directory`` on its own
-    host, such as Orbax's ``ReplicatorCheckpointManager``, which hangs if a host that is new to the gang lacks a step of
-    the others. Hosts of equal place have one number within their slices, and equal data if the program is data-parallel
-    over slices. A host that lacks the step fetches it from one of equal place. If no step is whole at every place, all
-    steps are removed, and the caller reads the bucket.
+    For checkpoint managers that keep steps on each host, in ``directory``, such as Orbax's
+    ``ReplicatorCheckpointManager``. That manager hangs if one host lacks a step that the others have, as a host that is
+    new to the gang does. Call `mirror` in all tasks before the manager is made. It chooses the newest step that every
+    host has or can copy, copies it to the hosts that lack it, and removes all other steps. A host copies from the host
+    with the same number in another slice, so the program must be data-parallel over slices: hosts with the same number
+    then hold the same data. If there is no such step, all steps are removed and None is returned: read the bucket.
 
-    All tasks get one answer, without talking to each other, if none of them saves before all have it. Orbax's managers
-    ensure that, since they begin with a barrier. When an attempt was given up for an older step, its later steps don't
-    come back with a host that missed the attempts since.
+    All tasks return the same step, provided that none of them saves before all have returned. Orbax's managers ensure
+    that, since they begin with a barrier. When the gang once went back to an older step, the steps after that one don't
+    come back with a host that was away meanwhile.
 
     Args:
         directory: below ``get_job_info().local_dir``, and at the same path on all hosts. With several processes on each

@@ -70,11 +70,11 @@ class PeerFiles:
             if response.length != len(buffer):
                 raise PeerFilesError(
                     f"{self.address}: {path} has {response.length} bytes from {offset} on, and {len(buffer)} were"
-                    " expected; the file is another one than you think"
+                    " expected; it is not the file that was asked for"
                 )
             while buffer:
                 if not (count := response.readinto(buffer)):
-                    raise ConnectionResetError("the host broke the answer off")
+                    raise ConnectionResetError("the host ended its answer too early")
                 buffer = buffer[count:]
 
     def write(self, path: str, source: "Path | memoryview[Any]") -> None:
@@ -124,7 +124,7 @@ class PeerFiles:
         deadline = time.monotonic() + START_S
         host, _, port = self.address.rpartition(":")
         if not port.isdecimal():
-            raise PeerFilesError(f"a host of this gang serves no files, so it has none for {what}; ask another one")
+            raise PeerFilesError(f"that host of the gang serves no files, so it can't answer {what}; ask another host")
         while True:
             connection = HTTPConnection(host, int(port), timeout=self._timeout_s)
             try:

@@ -140,7 +140,7 @@ class GangSteps:
                 self._files.settle(self._files.saves)
                 self._drop_copies()
             except (OSError, CheckpointTooLargeError) as caught:  # the next save tries again
-                logger.warning("Something older than step %d stays in memory for now: %s", step, caught)
+                logger.warning("Files older than step %d stay in memory for now: %s", step, caught)
         if error is not None and not isinstance(error, OSError):
             raise error
 
@@ -281,7 +281,7 @@ class GangSteps:
     def _built(self, leaves: Sequence[StateLeaf], found: FoundStep, pool: ThreadPoolExecutor) -> list[Any]:
         if why := difference(found.leaves, [leaf.leaf for leaf in leaves]):
             raise CheckpointMismatchError(
-                f"step {found.name.step} of attempt {found.name.attempt} in memory is of another state: {why}; give"
+                f"step {found.name.step} of attempt {found.name.attempt} in memory holds a different state: {why}; give"
                 " restore() a target like the state that was saved, or a new state another name="
             )
         gang = self._gang
@@ -352,6 +352,6 @@ def _in_background(function: Callable[[], None]) -> Future[None]:
     try:
         threading.Thread(target=run, name="iris_ray.checkpoint", daemon=True).start()
     except RuntimeError as error:  # the other processes wait for what it does
-        logger.warning("a save holds the program up, as it can't go on in the background: %s", error)
+        logger.warning("a save blocks the program, because it can't run in the background: %s", error)
         run()
     return end

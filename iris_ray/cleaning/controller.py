@@ -65,7 +65,8 @@ class CleaningInController(ControllerPart):
             async with free:
                 try:
                     task = _clean.options(**on_host(node_id, address)).remote(days, most_bytes, has_chips)
-                    self._tell(name, await asyncio.wait_for(asyncio.wrap_future(task.future()), HOST_S))
+                    async with asyncio.timeout(HOST_S):
+                        self._tell(name, await asyncio.wrap_future(task.future()))
                 except Exception as error:  # it is gone, its disk hangs, or it has another iris_ray
                     logger.info("%s was not cleaned: %s", name, error)
 

@@ -8,14 +8,14 @@ HOST_FILES_DAYS = ClusterSetting(
     "host_files_days",
     "14",
     f"days, or {OFF}",
-    "After how many days without a change unused files of libtpu, Ray and iris_ray are removed on hosts and the head.",
+    "Age at which unused files of libtpu, Ray and iris_ray are removed from hosts and the head.",
     count_or_off,
 )
 HOST_FILES_GB = ClusterSetting(
     "host_files_gb",
     "20",
     f"gigabytes, or {OFF}",
-    "How much these files may take on each machine; then the oldest unused ones go first.",
+    "Space that these files may take on each machine; beyond it, the oldest unused ones are removed.",
     count_or_off,
 )
 

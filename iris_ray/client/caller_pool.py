@@ -14,6 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.controller_client import begin_to_start_controller
 from iris_ray.actors.calls.names import NAMESPACE, detached_pool
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
@@ -21,6 +22,7 @@ from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
+from iris_ray.processes.identity import stat_of
 
 PoolActor = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
 """The SlicePoolManager as a Ray actor, whose process Ray restarts. Ray exports a class anew for each ``ray.remote``."""
@@ -102,7 +104,15 @@ class CallerPool:
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-            self._pool = Actor(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
+            starting = begin_to_start_controller()  # while Ray starts the pool's process
+            starter = None if starting is None else stat_of(starting.pid)
+            if starting is not None:
+                threading.Thread(target=starting.wait, daemon=True).start()
+            self._pool = Actor(
+                PoolActor.options(resources=anchor, scheduling_strategy=here).remote(
+                    starter=None if starter is None else starter.identity
+                )
+            )
             self._cluster = cluster
             self._calls = 0
             self._end_when_idle(self._pool)
@@ -124,7 +134,8 @@ class CallerPool:
                 follow_up = self._ask_again
             else:
                 follow_up = self._forget if error else self._end_if_unused
-            threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and the pool with it
+                threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
 
         idle.add_done_callback(idle_or_gone)
 

@@ -251,6 +251,7 @@ class IrisClient:
         offset: int = 0,
         max_bytes: int = 1 << 20,
         tail_lines: int | None = None,
+        timestamps: bool = False,
     ) -> "TaskLog":
         """Return a piece of what a task has printed, from its host; if the host is gone, the last lines that left it.
 
@@ -260,6 +261,7 @@ class IrisClient:
             offset: where the piece begins, in bytes; ``next_offset`` of the piece before.
             max_bytes: how long it may be.
             tail_lines: how many of the last lines to return instead.
+            timestamps: whether ``timed_lines`` of the piece has the time of each line.
 
         Raises:
             InvalidRequestError: an argument is not a number.
@@ -271,7 +273,7 @@ class IrisClient:
         for what, number in numbers.items():
             require(what, number, Whole())
         calls, core = module_of("logs", "calls"), module_of("logs", "core")
-        at = core.LogPosition(attempt, offset, tail_lines)
+        at = core.LogPosition(attempt, offset, tail_lines, with_times=bool(timestamps))
         log: TaskLog = self._transport.ask(
             RESTART_S, calls.LogCalls.fetch_task_logs, job_id_of(job), task_index, at, max_bytes
         )
@@ -280,7 +282,7 @@ class IrisClient:
     def exec(
         self, job: JobHandle | str, command: Sequence[str], task_index: int = 0, input: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a command beside a running task, on its host, with its variables and directory, and wait for its end.
+        """Run a command on the host of a running task, with the task's variables and directory, and wait for its end.
 
         It does not get the task's chips: JAX runs on the CPU there. Whatever it starts ends with it, with this process
         and with the attempt of the task.

@@ -32,7 +32,8 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
     Raises:
         NoClusterError: there is no cluster, or it can't be reached from here.
         VersionMismatchError: the cluster runs on another Ray, or another Python.
-        InvalidRequestError: the address makes no sense, or the working directory can't travel.
+        InvalidRequestError: the address makes no sense, or several clusters run on this machine, or the working
+            directory can't travel.
     """
     if address != AUTO:
         _require_answer(address)
@@ -101,11 +102,12 @@ def require_cluster() -> None:
     Raises:
         NoClusterError: there is no cluster, or nothing answers at ``$RAY_ADDRESS``, or the process was forked from a
             connected one.
-        InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense.
+        InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense, or it is not set and
+            several clusters run on this machine.
     """
     import ray
 
-    from iris_ray.actors.calls.ray_internals import has_inherited_connection, is_client_mode
+    from iris_ray.actors.calls.ray_internals import has_inherited_connection, is_client_mode, is_connected
 
     if is_client_mode():
         raise InvalidRequestError(
@@ -117,11 +119,12 @@ def require_cluster() -> None:
             "this process was forked from one that is connected to Ray, and that connection works there only;"
             ' start it by multiprocessing.get_context("spawn") and call ray.init() in it, or run jobs from a thread'
         )
-    if not ray.is_initialized():
-        if (given := os.environ.get("RAY_ADDRESS", AUTO)) not in (AUTO, "local", ""):
-            _require_answer(given)
-        elif given == AUTO:
+    if not is_connected():
+        given = os.environ.get("RAY_ADDRESS") or AUTO
+        if given == AUTO:
             _require_answer_on_this_machine()
+        elif given != "local":
+            _require_answer(given)
         try:
             ray.init(address=AUTO)
         except RuntimeError as error:
@@ -178,12 +181,21 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _require_answer_on_this_machine() -> None:
-    """Refuse a cluster that has ended and whose address Ray still finds on this machine, in a file of its own."""
-    from iris_ray.actors.calls.ray_internals import address_found_on_this_machine
+    """Refuse to choose among several clusters on this machine, and to join one that has ended.
 
-    if found := address_found_on_this_machine():
+    Ray keeps the address of a cluster that has ended in a file of its own.
+    """
+    from iris_ray.actors.calls.ray_internals import addresses_found_on_this_machine
+
+    found = addresses_found_on_this_machine()
+    if len(found) > 1:
+        raise InvalidRequestError(
+            f"{len(found)} Ray clusters run on this machine, at {', '.join(found)}; name one by --address HOST:PORT or"
+            " RAY_ADDRESS"
+        )
+    if found:
         _require_answer(
-            found, ", where Ray has noted this machine's cluster; if it has ended, `ray stop` deletes the note"
+            found[0], ", where Ray has noted this machine's cluster; if it has ended, `ray stop` deletes the note"
         )
 
 

@@ -56,7 +56,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
         Raises:
             TimeoutError: the job has not ended in time, and goes on.
-            NoClusterError: this process has left the cluster meanwhile, so the results can't come any more.
+            NoClusterError: this process has left the cluster meanwhile, so it can't get the results.
             ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
             JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
                 as for `run_on_pod`.
@@ -123,9 +123,9 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         """Raise NoClusterError if this process has left the cluster, even if it has joined it again."""
         if self._transport.is_direct and this_connection() != self._connection:
             raise NoClusterError(
-                "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so the results of"
-                f" {self.job_id} can't come any more. A job that is not detached has ended with that. A detached one"
-                f" goes on: iris-ray job status {self.job_id}"
+                "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so it can't get the"
+                f" results of {self.job_id}. The job has ended with the connection, unless it is detached: iris-ray job"
+                f" status {self.job_id}"
             )
 
     def _settled_status(self) -> JobStatus:

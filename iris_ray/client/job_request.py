@@ -20,17 +20,21 @@ from iris_ray.client.remote_options import (
 from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
-from iris_ray.model.checks import Seconds
+from iris_ray.model.checks import OneOf, Seconds, require
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
-from iris_ray.model.options import OPTIONS, JobOptions
+from iris_ray.model.options import ACTOR, OPTIONS, JobOptions, PriorityBand
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.settings import TEAM, TEST_HOST_SILENCE_S
+from iris_ray.model.workers import GPU
+from iris_ray.settings import NOTIFY, PRIORITY, TEAM, TEST_HOST_SILENCE_S
 
 MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
 MAX_SPEC_BYTES = 100_000
 """Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
+
+FORKABLE = {"env_vars", "working_dir", "py_modules", "excludes", "pip", "uv", "conda", "py_executable", "config"}
+"""The parts of a runtime environment that also a fork can have."""
 
 _FIELDS = {field.name for field in fields(RunRequest)}
 
@@ -87,18 +91,28 @@ def make_request(
         spec=spec,
         pickled_function=pickle_function(function, own_name),
         env=at_run,
-        process=ProcessSpec(runtime_env, preload, spec.processes_per_host),
+        process=ProcessSpec(
+            runtime_env, preload, spec.processes_per_host, _starts_as_actor(options, spec, runtime_env)
+        ),
         secrets=secrets,
         **_options_that_travel(options),
     )
+
+
+def _starts_as_actor(options: JobOptions, spec: JobSpec, runtime_env: Mapping[str, Any]) -> bool:
+    """Return whether the task processes have to be actors of Ray, or are wanted as actors.
+
+    Ray names an actor's GPUs in its variables, and starts its own workers only in a container or with a hook.
+    """
+    return options["start"] == ACTOR or bool(spec.resources.get(GPU) or runtime_env.keys() - FORKABLE - {"_ray_commit"})
 
 
 def _require_secret(secrets: Mapping[str, SecretValue], env: Mapping[str, str], preload: Sequence[str]) -> None:
     """Refuse secrets that Ray's logs would show, or whose variables also have other values."""
     for name in split_by_start(dict.fromkeys(secrets, ""), preload)[0]:
         raise InvalidRequestError(
-            f"secrets has {name}, which acts when a process starts; such variables travel as Ray's runtime_env, and"
-            " Ray's own logs show those, so it can't be secret: give it another name, or set it in the function"
+            f"secrets has {name}, which acts when a process starts; such variables travel as Ray's runtime_env, which"
+            " Ray's own logs may show, so it can't be secret: give it another name, or set it in the function"
         )
     for name in secrets.keys() & env.keys():
         raise InvalidRequestError(f"{name} is in secrets and among the other variables; give it once")
@@ -153,4 +167,18 @@ def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, 
         "constraints": (*placement.constraints, *options["constraints"]),
         "preferences": (*placement.preferences, *options["preferences"]),
         "team": options["team"] or TEAM.read() or "",
+        "notify": (NOTIFY.read() or "").split() if options["notify"] is None else options["notify"],
+        "priority": _own_band() if options["priority"] is None else options["priority"],
     }
+
+
+def _own_band() -> PriorityBand:
+    """Return the band of this process's jobs: that of ``$IRIS_PRIORITY``, which a task has from its job.
+
+    Raises:
+        InvalidRequestError: there is no such band.
+    """
+    named = PRIORITY.read() or PriorityBand.INTERACTIVE.name
+    bands = {band.name.lower(): band for band in PriorityBand}
+    require(PRIORITY.name, named.lower(), OneOf(tuple(bands)))
+    return bands[named.lower()]

@@ -54,11 +54,11 @@ def run_on_pod(
         TypeError: there is no such option; the message has the nearest.
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
         ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
-        TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
+        TaskSetupError: the runtime environment or a module of ``preload`` is not available on the hosts.
         TaskCrashedError: a task process died without an exception, more often than allowed. It is a
-            `TaskOutOfMemoryError` if the kernel or Ray killed it because its host's memory was used up.
+            `TaskOutOfMemoryError` if it was killed because its host's memory was used up.
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: ten launches in a row failed, and the job never ran; a JobUnschedulableError.
+        LaunchesFailedError: 19 launches in a row failed, and the job never ran; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
 
     Example::

@@ -128,7 +128,9 @@ def _with_options(docstring: str | None, options: Mapping[str, Option]) -> str |
 
 def _explained(name: str, option: Option, indent: str) -> list[str]:
     text = f"{name}: {option.check.wanted}. {option.help} {option.more}"
-    return textwrap.wrap(text, _DOCSTRING_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")
+    return textwrap.wrap(
+        text, _DOCSTRING_WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ", break_on_hyphens=False
+    )
 
 
 def _too_many_by_position(function: str, by_position: Sequence[str], known: Sequence[str]) -> str:

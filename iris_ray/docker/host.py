@@ -241,6 +241,7 @@ class ContainerRecord:
     secrets: str | None = None
 
     def write(self, files: TaskFiles) -> None:
+        files.all_owned.mkdir(exist_ok=True)
         write_whole(files.owned(OWNER), json.dumps(asdict(self)).encode())
 
     @staticmethod
@@ -378,9 +379,7 @@ class _SigtermRelay:
         try:
             threading.Thread(target=self._pass_on, daemon=True).start()
         except RuntimeError as error:
-            raise ContainerEngineError(
-                f"this host has no room for another thread beside a container: {error}"
-            ) from None
+            raise ContainerEngineError(f"this host can't start another thread for a container: {error}") from None
         signal.signal(signal.SIGTERM, self._on_sigterm)
         if os.path.exists(files.notice):
             self._on_sigterm()

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import click
 
@@ -15,7 +16,8 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import INTERRUPTED, private_file, require_place
-from iris_ray.cli.printing import print_output
+from iris_ray.cli.output import json_option
+from iris_ray.cli.printing import print_json, print_output
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
@@ -27,11 +29,24 @@ Read this before you send it, and delete what others must not see. The log and t
 and does; of environment variables there are names only."""
 
 
+class ReportWritten(TypedDict):
+    """A report that was written.
+
+    Attributes:
+        file: its path.
+        lines: how many lines it has.
+    """
+
+    file: str
+    lines: int
+
+
 @click.command("bug-report")
 @click.argument("job", shell_complete=all_jobs)
 @click.option("--output", "-o", metavar="FILE", help="Where to write it; - for stdout.  [default: JOB.report.txt]")
+@json_option(ReportWritten)
 @address_option
-def bug_report(job: str, output: str | None) -> None:
+def bug_report(job: str, output: str | None, as_json: bool) -> None:
     """Write one text file about a job, to read and then to send: what happened, why, where, and with which versions.
 
     It has the job's state, tasks and events with their causes, its goodput, the last lines of the task that failed
@@ -43,12 +58,18 @@ def bug_report(job: str, output: str | None) -> None:
 
     JOB is an id that `iris-ray ls --all` shows. This takes half a minute, and changes nothing.
     """
+    if output == "-" and as_json:
+        raise click.UsageError("--json says where the report is; with --output - it would mix with the report.")
     path = Path(output or f"{job.replace('/', '-')}.report.txt")
     if output != "-":
         require_place(path)
     if (head := head_of_dashboard()) is not None:
         words = ["bug-report", job, "--output", "-"]
-        head.run(words) if output == "-" else head.run_into(words, path)
+        if output == "-":
+            head.run(words)
+        head.write_into(words, path)
+        _say_written(path, as_json)
+        return
     with cluster():
         ControllerConnection().ask(ControllerInterface.job_status, job)  # raises if there is no such job
         text = "\n".join(_sections(job))
@@ -57,7 +78,15 @@ def bug_report(job: str, output: str | None) -> None:
         return
     with private_file(path) as file:
         file.write(text)
-    click.echo(f"{path}: {len(text.splitlines())} lines. Read it before you send it")
+    _say_written(path, as_json)
+
+
+def _say_written(path: Path, as_json: bool) -> None:
+    lines = len(path.read_text(encoding="utf-8", errors="replace").splitlines()) if path.is_file() else 0
+    if as_json:
+        print_json(ReportWritten(file=str(path), lines=lines))
+    else:
+        click.echo(f"{path}: {lines} lines. Read it before you send it")
 
 
 def _sections(job: str) -> Iterator[str]:
@@ -110,4 +139,4 @@ def _names(job: str) -> str:
     try:
         return next(" ".join(inspection.variables(task)) for task in tasks if task.state is TaskState.RUNNING)
     except (IrisError, StopIteration) as error:
-        return str(error) or "no task runs any more"
+        return str(error) or "no task is running now"

@@ -12,7 +12,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, chosen_address, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER, on_a_terminal
-from iris_ray.cli.options import json_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import Finding, Level, counted, print_finding, print_json
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.doctor.cluster import (
@@ -37,7 +37,7 @@ from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismat
 
 
 @click.command()
-@json_option
+@json_option(list[Finding])
 @address_option
 def doctor(as_json: bool) -> None:
     """Check this machine, the cluster and each of its TPU hosts; say what to do.

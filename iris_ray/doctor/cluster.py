@@ -151,6 +151,13 @@ def check_about(about: Mapping[str, Any]) -> Iterator[Finding]:
             "jobs are not affected; free its disk, or choose another: iris-ray cluster settings set history=DIRECTORY"
         )
         yield Finding(Level.WARNING, "history", found, advice)
+    notify = services.get("notify", {})
+    if waiting := notify.get("waiting"):
+        advice = "see why: iris-ray job notifications ls"
+        yield Finding(Level.INFO, "notifications", f"{counted(waiting, 'notification')} not sent yet", advice)
+    if trouble := notify.get("trouble"):
+        advice = "jobs are not affected; if its disk is full, free some room there"
+        yield Finding(Level.WARNING, "notifications", f"the head can't store waiting notifications: {trouble}", advice)
 
 
 def check_controllers_code(about: Mapping[str, Any], installed: Mapping[str, Any] | None) -> Finding:

@@ -185,7 +185,7 @@ def _chips(looks: Mapping[Host, Mapping[str, Any]], claimed: set[str]) -> Iterat
     idle = {host: look for host, look in looks.items() if host.node_id not in claimed}
     held = {host: look["holders"] for host, look in idle.items() if look["holders"]}
     for host, holders in held.items():
-        advice = "if they are not needed any more, end them there (kill PID): libtpu allows one process at a time"
+        advice = "if they are no longer needed, end them there (kill PID): libtpu allows one process at a time"
         found = f"{host.name}: {', '.join(holders)}, but no Ray task or actor has claimed chips there"
         yield Finding(Level.WARNING, "chips held", found, advice)
     for host, look in looks.items():

@@ -7,11 +7,9 @@ while that attempt of the task runs, so nothing has to remove it. A run without 
 import json
 import time
 
-import ray
-
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.calls.names import endpoint_key
-from iris_ray.actors.calls.ray_internals import ClusterStore, has_inherited_connection
+from iris_ray.actors.calls.ray_internals import ClusterStore, is_connected
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.task_files import LocalRun
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
@@ -28,6 +26,10 @@ def register_endpoint(name: str, address: str) -> None:
     """Let the other tasks of this job find ``address`` under ``name``, for as long as this attempt lasts.
 
     Registering a name again replaces its address.
+
+    Args:
+        name: the endpoint's name, which the others give to `lookup_endpoint`.
+        address: any text that tells them how to reach it, such as ``"10.0.0.2:8080"``.
 
     Raises:
         InvalidRequestError: called outside a task, or an argument is not a str, or can't be stored.
@@ -62,14 +64,14 @@ def lookup_endpoint(name: str, timeout: float = 0.0, *, member: str | None = Non
     job_id = me.job_id
     if member is not None and (job_id := me.group_jobs.get(member, "")) != me.job_id:
         if not job_id:
-            raise unknown(f"job of the group of {me.job_id} that is called", member, me.group_jobs)
+            raise unknown(f"job in the group of {me.job_id} with the name", member, me.group_jobs)
         key = endpoint_key(job_id, plain(str, name, "the endpoint's name"))
     require("timeout", timeout, TIMEOUT)
     deadline = time.monotonic() + timeout
     while (address := _registered(me, job_id, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:
             waited = f" within {timeout:g} s" if timeout else ""
-            raise EndpointNotFoundError(f"no task of {job_id} that runs has registered {name!r}{waited}")
+            raise EndpointNotFoundError(f"no running task of {job_id} has registered {name!r}{waited}")
         time.sleep(ASK_AGAIN_S)
     return address
 
@@ -134,10 +136,10 @@ def _index(me: JobInfo, run: LocalRun | None) -> int:
 
 
 def _store() -> ClusterStore:
-    if not ray.is_initialized() or has_inherited_connection():
+    if not is_connected():
         raise NoClusterError(
-            "this process is connected to no Ray cluster, as processes are that a task has started; ask for endpoints"
-            " in the task's own process, and hand the addresses on"
+            "this process is not connected to the Ray cluster, because it was started by a task; look endpoints up in"
+            " the task's own process, and pass the addresses on"
         )
     return ClusterStore()
 

@@ -4,6 +4,7 @@ import contextvars
 import functools
 import hmac
 import importlib
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from iris_ray.fray.actor_handle import (
     require_no_tls,
     server_options,
 )
-from iris_ray.fray.job_request import InTask, MakesClient, Parent, band_of, fray_placement, task_request
+from iris_ray.fray.job_request import InTask, MakesClient, band_of, fray_placement, task_request
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
 from iris_ray.task.job_info import get_job_info
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 GRACE_S = 10.0
 """How long running calls may take when an actor ends itself."""
 LIMITS = [("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_concurrent_streams", 1000)]
-"""The limits of a connection: the seconds until it speaks HTTP/2, and its calls at a time. gRPC for Python has no limit
-for connections."""
+"""The limits of a connection: the milliseconds until it speaks HTTP/2, and its calls at a time."""
+MOST_CONNECTIONS = "grpc.max_allowed_incoming_connections"
+"""The limit for connections, which is half of the descriptors that this process may have: the actor needs some, too."""
 IDLE_MS = 120_000
 """How long a connection may have no call that runs, with a token or without. The next call opens another one."""
 
@@ -65,6 +67,7 @@ class ActorServer:
     def __init__(self, max_concurrency: int) -> None:
         asks_token = TokenInterceptor(lambda told: hmac.compare_digest(told.encode(), self.address.token.encode()))
         options = [*server_options(), *LIMITS, ("grpc.max_connection_idle_ms", IDLE_MS)]
+        options.append((MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
         self._threads = started_threads(max(1, max_concurrency))
         self._server = grpc.server(self._threads, interceptors=[asks_token], options=options)
         self._has_begun = self._runs = False
@@ -213,7 +216,7 @@ def actor_request(
     resources: "ResourceConfig | None",
     actor_config: "ActorConfig | None",
     environment: "EnvironmentConfig | None",
-    parent: "Parent" = Parent(),  # noqa: B008 - frozen
+    region: str | None = None,
 ) -> RunRequest:
     """Return the request of a job with an actor in each task; arguments as for `Client.create_actor_group`.
 
@@ -221,7 +224,7 @@ def actor_request(
     one that fails for good does not end the others.
 
     Args:
-        parent: the task that makes the actors.
+        region: the region of the host of the task that makes the actors.
 
     Raises:
         InvalidRequestError: an option can't work; nothing was acquired.
@@ -233,7 +236,7 @@ def actor_request(
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)
-    placed = fray_placement(resources, count, gang=False, region=parent.region)
+    placed = fray_placement(resources, count, gang=False, region=region)
     retries = _given(config.max_task_retries, "max_retries_failure")
     require("max_task_retries", retries, Whole())
     return task_request(
@@ -242,7 +245,7 @@ def actor_request(
         resources,
         placed,
         environment,
-        priority=band_of(config.priority, parent.band),
+        priority=band_of(config.priority),
         max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
         max_retries_failure=retries,
         max_task_failures=None if placed.coscheduling else count * (retries + 1),  # as many as there can be

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
+from iris_ray.actors.calls.ray_internals import is_connected
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
@@ -15,7 +16,7 @@ from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
-from iris_ray.fray.job_request import Parent, fray_request
+from iris_ray.fray.job_request import fray_request
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -68,9 +69,9 @@ class Client:
         Raises:
             fray.client.JobAlreadyExists: there is one, and ``adopt_existing`` is False; the error has its handle.
             InvalidRequestError: an option can't work; nothing was acquired.
-            UnsupportedOptionError: iris_ray does not support an option; an InvalidRequestError, too.
+            UnsupportedOptionError: iris_ray does not support an option; a subclass of InvalidRequestError.
         """
-        made = fray_request(request, Client, this_task())
+        made = fray_request(request, Client, region_here())
         with _submitting:
             if (job_id := unfinished_job(request.name)) is None:
                 self._jobs.append(JobHandle(launch(made, self._detached).job_id))
@@ -160,19 +161,18 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(Client, actor_class, args, kwargs, *(*asked, this_task()))
+        request = actor_request(Client, actor_class, args, kwargs, *(*asked, region_here()))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
 
 
-def this_task() -> Parent:
-    """Return the properties of this task that its jobs take over; the defaults outside a task."""
-    if (me := get_job_info()) is None or not ray.is_initialized():
-        return Parent()
+def region_here() -> str | None:
+    """Return the region of this task's host; None outside a task, or without such a label."""
+    if get_job_info() is None or not is_connected():
+        return None
     labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
-    band = ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.job_status, me.job_id).priority
-    return Parent(labels.get("iris/region") or labels.get("region"), band)
+    return labels.get("iris/region") or labels.get("region")
 
 
 def unfinished_job(name: str) -> str | None:

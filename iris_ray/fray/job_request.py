@@ -45,19 +45,6 @@ BANDS = {
 """The bands for Fray's priorities, which are Iris's. 0 stands for the parent's band."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
-    """Properties of the task that submits a job. The job takes them over unless its request names others.
-
-    Attributes:
-        region: the region of the task's host; None outside a task, or without such a label.
-        band: the priority band of the task's job; outside a task, that of a job without a priority.
-    """
-
-    region: str | None = None
-    band: PriorityBand = PriorityBand.INTERACTIVE
-
-
 _REFUSED_RESOURCES = {
     "image": "tasks run in the image of their Ray node",
     "container_profile": "tasks run in the container of their Ray node",
@@ -73,13 +60,13 @@ _IGNORED_ENVIRONMENT = {
 }
 
 
-def fray_request(request: "JobRequest", client: MakesClient, parent: Parent = Parent()) -> RunRequest:
+def fray_request(request: "JobRequest", client: MakesClient, region: str | None = None) -> RunRequest:
     """Check a job of Fray's and return it as a request of iris_ray.
 
     Args:
         request: the job.
         client: makes Fray's current client in each task.
-        parent: the task that submits the job.
+        region: the region of the host of the task that submits the job, for a job that names none.
 
     Raises:
         InvalidRequestError: an option makes no sense; nothing was acquired.
@@ -95,9 +82,9 @@ def fray_request(request: "JobRequest", client: MakesClient, parent: Parent = Pa
         InTask.of(_function_of(request.entrypoint), client),
         request.name,
         request.resources,
-        fray_placement(request.resources, request.replicas or 1, gang=True, region=parent.region),
+        fray_placement(request.resources, request.replicas or 1, gang=True, region=region),
         request.environment,
-        priority=band_of(request.priority, parent.band),
+        priority=band_of(request.priority),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         max_task_failures=getattr(request, "max_task_failures", None),
@@ -153,10 +140,14 @@ def _in_words_of_iris(resources: "ResourceConfig") -> str:
     return json.dumps({**amounts, "device": chips})
 
 
-def band_of(priority: int, of_parent: PriorityBand = PriorityBand.INTERACTIVE) -> PriorityBand:
-    """Return the band for a priority of Fray's; raises InvalidRequestError if there is no such priority."""
+def band_of(priority: int) -> PriorityBand | None:
+    """Return the band for a priority of Fray's; None for 0, that of the parent, which iris_ray knows.
+
+    Raises:
+        InvalidRequestError: there is no such priority.
+    """
     if is_int(priority) and priority in (0, *BANDS):
-        return BANDS.get(priority, of_parent)
+        return BANDS.get(priority)
     raise InvalidRequestError(
         f"priority is {priority!r}; give 0 (as the parent), 1 or 4 (production), 2 (interactive) or 3 (batch)"
     )

@@ -55,7 +55,7 @@ class UserDay:
         day: counts the days since the epoch, in UTC.
         user, team: the user, and the team, empty for none.
         jobs: how many jobs.
-        seconds, chip_seconds: see `Totals`.
+        seconds, chip_seconds: the jobs' time, in seconds and in chip-seconds, by kind, such as ``productive``.
     """
 
     day: int

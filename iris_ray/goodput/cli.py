@@ -5,14 +5,16 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypedDict
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.options import json_option, past_time
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import duration, print_facts, print_json, print_table
+from iris_ray.cli.times import Time
 from iris_ray.goodput.calls import GoodputCalls, JobGoodput, UserDay
 from iris_ray.goodput.core import summed_up
 from iris_ray.model.goodput import TimeKind, Totals, productive_share
@@ -21,14 +23,30 @@ from iris_ray.model.time_lost import Failure, FailureCause, TimeLost, all_togeth
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
 
 
+class GoodputOfAll(TypedDict):
+    """The time of several jobs, without JOB.
+
+    Attributes:
+        jobs: each job.
+        forgotten: sums of jobs that the Controller has forgotten.
+        chip_seconds_by_day: what the chips of the cluster were in, by day and state; empty with ``--user``.
+        time_lost: what failures have cost, by cause.
+    """
+
+    jobs: list[JobGoodput]
+    forgotten: list[UserDay]
+    chip_seconds_by_day: Mapping[str, Mapping[str, float]]
+    time_lost: Mapping[FailureCause, TimeLost]
+
+
 @click.command()
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
 @click.option("--by", type=click.Choice(("user", "team")), default="user", show_default=True, help="Sums by which.")
-@click.option("--since", callback=past_time, metavar="TIME", help="Jobs that ran since then: 12h, 7d or 2026-11-01.")
+@click.option("--since", type=Time(), help="Jobs that ran since then.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @click.option("--failures", is_flag=True, help="With --csv: one line for each job and cause of failures instead.")
-@json_option
+@json_option(JobGoodput | GoodputOfAll)
 @address_option
 def goodput(
     job: str | None, user: str | None, by: str, since: float | None, as_csv: bool, failures: bool, as_json: bool
@@ -65,7 +83,7 @@ def goodput(
     shown = [one for one in found if _is_wanted(one, user, since)]
     if as_json:
         lost = summed_up(one.time_lost for one in shown)
-        all_of_them = {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet, "time_lost": lost}
+        all_of_them = GoodputOfAll(jobs=shown, forgotten=forgotten, chip_seconds_by_day=fleet, time_lost=lost)
         print_json(shown[0] if job and shown else all_of_them)
     elif failures:
         _print_failures_csv(shown)

@@ -76,74 +76,81 @@ def _metric(
 
 _gauge, _counter, _histogram = (partial(_metric, kind) for kind in MetricKind)
 
-PENDING_JOBS = _gauge("iris_pending_jobs", "band tpu_type", "jobs that wait, whole or in part")
+PENDING_JOBS = _gauge("iris_pending_jobs", "band tpu_type", "jobs that wait for hosts, for all or some of their tasks")
 RUNNING_JOBS = _gauge("iris_running_jobs", "band tpu_type", "jobs that have hosts")
-ADMISSION_WAIT = _histogram(
-    "iris_admission_wait_seconds", "band tpu_type", "wait in the queue, for each attempt", WAIT_S
-)
-LAUNCH = _histogram("iris_launch_seconds", "tpu_type", "from getting hosts to the first running task", START_S)
+ADMISSION_WAIT = _histogram("iris_admission_wait_seconds", "band tpu_type", "time in the queue, per attempt", WAIT_S)
+LAUNCH = _histogram("iris_launch_seconds", "tpu_type", "time from getting hosts to the first running task", START_S)
 RECOVERY = _histogram(
-    "iris_recovery_seconds", "tpu_type cause", "from an attempt's end to the first running task of the next", WAIT_S
+    "iris_recovery_seconds",
+    "tpu_type cause",
+    "time from an attempt's end to the first running task of the next",
+    WAIT_S,
 )
 TIME_LOST = _histogram(
-    "iris_time_lost_seconds", "tpu_type cause", "what a gang's failure cost, until its next new step", WAIT_S
+    "iris_time_lost_seconds", "tpu_type cause", "time lost by a failure of a gang, until its next new step", WAIT_S
 )
-TIME_LOST_CHIPS = _counter(
-    "iris_time_lost_chip_seconds_total", "user cause", "chip-seconds that failures of gangs cost"
-)
+TIME_LOST_CHIPS = _counter("iris_time_lost_chip_seconds_total", "user cause", "chip-seconds lost by failures of gangs")
 ATTEMPTS_ENDED = _counter("iris_attempts_ended_total", "band tpu_type cause", "attempts that ended early")
-JOBS_FINISHED = _counter("iris_jobs_finished_total", "band tpu_type state", "jobs that ended, by their state")
+JOBS_FINISHED = _counter("iris_jobs_finished_total", "band tpu_type state", "jobs that have ended, by final state")
 HOSTS = _gauge("iris_hosts", "tpu_type condition", "hosts by condition")
-USER_CHIPS = _gauge("iris_user_chips", "user", "chips and GPUs that the jobs of a user hold")
-USER_CHIP_SECONDS = _counter("iris_user_chip_seconds_total", "user", "chip-seconds that the jobs of a user have held")
-TEAM_CHIPS = _gauge("iris_team_chips", "team tpu_type", "chips that a team and its parts hold, of types with quotas")
-TEAM_QUOTA = _gauge("iris_team_quota_chips", "team tpu_type", "chips of the quota of a team")
+USER_CHIPS = _gauge("iris_user_chips", "user", "chips and GPUs held by the jobs of a user")
+USER_CHIP_SECONDS = _counter("iris_user_chip_seconds_total", "user", "chip-seconds held by the jobs of a user")
+TEAM_CHIPS = _gauge("iris_team_chips", "team tpu_type", "chips held by a team and its subteams, of types with quotas")
+TEAM_QUOTA = _gauge("iris_team_quota_chips", "team tpu_type", "the quota of a team in chips")
 FINISHED_CHIP_SECONDS = _counter(
-    "iris_finished_chip_seconds_total", "user kind", "chip-seconds of gangs that have ended, by their use"
+    "iris_finished_chip_seconds_total", "user kind", "chip-seconds of gangs that have ended, by kind of use"
 )
-CONTROLLER_EPOCH = _gauge("iris_controller_epoch", "version", "the Controller's number; each successor's is larger")
+CONTROLLER_EPOCH = _gauge(
+    "iris_controller_epoch", "version", "the Controller's number, which grows with each new Controller"
+)
 CONTROLLER_ALIVE = _gauge(
-    "iris_controller_alive_timestamp_seconds", "version", "when the Controller last measured itself, in Unix time"
+    "iris_controller_alive_timestamp_seconds", "version", "Unix time of the Controller's latest measurement"
 )
-JOURNAL = _histogram("iris_journal_seconds", "", "how long the cluster's store took to write decisions", STORE_S)
-JOURNAL_WAITING = _gauge("iris_journal_waiting_seconds", "", "for how long the present writing has waited")
-SET_ASIDE = _gauge("iris_set_aside", "kind", "jobs that the Controller could not handle, and records it can't read")
-SERVICE_FAILING = _gauge("iris_service_failing", "service", "1 while a service fails, else 0")
+JOURNAL = _histogram("iris_journal_seconds", "", "time that the cluster's store took to write decisions", STORE_S)
+JOURNAL_WAITING = _gauge("iris_journal_waiting_seconds", "", "time that the current write has waited")
+SET_ASIDE = _gauge(
+    "iris_set_aside", "kind", "jobs that the Controller could not handle, and records that it can't read"
+)
+SERVICE_FAILING = _gauge("iris_service_failing", "service", "1 while a service fails, otherwise 0")
 SERVICE_FAILURES = _counter("iris_service_failures_total", "service", "failures of a service's part")
 
 PUBLISHED = (
-    _gauge("iris_missing_slices", "tpu_type", "further slices that waiting jobs need"),
+    _gauge("iris_missing_slices", "tpu_type", "additional slices that waiting jobs need"),
     _gauge(
         "iris_missing_slices_seconds",
         "tpu_type",
-        "for how long such slices have been missing without a break",
+        "time for which slices have been missing without interruption",
         largest=True,
     ),
-    _gauge("iris_provisioned_chips", "tpu_type source market state", "chips that provisioners have asked for and hold"),
+    _gauge("iris_provisioned_chips", "tpu_type source market state", "chips that provisioners have requested or hold"),
     _gauge(
         "iris_provisioning_oldest_request",
         "tpu_type source",
-        "seconds since the oldest request of a provisioner that still waits",
+        "age of the oldest waiting request of a provisioner, in seconds",
         largest=True,
     ),
     _gauge(
         "iris_provisioned_cost_per_hour",
         "tpu_type source market currency",
-        "price of the slices that provisioners hold, as far as it is known",
+        "price of the slices that provisioners hold, where known",
     ),
     _gauge(
         "iris_provisioner_failures",
         "provisioner source",
-        "failures in a row at a source of slices, of the type with most",
+        "consecutive failures at a source of slices, for the type with most",
         largest=True,
     ),
     _gauge(
         "iris_provisioner_overdue_seconds",
         "provisioner",
-        "by how much the report of a provisioner is late",
+        "time by which a provisioner's report is late",
         largest=True,
     ),
-    _gauge("iris_provisioner_undeleted_slices", "provisioner", "slices that a provisioner can't delete, and that cost"),
+    _gauge(
+        "iris_provisioner_undeleted_slices",
+        "provisioner",
+        "slices that a provisioner can't delete and that still cost money",
+    ),
 )
 """Gauges that services publish."""
 PUBLISHED_BY_NAME = {metric.name: metric for metric in PUBLISHED}

@@ -152,7 +152,7 @@ class Sums:
             self._add(line)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             why = f"{type(error).__name__}: {error}"
-            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
+            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} can't be read: {why}") from None
 
     def _add(self, line: Line) -> None:
         team = str(line.get("team") or "")

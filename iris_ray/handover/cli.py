@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
@@ -19,7 +19,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.controller import start_one
 from iris_ray.cli.conventions import private_file, require_place
-from iris_ray.cli.options import json_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import counted, one_line, print_json
 from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.model.job_group import GroupSpec
@@ -36,12 +36,40 @@ _TO_SUMS = ("kind", "user", "team", "ended_at", "seconds", "chip_seconds")
 _NO_RECORDS = ("finished", "package", "job")
 
 
+class Exported(TypedDict):
+    """A file that was written.
+
+    Attributes:
+        file: its path.
+        lines: how many lines of each kind it has.
+        left_out: what can't be carried over, and why.
+    """
+
+    file: str
+    lines: Mapping[str, int]
+    left_out: list[str]
+
+
+class Imported(TypedDict):
+    """What was taken over.
+
+    Attributes:
+        jobs: the ids of the jobs that are in the queue now.
+        left_out: what was not carried over, and why.
+        remarks: what else a person should know.
+    """
+
+    jobs: list[str]
+    left_out: list[str]
+    remarks: list[str]
+
+
 @click.command("export")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--variables", is_flag=True, help="With the values of the jobs' environment variables: they may be secrets."
 )
-@json_option
+@json_option(Exported)
 @address_option
 def export(file: Path, variables: bool, as_json: bool) -> None:
     """Write the queue, budgets, limits, settings and history into a file.
@@ -145,7 +173,7 @@ def _packages_of(*environments: Mapping[str, Any]) -> list[str]:
     "--env-file", metavar="FILE", help="Variables of the jobs that the export has left out, NAME=VALUE a line."
 )
 @click.option("--jobs-only", is_flag=True, help="Only submit the jobs that this cluster does not know yet.")
-@json_option
+@json_option(Imported)
 @address_option
 def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) -> None:
     """Take over what an export has written, into a new cluster.

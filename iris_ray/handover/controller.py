@@ -217,7 +217,7 @@ def taken_over(lines: bytes, clock: Clock, now: float, keep: Sequence[str] = ())
             taken += [plain(type(event), event, "it") for event in _events_of(line, clock, now, keep)]
         except (IrisError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
-            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} makes no sense: {why}") from None
+            raise InvalidRequestError(f"the line {json.dumps(line)[:200]} can't be read: {why}") from None
     return taken
 
 

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import Command, address_option, cluster
-from iris_ray.cli.options import json_option, past_time
+from iris_ray.cli.options import tpu_option
+from iris_ray.cli.output import ListForm, json_option, list_options
 from iris_ray.cli.printing import counted, duration, print_facts, print_json, print_table
+from iris_ray.cli.times import Time
 from iris_ray.history.calls import MOST_ROWS_EVER, HistoryCalls, HistoryRows
 from iris_ray.history.questions import (
     GROUPS,
@@ -40,6 +42,94 @@ Ask = Callable[[Question, int], HistoryRows]
 _STEPS = 48
 """The approximate number of lines that ``--utilisation`` prints."""
 _BAR = 20
+
+
+Columns = Mapping[str, Any]
+"""A row of the history: values by column. docs/history.md has the tables and their columns."""
+
+
+class WholeJob(TypedDict):
+    """One job of the history, with JOB.
+
+    Attributes:
+        job: its row.
+        attempts, time, losses, curves, events: the rows of these tables that are about it.
+    """
+
+    job: Columns
+    attempts: list[Columns]
+    time: list[Columns]
+    losses: list[Columns]
+    curves: list[Columns]
+    events: list[Columns]
+
+
+class UsedChips(TypedDict):
+    """The use of chips over time, with ``--utilisation``.
+
+    Attributes:
+        step_s: the seconds between two lines.
+        chips: of the fleet, by time.
+        by_band, by_type, by_user: the use by time, and by this.
+    """
+
+    step_s: float
+    chips: list[Columns]
+    by_band: list[Columns]
+    by_type: list[Columns]
+    by_user: list[Columns]
+
+
+class ReportLine(TypedDict):
+    """The part of a user in a report, or of whatever it sums up by.
+
+    Attributes:
+        who: the user.
+        jobs, chip_hours: how many jobs held chips, and how much.
+        goodput: the productive share of the time of user code, from 0 to 1; None if it is not known.
+        lost_to_others: chip-hours lost by preemptions, lost hosts and evictions.
+        lost_to_itself: chip-hours lost by crashes and hangs.
+        chip_hours_by_kind: by the kind of time.
+    """
+
+    who: str | None
+    jobs: int
+    chip_hours: float
+    goodput: float | None
+    lost_to_others: float
+    lost_to_itself: float
+    chip_hours_by_kind: Mapping[str, float]
+
+
+class LostBy(TypedDict):
+    """The cost of one cause of failures.
+
+    Attributes:
+        cause: its name.
+        failures: how many.
+        hours, chip_hours: the time that they cost, in hours and in chip-hours.
+    """
+
+    cause: str
+    failures: int
+    hours: float
+    chip_hours: float
+
+
+class MonthReport(TypedDict):
+    """A month.
+
+    Attributes:
+        month: such as 2026-11.
+        by: what the lines sum up by.
+        lines: the largest first.
+        by_cause: the cost of failures.
+    """
+
+    month: str
+    by: str
+    lines: list[ReportLine]
+    by_cause: list[LostBy]
 
 
 def _month(_: click.Context, __: click.Parameter, value: str | None) -> datetime:
@@ -89,41 +179,39 @@ def _rows(ask: Ask, question: Question, most: int = MOST_ROWS_EVER) -> list[dict
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-_FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisation": ("since", "until", "type")}
+_FILTERS = {"JOB": (), "--sql": (), "--events": ("since", "until"), "--utilisation": ("since", "until", "tpu")}
 """The other outputs than the list of jobs, and the filters that each takes."""
 
 
 @click.command()
 @click.argument("job", required=False)
 @click.option("--user", metavar="NAME", help="Only jobs of this user.")
-@click.option(
-    "--since", callback=past_time, metavar="TIME", help="Only what was there since then: 12h, 7d or 2026-11-01."
-)
-@click.option("--until", callback=past_time, metavar="TIME", help="Only what was there before: 12h, 7d or 2026-11-01.")
+@click.option("--since", type=Time(), help="Only what was there since then.")
+@click.option("--until", type=Time(), help="Only what was there before.")
 @click.option("--state", type=click.Choice([*(state.value for state in JobState), "lost"]), help="Only in this state.")
 @click.option(
     "--cause",
     type=click.Choice([cause.value for cause in FailureCause]),
     help="Only jobs with an attempt that ended so.",
 )
-@click.option("--type", metavar="TPU_TYPE", help="Only jobs on slices of this type.")
+@tpu_option("Only jobs on slices of this type.")
 @click.option("--name", metavar="TEXT", help="Only jobs with this text in their name or id.")
 @click.option("--limit", type=click.IntRange(1, MOST_ROWS_EVER), default=50, show_default=True, help="The most rows.")
 @click.option("--sql", metavar="STATEMENT", help="The rows of any SELECT; docs/history.md lists the tables.")
 @click.option("--events", is_flag=True, help="Hosts that were lost or blamed, notices, taints, settings, limits.")
 @click.option("--utilisation", is_flag=True, help="Chips in use, and what waited, over time.")
 @file_option
-@json_option
+@list_options(list[Columns] | WholeJob | UsedChips, "jobs' ids")
 @address_option
 def history(
-    job: str | None, sql: str | None, events: bool, utilisation: bool, path: Path | None, limit: int, as_json: bool,
-    **filters: Any,
+    job: str | None, sql: str | None, events: bool, utilisation: bool, path: Path | None, limit: int, form: ListForm,
+    tpu_type: str | None, **filters: Any,
 ) -> None:  # fmt: skip
     """Jobs that have ended, even if the Controller has forgotten them: who, when, how, and why.
 
     \b
       iris-ray history --user ann --since 7d
-      iris-ray history --cause preempted --type v4-32
+      iris-ray history --cause preempted --tpu v4-32
       iris-ray history train-1a2b3c4d                   one job, whole
       iris-ray history --utilisation --since 24h
       iris-ray history --sql "SELECT user, count(*) FROM jobs GROUP BY user"
@@ -134,10 +222,13 @@ def history(
     chosen = [name for name, given in zip(_FILTERS, (job, sql, events, utilisation), strict=True) if given]
     if len(chosen) > 1:
         raise click.UsageError(f"give one of {', '.join(_FILTERS)}.")
-    for name, value in filters.items() if chosen else ():
+    for name, value in [*filters.items(), ("tpu", tpu_type)] if chosen else ():
         if value is not None and name not in _FILTERS[chosen[0]]:
             raise click.UsageError(f"--{name} is for the list of jobs; it says nothing of {chosen[0]}.")
-    wanted = Wanted(**filters)
+    if chosen and form.only_ids:
+        raise click.UsageError(f"--quiet is for the list of jobs; it says nothing of {chosen[0]}.")
+    as_json = form.as_json
+    wanted = Wanted(**filters, type=tpu_type)
     with _opened(path) as ask:
         if job is not None:
             _show_job(ask, job, as_json)
@@ -148,19 +239,16 @@ def history(
         elif utilisation:
             _show_utilisation(ask, wanted, as_json)
         else:
-            _show_jobs(ask(jobs_question(wanted, time.time(), limit), limit), as_json)
+            _show_jobs(ask(jobs_question(wanted, time.time(), limit), limit), form)
 
 
 _JOB_HEADERS = ("JOB", "USER", "STATE", "TYPE", "ENDED", "RAN", "ATTEMPTS", "CHIP-HOURS", "NOTE")
 
 
-def _show_jobs(found: HistoryRows, as_json: bool) -> None:
-    jobs = found.as_dicts()
-    if as_json:
-        print_json(jobs)
-        return
-    print_table(_JOB_HEADERS, [_job_row(job) for job in jobs], "no such jobs in the history")
-    _say_cut(found)
+def _show_jobs(found: HistoryRows, form: ListForm) -> None:
+    form.show(found.as_dicts(), lambda job: str(job["job_id"]), _JOB_HEADERS, _job_row, "no such jobs in the history")
+    if not form.as_json:
+        _say_cut(found)
 
 
 def _job_row(job: Row) -> tuple[object, ...]:
@@ -279,7 +367,7 @@ _BY_ITSELF = FailureCause.CRASHED, FailureCause.HUNG
 @click.option("--month", callback=_month, metavar="MONTH", help="Such as 2026-11, in UTC.  [default: this month]")
 @click.option("--by", type=click.Choice(GROUPS), default="user", show_default=True, help="Sum up by this.")
 @file_option
-@json_option
+@json_option(MonthReport)
 @address_option
 def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
     """Chip-hours and goodput of a month by user, and what preemptions and failures cost.
@@ -299,7 +387,7 @@ def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
     lines = [_line(row, kinds, losses) for row in sorted(held, key=lambda row: -row["chip_hours"])]
     causes = _by_cause(losses)
     if as_json:
-        print_json({"month": f"{month:%Y-%m}", f"by_{by}": lines, "by_cause": causes})
+        print_json(MonthReport(month=f"{month:%Y-%m}", by=by, lines=lines, by_cause=causes))
         return
     headers = (by.upper(), "JOBS", "CHIP-HOURS", "GOODPUT", "LOST TO OTHERS", "LOST TO ITSELF")
     if len(lines) > 1:
@@ -319,7 +407,7 @@ def report(month: datetime, by: str, path: Path | None, as_json: bool) -> None:
                    "crashed, hung")  # fmt: skip
 
 
-def _line(held: Row, kinds: Sequence[Row], losses: Sequence[Row]) -> dict[str, Any]:
+def _line(held: Row, kinds: Sequence[Row], losses: Sequence[Row]) -> ReportLine:
     """Return the line of a user, or of whatever jobs are summed up by."""
     who = held["who"]
     amounts: dict[str, float] = {}
@@ -341,12 +429,14 @@ def _line(held: Row, kinds: Sequence[Row], losses: Sequence[Row]) -> dict[str, A
     }
 
 
-def _by_cause(losses: Sequence[Row]) -> list[dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+def _by_cause(losses: Sequence[Row]) -> list[LostBy]:
+    found: dict[str, LostBy] = {}
     for row in losses:
-        of_it = found.setdefault(row["cause"], {"cause": row["cause"], "failures": 0, "hours": 0.0, "chip_hours": 0.0})
-        for name in ("failures", "hours", "chip_hours"):
-            of_it[name] += row[name]
+        nothing = LostBy(cause=row["cause"], failures=0, hours=0.0, chip_hours=0.0)
+        of_it = found.setdefault(row["cause"], nothing)
+        of_it["failures"] += row["failures"]
+        of_it["hours"] += row["hours"]
+        of_it["chip_hours"] += row["chip_hours"]
     return sorted(found.values(), key=lambda one: -one["chip_hours"])
 
 

@@ -235,7 +235,7 @@ def main(words: Sequence[str]) -> int:
     try:
         copy_to_parquet(Path(path), target)
     except ImportError:
-        print("pyarrow is not installed for the Controller on the head: pip install 'iris-ray[parquet]'")
+        print("pyarrow is not installed for the Controller on the head: pip install pyarrow")
     except (HistoryUnavailableError, OSError, ValueError, sqlite3.Error) as error:
         print(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
     else:

@@ -31,20 +31,24 @@ HISTORY = ClusterSetting(
     "history",
     ON,
     f"{ON}, {OFF}, or a directory on the head",
-    "Whether the Controller keeps a history, and where; on: beside its records, or in the head's directory.",
+    "Whether the Controller keeps a history, and where; on: next to its records, or in the head's directory.",
     _place,
 )
 HISTORY_DAYS = ClusterSetting(
     "history_days", "400", "days", "How long the history keeps jobs, events and samples.", _positive
 )
 HISTORY_MB = ClusterSetting(
-    "history_mb", "1024", "megabytes", "How large the history may get; then the oldest goes first.", _positive
+    "history_mb",
+    "1024",
+    "megabytes",
+    "Largest size of the history; beyond it, the oldest entries are removed.",
+    _positive,
 )
 HISTORY_PARQUET = ClusterSetting(
     "history_parquet",
     OFF,
     f"a directory, SCHEME://BUCKET/PATH, or {OFF}",
-    "Where the Controller copies the history once an hour, as Parquet files by table and month.",
+    "Where the Controller copies the history every hour, as one Parquet file per table and month.",
     _copies,
 )
 

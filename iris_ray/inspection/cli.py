@@ -5,36 +5,39 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import GenericAlias
+from typing import TYPE_CHECKING, Required, TypedDict
 
 import click
 from click.core import ParameterSource
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.conventions import FAILED, require_place
-from iris_ray.cli.options import json_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import counted, print_json, print_output, print_table
+from iris_ray.cli.tasks import ALL_TASKS, task_argument
+from iris_ray.cli.times import Duration
 from iris_ray.errors import InspectionFailedError, InvalidRequestError
+from iris_ray.inspection.chip_metrics import ChipUse
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
 
 if TYPE_CHECKING:
     from iris_ray.actors.protocol.status import TaskStatus
-    from iris_ray.inspection.chip_metrics import ChipUse
 
 _NAMED = 12
 """The limit for tasks that are named where they do the same."""
 
 
 @click.command()
-@click.argument("job", shell_complete=unfinished_jobs)
-@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
-@json_option
+@task_argument(unfinished_jobs)
+@json_option(lambda: GenericAlias(list, module_of("inspection", "client").SameStacks))
 @address_option
 def stacks(job: str, task: int | None, as_json: bool) -> None:
     """What each thread of a job's tasks does now, whether they hang or not.
@@ -45,8 +48,6 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
     \b
       iris-ray job stacks train-1a2b3c4d       all tasks that run
       iris-ray job stacks train-1a2b3c4d 3     task 3
-
-    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
     """
     with cluster():
         from iris_ray.inspection import client as inspection
@@ -93,17 +94,29 @@ def _say_problems(problems: Mapping[str, Sequence[int]], prefix: str = "") -> No
 # -- profile -----------------------------------------------------------------------------------------------------------
 # ``iris-ray job profile``: where the time of a task goes.
 
+
+class FileWritten(TypedDict):
+    """A file that was written.
+
+    Attributes:
+        file: its path.
+        bytes: its size.
+    """
+
+    file: str
+    bytes: int
+
+
 _ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
 LONGEST_S = 600
 SECONDS, SECONDS_OF_JAX = 10, 3
 
 
 @click.command()
-@click.argument("job", shell_complete=unfinished_jobs)
-@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
+@task_argument(unfinished_jobs)
 @click.option(
-    "--seconds", type=click.IntRange(1, LONGEST_S), metavar="SECONDS",
-    help=f"How long to watch.  [default: {SECONDS}; {SECONDS_OF_JAX} with --xprof]",
+    "--duration", "seconds", type=Duration(1, LONGEST_S),
+    help=f"How long to watch.  [default: {SECONDS}s; {SECONDS_OF_JAX}s with --xprof]",
 )  # fmt: skip
 @click.option(
     "--output", "-o", metavar="PATH",
@@ -112,19 +125,21 @@ SECONDS, SECONDS_OF_JAX = 10, 3
 @click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
 @click.option("--idle", is_flag=True, help="Count waiting threads as well.")
 @click.option("--xprof", is_flag=True, help="What JAX and its chips do, for TensorBoard or XProf.")
-@click.option("--all", "everywhere", is_flag=True, help="With --xprof: all tasks of the job, at the same time.")
-@click.pass_context
+@click.option(ALL_TASKS, "everywhere", is_flag=True, help="With --xprof: all tasks of the job, at the same time.")
+@json_option(list[FileWritten])
 @address_option
+@click.pass_context
 def profile(
     context: click.Context,
     job: str,
     task: int | None,
-    seconds: int | None,
+    seconds: float | None,
     output: str | None,
     layout: str,
     idle: bool,
     xprof: bool,
     everywhere: bool,
+    as_json: bool,
 ) -> None:
     """Where the time of a task goes: a picture of its Python functions, and those of its child processes.
 
@@ -133,31 +148,41 @@ def profile(
 
     \b
       iris-ray job profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg
-      iris-ray job profile train-1a2b3c4d 0 --seconds 30 --format speedscope  for https://www.speedscope.app
-      iris-ray job profile train-1a2b3c4d --xprof --all                       then: xprof train-1a2b3c4d-xprof
+      iris-ray job profile train-1a2b3c4d 0 --duration 30s --format speedscope  for https://www.speedscope.app
+      iris-ray job profile train-1a2b3c4d --xprof --all-tasks                  then: xprof train-1a2b3c4d-xprof
 
-    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows, 0 if it is left out.
+    Without TASK it is task 0.
     """
+    if as_json and output == "-":
+        raise click.UsageError("--json says what was written; with --output - it would mix with that.")
     if xprof:
         if context.get_parameter_source("layout") is not ParameterSource.DEFAULT or idle:
             raise click.UsageError("--format and --idle are not for --xprof")
         if everywhere and task is not None:
-            raise click.UsageError(f"--all is for all tasks, and {task} is one; leave one of them out")
-        _traces(job, None if everywhere else task or 0, seconds or SECONDS_OF_JAX, output)
+            raise click.UsageError(f"{ALL_TASKS} is for all tasks, and {task} is one; leave one of them out")
+        _traces(job, None if everywhere else task or 0, _whole(seconds, SECONDS_OF_JAX), output, as_json)
     elif everywhere:
-        raise click.UsageError("--all is for --xprof; name one task")
+        raise click.UsageError(f"{ALL_TASKS} is for --xprof; name one task")
     else:
-        _picture(job, task or 0, seconds or SECONDS, output, layout, idle)
+        _picture(job, task or 0, _whole(seconds, SECONDS), output, layout, idle, as_json)
 
 
-def _picture(job: str, task: int, seconds: int, output: str | None, layout: str, idle: bool) -> None:
+def _whole(seconds: float | None, default: int) -> int:
+    return default if seconds is None else max(1, round(seconds))
+
+
+def _picture(job: str, task: int, seconds: int, output: str | None, layout: str, idle: bool, as_json: bool) -> None:
     path = Path(output or f"{_file(job)}-{task}.{_ENDINGS[layout]}")
     if output != "-":
         require_place(path)
     if (head := head_of_dashboard()) is not None:
-        words = ["job", "profile", job, str(task), "--seconds", str(seconds), "--format", layout, "--output", "-"]
+        words = ["job", "profile", job, str(task), "--duration", str(seconds), "--format", layout, "--output", "-"]
         words += ["--idle"] if idle else []
-        head.run(words) if output == "-" else head.run_into(words, path)
+        if output == "-":
+            head.run(words)
+        head.write_into(words, path)
+        _say_written([path], as_json)
+        return
     with cluster():
         from iris_ray.inspection import client as inspection
 
@@ -173,32 +198,49 @@ def _picture(job: str, task: int, seconds: int, output: str | None, layout: str,
         sys.stdout.buffer.write(found.data)
         return
     path.write_bytes(found.data)
-    click.echo(f"{path}: {len(found.data)} bytes")
+    _say_written([path], as_json)
+
+
+def _say_written(paths: Iterable[Path], as_json: bool) -> None:
+    written = [FileWritten(file=str(path), bytes=path.stat().st_size) for path in paths]
+    if as_json:
+        print_json(written)
+    for one in [] if as_json else written:
+        click.echo(f"{one['file']}: {one['bytes']} bytes")
 
 
 def _file(job: str) -> str:
     return job.replace("/", "-")
 
 
-def _traces(job: str, task: int | None, seconds: int, output: str | None) -> None:
+def _traces(job: str, task: int | None, seconds: int, output: str | None, as_json: bool) -> None:
     directory = Path(output or f"{_file(job)}-xprof")
+    before = set(directory.rglob("*.pb"))
+
+    def say_where() -> None:
+        if directory.exists():
+            click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+        written = sorted(set(directory.rglob("*.pb")) - before)
+        if as_json and written:
+            _say_written(written, as_json)
+
     if (head := head_of_dashboard()) is not None and output != "-":
-        words = ["job", "profile", job, *(["--all"] if task is None else [str(task)]), "--xprof"]
+        words = ["job", "profile", job, *([ALL_TASKS] if task is None else [str(task)]), "--xprof"]
         with tempfile.TemporaryFile() as packed:
-            code = head.read([*words, "--seconds", str(seconds), "--output", "-"], packed)
+            code = head.read([*words, "--duration", str(seconds), "--output", "-"], packed)
             if packed.tell():
                 packed.seek(0)
                 with tarfile.open(fileobj=packed) as traces:  # others on the head can write to it, so no links
                     files = [one for one in traces if one.isfile() or one.isdir()]
                     traces.extractall(directory, files, filter="data")
-                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+                say_where()
         raise click.exceptions.Exit(code)
     if output != "-":
         try:
-            _trace(job, task, seconds, directory)
+            with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+                _trace(job, task, seconds, directory)
         finally:
-            if directory.exists():
-                click.echo(f"to see them: xprof {directory}, or tensorboard --logdir {directory}", err=True)
+            say_where()
         return
     out = sys.stdout.buffer
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as made, contextlib.redirect_stdout(sys.stderr):
@@ -257,10 +299,23 @@ def _write_traces(job: str, task: int | None, seconds: int, run: Path) -> dict[s
 # ``iris-ray job chips``: how much the chips of a job are used.
 
 
+class ChipsOfTask(TypedDict, total=False):
+    """The use of a task's chips: either ``chips`` or ``error`` is there.
+
+    Attributes:
+        task: its number.
+        chips: the use of each.
+        error: why it is not known.
+    """
+
+    task: Required[int]
+    chips: list[ChipUse]
+    error: str
+
+
 @click.command()
-@click.argument("job", shell_complete=unfinished_jobs)
-@click.argument("task", metavar="[TASK]", type=click.IntRange(min=0), required=False)
-@json_option
+@task_argument(unfinished_jobs)
+@json_option(list[ChipsOfTask])
 @address_option
 def chips(job: str, task: int | None, as_json: bool) -> None:
     """How much the chips of a job are used now: duty cycle and memory, as libtpu tells on their hosts.
@@ -271,8 +326,6 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
     \b
       iris-ray job chips train-1a2b3c4d        all tasks
       iris-ray job chips train-1a2b3c4d 3      task 3
-
-    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray job tasks JOB` shows.
     """
     with cluster():
         from iris_ray.inspection import client as inspection
@@ -280,7 +333,7 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
         tasks = _tasks(job, task)
         if task is not None:
             inspection.place_of(tasks[0])
-        told: list[dict[str, object]] = []
+        told: list[ChipsOfTask] = []
         rows: list[tuple[object, ...]] = []
         problems: dict[str, list[int]] = {}
         for one, uses in inspection.chips(tasks):
@@ -302,7 +355,7 @@ def chips(job: str, task: int | None, as_json: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _use(one: "ChipUse") -> tuple[object, ...]:
+def _use(one: ChipUse) -> tuple[object, ...]:
     duty = "-" if one.duty_cycle is None else f"{one.duty_cycle:.0f} %"
     used, total = ("-" if size is None else f"{size / 2**30:.1f}" for size in (one.memory_used, one.memory_total))
     return one.device, duty, f"{used} of {total} GiB"

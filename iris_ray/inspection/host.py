@@ -93,7 +93,7 @@ def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> Pr
         return Profile(found)
     if (found := _recorded(task, seconds, layout, "--idle")) is not None:
         return Profile(found, waits=not idle)
-    raise InspectionFailedError(f"py-spy has not come to look into it within {seconds} s; try longer: --seconds")
+    raise InspectionFailedError(f"py-spy took no sample of the process within {seconds} s; try a longer --duration")
 
 
 def _recorded(task: InspectedTask, seconds: int, layout: str, *options: str) -> bytes | None:
@@ -148,8 +148,8 @@ def _take_trace(files: TaskFiles, pids: Sequence[int], directory: str, seconds: 
     if others := sorted(said - {NO_JAX}, key=lambda why: why == NO_DEVICES):
         raise InspectionFailedError(others[0])
     raise InspectionFailedError(
-        "no process of it uses JAX, as far as can be seen. A program that the task has started itself is seen once it"
-        " has called iris_ray.jax.initialize(); one in a container never is"
+        "none of the task's processes was found to use JAX. A program that the task starts itself can be found once it"
+        " has called iris_ray.jax.initialize(); one in a container never can"
     )
 
 
@@ -203,13 +203,15 @@ def py_spy(arguments: Sequence[str], timeout_s: float) -> str:
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:
-        raise InspectionFailedError("py-spy is not installed there; it comes with ray[default]: pip install py-spy")
+        raise InspectionFailedError(
+            "py-spy is not installed on that host; it comes with ray[default]: pip install py-spy"
+        )
     try:
         done = subprocess.run(
             [program, *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InspectionFailedError(f"py-spy did not come to an end: {error}") from error
+        raise InspectionFailedError(f"py-spy did not finish: {error}") from error
     if done.returncode == 0:
         return done.stdout
     if "ermission" in done.stderr:

@@ -80,16 +80,16 @@ def ask_for_trace(files: TaskFiles, pid: int, directory: str, seconds: float) ->
         try:
             connected.connect(_address(files, pid))
         except OSError as error:
-            raise ConnectionError(f"process {pid} takes no such requests: {error}") from None
+            raise ConnectionError(f"process {pid} does not accept requests for traces: {error}") from None
         if _peer(connected) != os.getuid():
-            raise ConnectionError(f"what listens for process {pid} is not ours")
+            raise ConnectionError(f"what answers for process {pid} is not iris_ray")
         connected.sendall(json.dumps({"directory": directory, "seconds": seconds}).encode() + b"\n")
         answers = _lines(connected)
         began = next(answers, None)
         connected.settimeout(seconds + STOPS_S)
         last = next(answers, None) if began is not None and "error" not in began else began
     if last is None:
-        raise ConnectionError(f"process {pid} ended meanwhile")
+        raise ConnectionError(f"process {pid} ended before its trace was complete")
     return str(last["error"]) if "error" in last else None
 
 

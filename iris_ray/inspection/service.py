@@ -6,7 +6,7 @@ from iris_ray.actors.protocol.services import Command, Service
 
 SERVICE: Final = Service(
     "inspection",
-    in_standby="iris_ray.inspection.jax_traces:answer_trace_requests",
+    in_process="iris_ray.inspection.jax_traces:answer_trace_requests",
     in_jax="iris_ray.inspection.jax_traces:answer_in_program",
     commands={
         "job stacks": Command("iris_ray.inspection.cli:stacks", "What each thread of a job's tasks does now."),

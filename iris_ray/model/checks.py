@@ -221,12 +221,15 @@ class OneOf:
     """One of several ints, strs or members of an enum."""
 
     choices: tuple[Any, ...]
+    or_none: bool = False
 
     @property
     def wanted(self) -> str:
         return f"one of {', '.join(map(_choice, self.choices))}"
 
     def problem(self, value: object) -> str | None:
+        if self.or_none and value is None:
+            return None
         is_alike = isinstance(value, type(self.choices[0])) and not isinstance(value, bool)
         return None if is_alike and value in self.choices else f"is {shown(value)}; give {self.wanted}"
 
@@ -343,7 +346,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
 
 def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
     """Return the error for an unknown number; ``known`` is the range of numbers that exist."""
-    there_are = f"there are {known[0]} to {known[-1]}" if known else "there is none at all"
+    there_are = f"there are {known[0]} to {known[-1]}" if known else "there are none"
     return UnknownNameError(f"there is no {what} with the number {number}; {there_are}")
 
 

@@ -5,13 +5,12 @@ settings; services add theirs. The checks, the command ``iris-ray cluster settin
 from all (`all_settings` in `actors/protocol/services.py`).
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.checks import Seconds
+from iris_ray.model.durations import FORMS, parse_duration
 
 EVERYBODY, OFF, ON = "everybody", "off", "on"
 
@@ -64,12 +63,9 @@ def _switch(text: str) -> bool:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        return parse_duration(text)
     except ValueError:
-        seconds = math.nan
-    if Seconds().problem(seconds):
-        raise ValueError("give a number of seconds, 0 or more")
-    return seconds
+        raise ValueError(f"give a duration: {FORMS}") from None
 
 
 def count_or_off(text: str) -> int | None:
@@ -84,35 +80,39 @@ def count_or_off(text: str) -> int | None:
 OPERATORS = ClusterSetting(
     "operators",
     EVERYBODY,
-    "users, by commas",
-    "Who may cancel jobs of others, drain, taint, and set limits, teams and these settings.",
+    "user names, separated by commas",
+    "Who may act on jobs of other users, drain and taint hosts, and set limits, teams, secrets and settings.",
     _users,
 )
 EVICTIONS = ClusterSetting(
-    "evictions", ON, f"{ON} or {OFF}", "Whether jobs take hosts from jobs of lower bands.", _switch
+    "evictions", ON, f"{ON} or {OFF}", "Whether a waiting job may evict jobs of lower bands.", _switch
 )
 EVICTION_GRACE_S = ClusterSetting(
-    "eviction_grace_s", "30", "seconds", "How long a gang has from the notice of an eviction to its end.", _seconds
+    "eviction_grace_s",
+    "30",
+    "a duration, such as 30 or 2m",
+    "Time from the notice of an eviction until the gang is ended.",
+    _seconds,
 )
 EVICTIONS_PER_JOB = ClusterSetting(
     "evictions_per_job",
     "6",
     f"a number, or {OFF}",
-    "How often in an hour a job, or each gang of a job with several, may be evicted.",
+    "How often per hour a job may be evicted; in a job with several gangs, each gang.",
     count_or_off,
 )
 EVICTIONS_PER_USER = ClusterSetting(
     "evictions_per_user",
     "200",
     f"a number, or {OFF}",
-    "How often in an hour gangs of one user may be evicted; one job may take more at once if none was.",
+    "How often per hour gangs of one user may be evicted. If none was within the hour, one job may evict more at once.",
     count_or_off,
 )
 EVICTIONS_PER_TEAM = ClusterSetting(
     "evictions_per_team",
     OFF,
     f"a number, or {OFF}",
-    "The same for gangs of one team and its parts. What such a team borrows is taken back later, then.",
+    "The same for the gangs of one team and its subteams. A limit may delay the return of borrowed quota.",
     count_or_off,
 )
 _ALL: tuple[ClusterSetting[Any], ...] = (

@@ -48,8 +48,8 @@ def others_go_on(others: str, process: str) -> str:
 def lost(name: str, why: str) -> SetAside:
     """Return the report of a record that can't be read, such as a job's."""
     words = (
-        "its record was damaged when this Controller took over, so iris_ray does not know it any more. Running tasks of"
-        " it go on until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"
+        "its record was damaged when this Controller took over, so iris_ray no longer knows it. Its running tasks go on"
+        " until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"
         f" under corrupt/ ({why})"
     )
     return SetAside(name, words)

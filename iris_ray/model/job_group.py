@@ -38,7 +38,10 @@ class GroupSpec:
             raise InvalidJobError(f"{who} has {len(self.members)} jobs; a group has 1 to {MOST_MEMBERS}")
         for which, values in (("names", [name for name, _ in self.members]), ("ids", [one for _, one in self.members])):
             if wrong := [value for value in values if not is_job_id(value)]:
-                raise InvalidJobError(f"{who}: {shown(wrong[0])} among the {which} of its jobs is none")
+                raise InvalidJobError(
+                    f"{who}: {shown(wrong[0])} is not valid among the {which} of its jobs; give letters, digits, '.',"
+                    " '_' and '-'"
+                )
             if len(set(values)) < len(values):
                 raise InvalidJobError(f"{who}: two of its jobs have the same {which[:-1]}")
         if not self.main or not set(self.main) <= {name for name, _ in self.members}:

@@ -74,7 +74,10 @@ class JobInfo:
 
     @property
     def in_gang(self) -> bool:
-        """Whether all tasks of its job form one gang, and therefore share one attempt."""
+        """Whether all tasks of its job start and restart together, as one gang.
+
+        False for independent tasks, and for a job whose ``failure_domain`` is the slice, which has a gang for each.
+        """
         return self.coordinator_address != "" and self.gang_size == self.num_tasks
 
     @property

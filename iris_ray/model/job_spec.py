@@ -11,6 +11,7 @@ from iris_ray.model.checks import (
     FLAG,
     Check,
     Holds,
+    OneOf,
     Whole,
     is_job_id,
     is_name,
@@ -33,13 +34,17 @@ from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
 
 @dataclass(frozen=True, slots=True, init=False)
 class CoschedulingConfig:
-    """Makes a job's tasks a gang on one or several groups. All hosts of a group share one value of ``group_by``.
+    """Says that the tasks of a job start and restart together, and on which groups of hosts.
+
+    A group is a set of hosts with the same value of one attribute: the hosts of one slice, or of one rack. By default
+    the job gets one whole slice. ``CoschedulingConfig(num_groups=2)`` is for two slices, ``CoschedulingConfig("rack")``
+    for tasks without TPUs that must run in the same rack.
 
     Args:
-        group_by: the attribute that names the group: the slice's name for TPUs; else a rack, a pool or a zone, for
-            example.
-        num_groups: the number of groups (slices, racks) that the job needs, or several numbers that it can use, which
-            are kept as an ascending tuple.
+        group_by: the attribute whose value the hosts of a group share. For TPUs it is the slice's name, the default;
+            for other tasks an attribute of your cluster, such as ``rack`` or ``zone``.
+        num_groups: how many groups (slices, racks) the job needs: a number, or several of which any will do, such as
+            ``[2, 4]``. Kept as an ascending tuple.
 
     Raises:
         InvalidSliceCountError: ``num_groups`` does not consist of distinct positive ints.
@@ -133,6 +138,7 @@ class JobSpec:
         group: the group of jobs that start together or not at all, or None.
         stored_secrets: names of the stored secrets whose values each attempt of the job gets.
         spare_for: set by the state on a job that only holds slices ready for another job's gang.
+        notify: destinations of notifications about the job.
         may_evict: whether the job may evict lower bands. If not, it only precedes them in the queue.
 
     Raises:
@@ -168,11 +174,12 @@ class JobSpec:
     task_placement: str = default_of("task_placement")
     group: GroupSpec | None = None
     stored_secrets: tuple[str, ...] = ()
+    notify: tuple[str, ...] = ()
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("constraints", "preferences", "tolerations"):
+        for name in ("constraints", "preferences", "tolerations", "notify"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         who = f"job {shown(self.name or self.job_id)}"  # users don't know a new job's id yet
@@ -274,6 +281,7 @@ _CHECKS: Mapping[str, Check] = {
     "stored_secrets": Holds(_are_secrets, "names of secrets in the cluster's store"),
     "may_evict": FLAG,
     **{name: OPTIONS[name].check for name in OPTIONS_OF_A_JOB},
+    "priority": OneOf(tuple(PriorityBand)),
 }
 
 _ALREADY_PLAIN = {"priority", "coscheduling", "constraints", "preferences", "spare_for"}
@@ -323,13 +331,13 @@ def _require_gang(who: str, spec: JobSpec) -> None:
     config = None if spec.device is None else get_tpu_config(spec.device)
     if spec.stop_without_progress is not None and not spec.is_one_gang:
         raise InvalidJobError(
-            f"{who}: stop_without_progress={spec.stop_without_progress} is for a job that is one gang, whose steps are"
-            " those of all its tasks, and this is none; leave it out, and set max_retries_failure"
+            f"{who}: stop_without_progress={spec.stop_without_progress} needs a job that is a single gang, and this one"
+            " is not; leave it out, and set max_retries_failure"
         )
     if spec.processes_per_host > 1:
         if config is None or spec.coscheduling is None:
             raise InvalidJobError(
-                f"{who}: processes_per_host={spec.processes_per_host} is for gangs on TPU slices only, and this is none"
+                f"{who}: processes_per_host={spec.processes_per_host} is for gangs on TPU slices; this job has none"
             )
         if config.chips_per_vm != CHIPS_PER_HOST:
             raise InvalidJobError(
@@ -370,8 +378,8 @@ def _require_one_slice_each(who: str, spec: JobSpec) -> None:
     asked = f"{who}: failure_domain={EACH_SLICE!r}"
     if spec.coscheduling is None or spec.coscheduling.group_by != TPU_NAME or spec.device is None:
         raise InvalidJobError(
-            f"{asked} is for jobs on TPU slices, and this is none; give a TPU type and a number of slices, or leave it"
-            " out: tasks without slices are placed and retried one by one anyway"
+            f"{asked} is for jobs on TPU slices, and this job has none; give a TPU type and a number of slices, or"
+            " leave it out: tasks without slices are placed and retried one by one anyway"
         )
     if len(spec.coscheduling.num_groups) > 1:
         raise InvalidJobError(

@@ -268,7 +268,12 @@ Allocation = tuple[tuple[str, str, dict[str, float]], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal kinds are the same object
 class Kind:
-    """A class of jobs for the scheduler: if one job finds too few groups, the others of its kind usually do."""
+    """A class of jobs for the scheduler: if one job finds too few groups, the others of its kind usually do.
+
+    Attributes:
+        has_equal_groups: whether it has several gangs, which take whole groups of one size.
+        may_be_plain: see `Job.is_plain`.
+    """
 
     requirement: Requirement
     device: str | None
@@ -277,6 +282,7 @@ class Kind:
     team: str
     band: PriorityBand
     may_evict: bool
+    has_equal_groups: bool
     may_be_plain: bool
 
 
@@ -289,9 +295,10 @@ def _kind(
     team: str,
     band: PriorityBand,
     may_evict: bool,
+    has_equal_groups: bool,
     may_be_plain: bool,
 ) -> Kind:
-    return Kind(requirement, device, num_groups, user, team, band, may_evict, may_be_plain)
+    return Kind(requirement, device, num_groups, user, team, band, may_evict, has_equal_groups, may_be_plain)
 
 
 @dataclass(slots=True)
@@ -357,7 +364,7 @@ class Job:
         spec = self.spec
         about = self.requirement, spec.device, spec.groups_per_gang, spec.user, spec.team, spec.priority, spec.may_evict
         may_be_plain = spec.spare_for is None and spec.scheduling_timeout is None and spec.group is None
-        self.kind = _kind(*about, may_be_plain)
+        self.kind = _kind(*about, spec.whole_groups and not spec.is_one_gang, may_be_plain)
 
     @property
     def is_plain(self) -> bool:
@@ -417,7 +424,7 @@ class Job:
             return _ALONE[next(iter(counts))]
         if counts.keys().isdisjoint(_ENDED_EARLY):
             return JobState.RUNNING
-        if counts[_S.FAILED] and not self._tolerates_failures:
+        if counts[_S.FAILED] and (self.spec.max_task_failures is None or self.too_many_failures):
             return JobState.FAILED
         for task_state, job_state in _DECISIVE:
             if counts[task_state]:
@@ -438,9 +445,9 @@ class Job:
         return _ALONE[states.pop()] if len(states) == 1 else JobState.RUNNING
 
     @property
-    def _tolerates_failures(self) -> bool:
-        limit = self.spec.max_task_failures
-        return limit is not None and self.failures <= limit
+    def too_many_failures(self) -> bool:
+        """Whether more of its attempts have failed than its ``max_task_failures`` allows."""
+        return self.spec.max_task_failures is not None and self.failures > self.spec.max_task_failures
 
 
 _ALONE = {

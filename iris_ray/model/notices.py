@@ -15,7 +15,7 @@ class NoticeKind(StrEnum):
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
     GROWTH = "growth"  # more slices are free for it
-    EVICTION = "eviction"  # a job of a higher band takes its hosts
+    EVICTION = "eviction"  # another job takes its hosts
     TIME_LIMIT = "time_limit"  # its job's max_runtime is nearly over
 
 

@@ -46,8 +46,8 @@ WHOLE_JOB, EACH_SLICE = "job", "slice"
 """The unit that restarts after a fault: all tasks of a coscheduled job, or those of one slice."""
 SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
 """Conditions on a predecessor: it has succeeded, it has ended, or one of its tasks has run."""
-MOST_STANDBYS = 8
-"""The largest number of standbys on a host. Each takes some 100 MB, and more with modules of ``preload``."""
+FORK, ACTOR = "fork", "actor"
+"""The ways in which a task's process starts."""
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 
@@ -81,6 +81,29 @@ class Secrets:
             wrong = [name for name in value if not (isinstance(name, str) and name.isidentifier())]
             return f"has {shown(wrong[0])}, which is not a variable's name" if wrong else None
         return 'must be a mapping of names to secrets, such as {"WANDB_API_KEY": Secret.from_file("~/.wandb-key")}'
+
+
+class Destinations:
+    """Destinations of notifications, or None. No message shows one, as it may be the address of a webhook."""
+
+    most, longest = 20, 300
+    wanted = 'a list of destinations of notifications, such as ["slack:TEAM_HOOK"], or None'
+
+    def problem(self, value: object) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+            return f"must be {self.wanted}"
+        if len(value) > self.most:
+            return f"has {len(value):,} destinations; give {self.most} at most"
+        if any("://" in one for one in value):
+            return (
+                "has the address of a webhook, which is a secret; store it, iris-ray cluster secrets set NAME, and give"
+                " slack:NAME, googlechat:NAME or http:NAME"
+            )
+        if any(len(one) > self.longest or not one.isprintable() or not one.strip() for one in value):
+            return f"has one that is empty, too long or can't be printed; it must be {self.wanted}"
+        return None
 
 
 class After:
@@ -133,6 +156,7 @@ class Option:
         check: the check of its values.
         help: its effect, in one sentence that is also the flag's help.
         more: further information for users.
+        example: a value, as written in Python.
         flag: its flag on the command line, or "" if it has none.
         elsewhere: the other defaults.
     """
@@ -141,6 +165,7 @@ class Option:
     check: Check
     help: str
     more: str = ""
+    example: str
     flag: str = ""
     elsewhere: tuple[Default, ...] = ()
 
@@ -163,7 +188,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=ListOf(Constraint, _CONSTRAINTS),
-            help="What every host must satisfy.",
+            help="Conditions that every host must satisfy.",
+            example='[Constraint("zone", ConstraintOp.EQ, "us-central2-b")]',
             flag="--constraint",
         ),
     ]
@@ -172,7 +198,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=ListOf(Constraint, _CONSTRAINTS),
-            help="What hosts should satisfy; those that satisfy most go first.",
+            help="Conditions that hosts should satisfy; hosts that satisfy more of them are preferred.",
+            example='[Constraint("zone", ConstraintOp.EQ, "us-central2-b")]',
             flag="--prefer",
         ),
     ]
@@ -181,16 +208,18 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=ListOf(str, 'a list of names of taints, such as ["spot"]', _no_taint),
-            help="Taints that do not keep the job away.",
+            help="Taints that the job tolerates: it may run on hosts that have them.",
+            example='["spot"]',
             flag="--tolerate",
         ),
     ]
     priority: Annotated[
-        PriorityBand,
+        PriorityBand | None,
         Option(
-            default=PriorityBand.INTERACTIVE,
-            check=OneOf(tuple(PriorityBand)),
-            help="The band; jobs of a higher one go first.",
+            default=None,
+            check=OneOf(tuple(PriorityBand), or_none=True),
+            help="The priority band; jobs in a higher band are placed first. Default: $IRIS_PRIORITY, or interactive.",
+            example="PriorityBand.PRODUCTION",
             flag="--priority",
         ),
     ]
@@ -199,7 +228,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=_TEAM,
-            help="The team whose quota it uses; without it, $IRIS_TEAM, or the only one to which you belong.",
+            help="The team whose quota the job uses. Default: $IRIS_TEAM, or your only team.",
+            example='"research/vision"',
             more="See docs/teams.md.",
             flag="--team",
         ),
@@ -209,7 +239,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=(),
             check=After(),
-            help="Jobs that must have succeeded, ended or started first.",
+            help="Jobs that must succeed, end or start before this one starts.",
+            example='{"prepare-1a2b3c4d": "succeeded"}',
             more="See docs/job-groups.md.",
             flag="--after",
         ),
@@ -219,7 +250,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(None, or_none=True),
-            help="The job is given up if none of its tasks has run by then; without it, or with 0 or less, never.",
+            help="Give the job up if none of its tasks has run after this time. Default, or with 0 or less: never.",
+            example="3600",
             flag="--scheduling-timeout",
         ),
     ]
@@ -228,8 +260,9 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(above=True, or_none=True),
-            help="The job ends this long after its first task ran; its tasks get a notice before.",
-            more="Waits for new hosts count; local modes ignore it. See docs/failures.md.",
+            help="End the job this long after its first task ran, with a notice to its tasks beforehand.",
+            more="Time spent waiting for new hosts counts. Local modes ignore it. See docs/failures.md.",
+            example="24 * 3600",
             flag="--max-runtime",
         ),
     ]
@@ -238,7 +271,9 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=60.0,
             check=Seconds(endless=True),
-            help="How long slices and their processes are kept for the next run; 0 releases them at once.",
+            help="How long slices stay reserved for the next run of the same process. 0 releases them at once.",
+            more="The hosts also keep the modules that they have imported, so that tasks start in milliseconds.",
+            example="600",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
     ]
@@ -247,8 +282,9 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=0,
             check=Whole(),
-            help="Slices to hold ready, with started processes, each to replace a lost one at once.",
-            more="A job that waits gets them first. Only gangs on slices have spares.",
+            help="The number of slices held ready, with started processes, to replace a lost slice at once.",
+            more="A waiting job takes precedence over a spare. Only gangs on slices have spares.",
+            example="1",
             flag="--spares",
         ),
     ]
@@ -257,10 +293,11 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=AUTO,
             check=Seconds(or_none=True, auto=True),
-            help="When a run on fewer slices than it can use moves to more: auto weighs what that costs this job.",
-            more="It then moves once they have been free for as long as the move costs. A number: after that many"
-            " seconds, once they are free, and after a loss at once. Tasks get a notice: see `preemption_notice`."
-            " None: never.",
+            help="When a run on fewer slices than it can use moves to more slices. auto: when the move pays.",
+            more="With `auto`, it moves once the slices have been free for as long as the move costs this job. With a"
+            " number, it moves that many seconds after its start once slices are free, and at once after a loss. With"
+            " `None`, it never moves. Tasks get a notice beforehand: see docs/multislice.md.",
+            example="600",
         ),
     ]
     stall_timeout: Annotated[
@@ -268,10 +305,12 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(or_none=True),
-            help="The gang starts again if no task has called iris_ray.heartbeat() for this time; 0: never.",
-            more="The stacks of all tasks are logged first, and it costs one failure. The function's start"
-            " counts as a call. None: ten times the longest step seen, at least ten minutes, for tasks that call"
-            " heartbeat; see docs/hangs.md.",
+            help="Restart the gang if no task has called iris_ray.heartbeat() for this time. 0: never.",
+            more="The restart costs one failure; the stacks of all tasks are logged first. The start of the function"
+            " counts as a call. With `None`, the limit is ten times the longest step so far and at least ten minutes."
+            " It holds for jobs that call `heartbeat(step)` and may restart after lost hosts, once ten steps are known,"
+            " and never in the first two steps of an attempt. See docs/hangs.md.",
+            example="600",
             flag="--stall-timeout",
         ),
     ]
@@ -280,19 +319,22 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Seconds(2, endless=True, or_none=True),
-            help="A host that has not answered for this time is marked lost; without it, 5.",
-            more="With a shorter silence faults are found sooner, and a busy host is more often taken for a lost one.",
+            help="How long a host may be silent before it counts as lost. Default: 5 s.",
+            more="A shorter time detects faults sooner, but declares busy hosts lost more often.",
+            example="30",
             flag="--host-silence",
         ),
     ]
-    standbys: Annotated[
-        int | None,
+    start: Annotated[
+        str,
         Option(
-            default=None,
-            check=Whole(1, MOST_STANDBYS, or_none=True),
-            help="How many task processes wait on each host of a warm slice, for short runs in a row.",
-            more="None: 3 on hosts with 16 or more cores and 16 GiB of free memory, else 1; gangs of 64 or more hosts"
-            " have 1. Each takes some 100 MB, and more with modules of `preload`.",
+            default=FORK,
+            check=OneOf((FORK, ACTOR)),
+            help="How a task's process starts: as a fork of one that has imported modules, or as an actor of Ray.",
+            more='`"fork"` takes milliseconds, `"actor"` takes seconds. Tasks with GPUs always start as actors, and so'
+            " do tasks whose `runtime_env` has anything except packages, directories and environment variables, such as"
+            " a container or a hook. See docs/running.md.",
+            example='"actor"',
         ),
     ]
     secrets: Annotated[
@@ -300,9 +342,22 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Secrets(),
-            help="Variables of the tasks that no record, log or message shows.",
+            help="Environment variables of the tasks whose values no record, log or message shows.",
             more="See docs/secrets.md.",
+            example='{"WANDB_API_KEY": Secret.from_store("WANDB_API_KEY")}',
             flag="--secret",
+        ),
+    ]
+
+    notify: Annotated[
+        Sequence[str] | None,
+        Option(
+            default=None,
+            check=Destinations(),
+            help="Who is told of the job's end, of stalls and long waits, and how. Default: $IRIS_NOTIFY.",
+            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: nobody. See docs/notifications.md.",
+            example='["slack:TEAM_HOOK,on=failed+stalled"]',
+            flag="--notify",
         ),
     ]
 
@@ -315,10 +370,12 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=(),
             check=ListOf(str, 'a list of module names, such as ["jax"]', _no_module),
-            help="Modules that the waiting task processes import ahead, such as jax: seconds less for each start.",
-            more="They see your `JAX_…` variables, and others that act when a process starts; they must not read any"
-            " other variable at import. A name that no host can import ends the job with `TaskSetupError`. Of no use"
-            " without TPU.",
+            help="Modules that each host imports once, before tasks start, such as jax. Saves seconds at each start.",
+            more="While they are imported, the modules see your `JAX_…` variables and others that act when a process"
+            " starts; they must not read any other variable. A module that starts threads or processes, or opens a"
+            " device, is left to the tasks, and the log names it. A module that no host can import ends the job with"
+            " `TaskSetupError`. Tasks without TPU don't benefit.",
+            example='["jax"]',
         ),
     ]
     exit_grace: Annotated[
@@ -326,8 +383,10 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=300.0,
             check=Seconds(),
-            help="Time for threads and exit handlers of a task after its function has returned, such as an upload.",
-            more="The results are out by then; the hosts are busy until it is done, and so is a script that ends.",
+            help="How long a task's threads and exit handlers may run after its function has returned.",
+            more="Use it for an upload or an asynchronous checkpoint. The caller already has the results; the hosts"
+            " stay busy until the processes have ended, and so does a script that exits.",
+            example="900",
             flag="--exit-grace",
         ),
     ]
@@ -337,9 +396,10 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=1,
             check=OneOf(PROCESS_COUNTS),
-            help="How many processes run the function on each host, and share its chips; 2 suits TPU7x.",
-            more="Each counts as a task: it has its own number, result and log. Only on hosts of four chips. See"
+            help="The number of processes on each host, which share its chips. 2 suits TPU7x.",
+            more="Each process is a task with its own index, result and log. Only for hosts with four chips. See"
             " docs/tpu-types.md.",
+            example="2",
             flag="--processes-per-host",
         ),
     ]
@@ -348,9 +408,10 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=None,
             check=Whole(1, or_none=True),
-            help="The job fails after this number of attempts in a row without a new step, even with retries left.",
+            help="Fail the job after this number of attempts in a row without a new step, even with retries left.",
             more="A step is new if `heartbeat(step)` exceeds every step reported so far. Attempts that lose hosts"
-            " count; evictions and moves don't. Only for one gang.",
+            " count; evictions and moves don't. Only for jobs that are one gang.",
+            example="5",
             flag="--stop-without-progress",
         ),
     ]
@@ -360,7 +421,8 @@ class GangOptions(ContainerOptions, total=False):
             default=WHOLE_JOB,
             check=OneOf((WHOLE_JOB, EACH_SLICE)),
             help="What restarts after a fault: the whole job, or only the slice concerned.",
-            more='With "slice", each slice is a gang by itself, and a JAX program of its own. See docs/local-sgd.md.',
+            more='With `"slice"`, each slice is a separate gang and a separate JAX program. See docs/local-sgd.md.',
+            example='"slice"',
             flag="--failure-domain",
         ),
     ]
@@ -374,9 +436,10 @@ class RetryOptions(TypedDict, total=False):
         Option(
             default=10_000,
             check=Whole(),
-            help="Further attempts after lost hosts; 0: none in any case.",
-            more="With 0 a run does not move to more slices, either. If a job of a higher band takes its hosts, which"
-            " happens to such runs last, it ends as preempted.",
+            help="The number of further attempts after lost hosts. 0: a single attempt in any case.",
+            more="With 0, a run doesn't move to more slices either. If a job in a higher band evicts it, which the"
+            " scheduler does to such runs last, it ends as preempted.",
+            example="100",
             flag="--max-retries-preemption",
             elsewhere=(
                 Default(1_000_000, _RESUMABLE, "as in Levanter: the function resumes from its own checkpoints"),
@@ -390,7 +453,8 @@ class RetryOptions(TypedDict, total=False):
         Option(
             default=10,
             check=Whole(),
-            help="Further attempts after errors and crashes; 0 while you develop.",
+            help="The number of further attempts after errors and crashes. Use 0 while you develop.",
+            example="0",
             flag="--max-retries-failure",
             elsewhere=(Default(0, ("IrisClient.submit", "JobGroup.add", "an actor of Fray"), _AS_IN_IRIS), _NEVER),
         ),
@@ -405,9 +469,10 @@ class ModeOptions(TypedDict, total=False):
         Option(
             default=None,
             check=_ANYTHING,
-            help="Where it runs: cluster; simple, in processes of this machine, without Ray; validate, which prints"
-            " the plan before; simulate, on a simulated cluster. Without it, $IRIS_RAY_MODE, or cluster.",
-            more='"simulate: kill slice 0 after 30s" also has the faults.',
+            help="Where it runs: cluster; simple: local processes without Ray; validate: the same after printing"
+            " the plan; simulate: a simulated cluster. Default: $IRIS_RAY_MODE, or cluster.",
+            more='`"simulate: kill slice 0 after 30s"` adds faults. See docs/without-tpus.md.',
+            example='"simple"',
             flag="--mode",
         ),
     ]
@@ -416,8 +481,9 @@ class ModeOptions(TypedDict, total=False):
         Option(
             default=None,
             check=_ANYTHING,
-            help='Faults that happen to the simulated cluster, such as "kill slice 0 after 30s".',
-            more="It implies that mode. docs/local-modes.md lists all.",
+            help='Faults of the simulated cluster, such as "kill slice 0 after 30s".',
+            more="Implies the mode `simulate`. docs/without-tpus.md lists all faults.",
+            example='"kill slice 0 after 30s"',
         ),
     ]
 
@@ -450,10 +516,11 @@ class JobOptions(RunOptions, total=False):
         Option(
             default=None,
             check=Whole(or_none=True),
-            help="How many failed attempts the job survives, over all tasks and including retried attempts.",
-            more="Its results then have errors in the places of failed tasks. None: it fails with the first task, or"
-            " gang, whose retries are used up. With 5 and `max_retries_failure=1`, a task that fails twice is given up,"
-            " and the others go on.",
+            help="The number of failed attempts that the job survives, over all tasks and including retries.",
+            more="Its results then hold errors in the places of failed tasks. With `None`, the job fails with the first"
+            " task, or gang, whose retries are used up. With 5 and `max_retries_failure=1`, a task that fails twice is"
+            " given up and the others continue.",
+            example="5",
             flag="--max-task-failures",
         ),
     ]
@@ -462,9 +529,10 @@ class JobOptions(RunOptions, total=False):
         Option(
             default=SPREAD,
             check=OneOf((SPREAD, PACK)),
-            help="How independent CPU tasks are placed: spread over hosts, or packed on few.",
-            more="Spread tasks have a host each as long as there are hosts, so a lost host costs few tasks. Packed"
-            " tasks leave whole hosts to others.",
+            help="How independent CPU tasks are placed: spread over many hosts, or packed onto few.",
+            more="Spread tasks get a host each while there are hosts, so that a lost host costs few tasks. Packed tasks"
+            " leave whole hosts to other jobs.",
+            example='"pack"',
             flag="--task-placement",
         ),
     ]
@@ -474,8 +542,9 @@ class JobOptions(RunOptions, total=False):
             default=None,
             check=Holds(is_variables, VARIABLES.wanted, or_none=True, hides=True),
             help="Environment variables of the tasks.",
-            more="Those that act when a process starts (`LD_…`, `PYTHON…`, `RAY_…` and their kind) travel as Ray's"
-            " `runtime_env`, whose values Ray's own logs show: no secrets in them.",
+            more="Variables that act when a process starts (such as `LD_…`, `PYTHON…` and `RAY_…`) are passed in Ray's"
+            " `runtime_env`. Ray's logs show its values if the task starts as an actor. Pass secrets as `secrets`.",
+            example='{"TF_CPP_MIN_LOG_LEVEL": "1"}',
         ),
     ]
 

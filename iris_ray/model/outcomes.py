@@ -7,21 +7,39 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class TpuSuccess:
-    """The function returned; ``result`` is its pickled value."""
+    """The function returned.
+
+    Attributes:
+        result: its return value, pickled.
+    """
 
     result: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TpuPreempted:
-    """The provider took the host, with a notice or by its own account afterwards."""
+    """The cloud provider took the host away: it gave notice, or its API said so afterwards.
+
+    Charged to the preemption budget.
+
+    Attributes:
+        error: one line for people.
+    """
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of iris_ray on it, was lost without notice, or the gang hung. Charged as a preemption."""
+    """The task ended through no fault of its own code.
+
+    The host, or a process of iris_ray on it, was lost without notice; or the gang made no progress for far longer than
+    its own steps take, without a ``stall_timeout``. Both are charged to the preemption budget. If no user code had run,
+    because the host was unfit, nothing is charged.
+
+    Attributes:
+        error: one line for people.
+    """
 
     error: str
 
@@ -38,7 +56,10 @@ class RunErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TpuRunError:
-    """The job's own failure: an exception, an exit code, a crash on a healthy host, exhausted memory, or a hang.
+    """The job's own code failed. Charged to the failure budget.
+
+    The task raised an exception, exited with a code other than 0, crashed on a healthy host, or used up its host's
+    memory; or its gang made no progress for the job's ``stall_timeout``.
 
     Attributes:
         error: one line for people.
@@ -55,7 +76,11 @@ class TpuRunError:
 
 @dataclass(frozen=True, slots=True)
 class TpuCancelled:
-    """iris_ray ended the task because of another task, or on request."""
+    """iris_ray stopped the task: another task of its gang had ended, or somebody cancelled the job. Charged to nothing.
+
+    Attributes:
+        error: one line for people.
+    """
 
     error: str
 

@@ -29,7 +29,7 @@ def require_secret_name(name: object) -> str:
     if isinstance(name, str) and is_secret_name(name):
         return name
     what = shown(name) if len(str(name)) <= 30 else f"a text of {len(str(name)):,} characters"
-    raise InvalidRequestError(f"{what} is not a name of a secret; give a name of {NAME_FORM}")
+    raise InvalidRequestError(f"{what} is not a valid name for a secret; give a name of {NAME_FORM}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class SecretValue:
 
     def __post_init__(self) -> None:
         if not isinstance(self.value, str) or not isinstance(self.as_file, bool) or not isinstance(self.stored, str):
-            raise InvalidRequestError("a secret is not made of a str and a bool; give Secret(value, as_file=True)")
+            raise InvalidRequestError("a secret needs a str, and a bool for as_file; give Secret(value, as_file=True)")
         if self.stored:
             require_secret_name(self.stored)
             if self.value:

@@ -1,4 +1,7 @@
-"""Slices that train by themselves and average what they have learned, under its public name.
+"""Local SGD: each slice trains by itself, and after each round all slices average what they have learned.
+
+For jobs with ``failure_domain="slice"``: a lost slice restarts alone and joins the others again. Call `join` in every
+process, train some steps, and call `Group.advance` with the change. docs/local-sgd.md is the page for users.
 
 A service. May import: everything.
 """

@@ -127,7 +127,9 @@ class Group:
         leaves, structure = _flat(contribution)
         for leaf in leaves:
             if not np.issubdtype(leaf.dtype, np.inexact) and leaf.dtype.kind != "V":  # bfloat16 is of kind V
-                raise InvalidRequestError(f"a contribution has an array of {leaf.dtype}; give floating-point numbers")
+                raise InvalidRequestError(
+                    f"a contribution has an array of type {leaf.dtype}; give floating-point numbers"
+                )
         member = self._member
         stands = member.round, member.origin
         while (member.round, member.origin) == stands and not self.is_over:

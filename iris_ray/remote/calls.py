@@ -44,7 +44,7 @@ from iris_ray.errors import (
     VersionMismatchError,
 )
 from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
-from iris_ray.settings import TEAM, USER
+from iris_ray.settings import PRIORITY, TEAM, USER
 
 MOST_ANSWER_BYTES = 32 << 20
 """Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""
@@ -83,7 +83,7 @@ class HeadCall:
         says: bool = True,
         **sent: Any,
     ) -> "HeadCall":
-        """Send a call to the head of a cluster, with this user's name and team.
+        """Send a call to the head of a cluster, with this user's name, team and priority.
 
         Args:
             jobs: the jobs of the cluster.
@@ -98,8 +98,8 @@ class HeadCall:
             NoClusterError, TokenRefusedError, RayJobError, InvalidRequestError: as for `RayJobs.submit`.
         """
         word = f"iris-ray-{secrets.token_hex(16)}"
-        team = TEAM.read()
-        own = [f"{USER.name}={current_user()}", *([f"{TEAM.name}={team}"] if team else [])]
+        mine = {USER: current_user(), TEAM: TEAM.read(), PRIORITY: PRIORITY.read()}
+        own = [f"{variable.name}={value}" for variable, value in mine.items() if value]
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
             package = Path(folder) / word.replace("-", "_")
             package.mkdir()

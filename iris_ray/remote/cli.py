@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NoReturn, Unpack
@@ -23,11 +23,12 @@ from iris_ray.cli.conventions import (
     really_cancel,
     say_error,
 )
+from iris_ray.cli.ends import Cancelled
 from iris_ray.cli.printing import one_line, print_facts, print_json, print_output
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown
 from iris_ray.remote.laptop_end import Tunnel
-from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs
+from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
 
 PORT = re.compile(rb"http://localhost:(\d+) is port ")
 """The line of a command that forwards a port."""
@@ -84,22 +85,20 @@ class DashboardHead:
             code = self._code(words, None, on_terminal=is_person, with_secrets=named is not None, **more)
         raise click.exceptions.Exit(code)
 
-    def read(self, words: Sequence[str], to: IO[bytes]) -> int:
-        """Run a command, write its stdout to a file, and return its exit code."""
-        return self._code(words, to)
+    def read(self, words: Sequence[str], to: IO[bytes], given: AsyncIterator[bytes] | None = None) -> int:
+        """Run a command, perhaps with given bytes as stdin, write its stdout to a file, and return its exit code."""
+        return self._code(words, to) if given is None else self._code(words, to, True, given=given)
 
-    def run_into(self, words: Sequence[str], path: Path) -> NoReturn:
-        """Run a command, and write its stdout to a new file here, unless the command fails."""
+    def write_into(self, words: Sequence[str], path: Path) -> None:
+        """Run a command, and write its stdout to a new file here. If the command fails, end with its exit code."""
         with private_file(path, "wb") as file:
             if (code := self.read(words, file)) != OK:
                 raise click.exceptions.Exit(code)
-        click.echo(f"{path}: {path.stat().st_size} bytes")
-        raise click.exceptions.Exit(OK)
 
     def forward(self, words: Sequence[str], local: int, remote: int) -> NoReturn:
         """Forward a port of this machine, or any free one for 0, to a port of the head, which a command forwards there.
 
-        ``remote`` is the port beside the task, for messages.
+        ``remote`` is the port on the task's host, for messages.
         """
         from iris_ray.cli.streams import wait_for
 
@@ -111,6 +110,7 @@ class DashboardHead:
         to: IO[bytes] | None,
         takes_input: bool = False,
         on_terminal: bool = False,
+        given: AsyncIterator[bytes] | None = None,
         **more: Any,
     ) -> int:
         """Run a command, and return its exit code.
@@ -119,6 +119,7 @@ class DashboardHead:
             words: the words after ``iris-ray``.
             to: the file for its stdout; None: this command's stdout.
             takes_input, on_terminal: as for `run`.
+            given: its stdin; None: this command's stdin, if it takes input.
             more: as for `Tunnel`.
         """
         tunnel = Tunnel(self._jobs, **more)
@@ -142,8 +143,8 @@ class DashboardHead:
                 async with tunnel:
                     channel = tunnel.run(CommandLine(tuple(words), takes_input=takes_input))
                     ctrl_c.goes_to(channel)
-                    given = streams.stdin_bytes() if takes_input else None
-                    return ctrl_c.judge(await follow(channel, show, given))
+                    taken = (given or streams.stdin_bytes()) if takes_input else None
+                    return ctrl_c.judge(await follow(channel, show, taken))
 
         return streams.wait_for(run())
 
@@ -221,35 +222,43 @@ class DashboardHead:
 
         self._if_rays(job, show)
 
-    def cancel(self, job: str, yes: bool, as_json: bool) -> None:
-        """Stop a job."""
+    def cancel(self, jobs: Sequence[str], yes: bool, as_json: bool) -> None:
+        """Stop jobs of Ray's job API, and have the head cancel the others."""
+        found: dict[str, RayJobStatus] = {}
+        for job in jobs:
+            with contextlib.suppress(UnknownNameError):
+                if "/" not in job:  # no id of Ray's has one
+                    found[job] = self._jobs.status(job)
+        others = [job for job in jobs if job not in found]
+        if as_json and found and others:
+            raise InvalidRequestError(
+                f"{others[0]} is not a job of Ray's job API, and {next(iter(found))} is; cancel them apart with --json"
+            )
+        running = [job for job, before in found.items() if not before.finished]
+        if running or others:
+            confirm(f"Cancel {', '.join([*running, *others])}?", yes)
+        done = [Cancelled(job_id=job, cancelled=job in running and self._jobs.stop(job),
+                          state_before=before.state.upper()) for job, before in found.items()]  # fmt: skip
+        if as_json and not others:
+            print_json(done)
+        for one in [] if as_json else done:
+            state = one["state_before"].lower()
+            end = "is being stopped" if one["cancelled"] else f"had already ended: {state}"
+            click.echo(f"{one['job_id']} {end}")
+        if others:
+            self.run(["cancel", *others, "--yes", *(["--json"] if as_json else [])])
 
-        def stop() -> None:
-            before = self._jobs.status(job)
-            stopped = False
-            if not before.finished:
-                confirm(f"Stop {job}, {before.state}?", yes)
-                stopped = self._jobs.stop(job)
-            if as_json:
-                print_json({"run_id": job, "stopped": stopped, "state_before": before.state})
-            else:
-                click.echo(f"{job} is being stopped" if stopped else f"{job} had already ended: {before.state}")
-
-        self._if_rays(job, stop, lambda: confirm(f"Cancel {job}?", yes))
-
-    def _if_rays(self, job: str, act: Callable[[], None], before: Callable[[], None] = lambda: None) -> None:
+    def _if_rays(self, job: str, act: Callable[[], None]) -> None:
         """Act on a job of Ray's job API. If there is none of that id, have the head run this command as it was typed.
 
         Args:
             job: the id.
             act: raises UnknownNameError if there is none.
-            before: is called before the head runs the command.
         """
         with contextlib.suppress(UnknownNameError):
             if "/" not in job:  # no id of Ray's has one
                 act()
                 return
-        before()
         self.run(words_for_head())
 
     def _follow(self, run_id: str) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,6 @@ MOST_FILE_BYTES = 16 << 20
 """The size after which the next file to the person begins."""
 BRISK_S, SLOW_S = 0.01, 0.2
 """The shortest and the longest pause between two looks for a package. Pauses grow while none comes."""
-CONNECT_S = 10.0
 GRACE_S = 5.0
 """The time in which a command whose channel is closed may end by itself."""
 LAST_S = 1.0
@@ -262,7 +260,7 @@ class _Channel:
         self._given: asyncio.Queue[bytes] = asyncio.Queue()
         self._closing: asyncio.Task[None] | None = None
         self._is_command = "words" in opens.facts
-        self._beginning = asyncio.create_task(asyncio.to_thread(_begun, opens.facts))
+        self._beginning = asyncio.create_task(_begun(opens.facts))
         self._task = asyncio.create_task(self._serve())
 
     def take(self, frame: Frame) -> None:
@@ -331,21 +329,21 @@ class _Channel:
             self._send(Frame.of(Kind.CREDIT, self._number, size=len(data)))
 
 
-def _begun(facts: dict[str, Any]) -> "ByteChannel":
-    """Begin a command of ``iris-ray`` or a connection. This blocks for a moment.
+async def _begun(facts: dict[str, Any]) -> "ByteChannel":
+    """Begin a command of ``iris-ray`` or a connection.
 
     Raises:
-        OSError, SessionError, subprocess.SubprocessError: it can't begin.
+        OSError, RuntimeError, subprocess.SubprocessError: it can't begin.
     """
-    from iris_ray.sessions.channels import PortConnection, RunningCommand
+    from iris_ray.sessions.channels import PortConnection, RunningCommand, started
 
     if "words" in facts:
         words = [sys.executable, "-m", "iris_ray", *facts["words"]]
         environ = {**os.environ, "PYTHONUNBUFFERED": "1", "TERM": facts["term"]}
-        return RunningCommand.start(words, environ, os.getcwd(), "", facts["size"], facts["input"])
+        return await started(RunningCommand.start, words, environ, os.getcwd(), "", facts["size"], facts["input"])
     host, port = facts["host"], facts["port"]
     try:
-        return PortConnection(socket.create_connection((host, port), CONNECT_S))
+        return await started(PortConnection.to, host, port)
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else os.strerror(error.errno) if error.errno else error
         raise SessionError(f"{host} can't be reached at port {port}: {why}") from None

@@ -96,7 +96,8 @@ class Tunnel:
         self._send(Frame(Kind.BYE))
         with contextlib.suppress(TimeoutError):
             if self._trouble is None:
-                await asyncio.wait_for(self._pending.join(), AGAIN_S)
+                async with asyncio.timeout(AGAIN_S):
+                    await self._pending.join()
         ending = [*self._tasks, *self._carrying]
         for task in ending:
             task.cancel()
@@ -155,7 +156,8 @@ class Tunnel:
         """Send pending frames in packages, and a ping when there are none for a while."""
         for number in itertools.count(1):
             try:
-                parts = [await asyncio.wait_for(self._pending.get(), PING_S)]
+                async with asyncio.timeout(PING_S):
+                    parts = [await self._pending.get()]
             except TimeoutError:
                 self._send(Frame(Kind.PING))
                 parts = [await self._pending.get()]
@@ -175,7 +177,7 @@ class Tunnel:
         try:
             await ask_again(put, *SILENT, within_s=SILENCE_S, pause_s=AGAIN_S)
         except SILENT as error:
-            raise SessionError(f"the dashboard at {self._url} takes nothing any more ({error!r})") from None
+            raise SessionError(f"the dashboard at {self._url} no longer accepts data ({error!r})") from None
 
     # -- from the head ------------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class Tunnel:
                 self._send(Frame.of(Kind.OPENED, number=follows))
                 continue
             if time.monotonic() - self._heard_at > SILENCE_S:
-                raise SessionError(f"the dashboard at {self._url} does not answer any more ({why})")
+                raise SessionError(f"the dashboard at {self._url} has stopped answering ({why})")
             await asyncio.sleep(AGAIN_S)
 
     async def _followed(self, number: int, known: int) -> AsyncGenerator[bytes, None]:

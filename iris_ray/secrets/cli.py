@@ -4,14 +4,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup, confirm
-from iris_ray.cli.options import json_option, yes_option
-from iris_ray.cli.printing import counted, one_line, print_json, print_table
+from iris_ray.cli.options import yes_option
+from iris_ray.cli.output import ListForm, json_option, list_options
+from iris_ray.cli.printing import counted, one_line, print_json
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.secret import require_secret_name
 from iris_ray.secrets.calls import SecretCalls, SecretStatus
@@ -36,14 +38,41 @@ def secrets() -> None:
     """
 
 
+class SecretSet(TypedDict):
+    """A secret that was set, without its value.
+
+    Attributes:
+        secret: as it is now.
+        before: the secret that it replaces, or None.
+    """
+
+    secret: StoredSecret
+    before: StoredSecret | None
+
+
+class SecretRemoved(TypedDict):
+    """A secret that was removed.
+
+    Attributes:
+        name: its name.
+        jobs: the unfinished jobs that can't start again without it.
+    """
+
+    name: str
+    jobs: Sequence[str]
+
+
 @secrets.command("set")
 @click.argument("name")
 @click.argument("rest", nargs=-1, metavar="")
 @click.option("--from-file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Its text.")
 @click.option("--user", "users", multiple=True, metavar="USER", help="Only for jobs of this user. Repeatable.")
 @click.option("--team", "teams", multiple=True, metavar="TEAM", help="Only for jobs of this team. Repeatable.")
+@json_option(SecretSet)
 @address_option
-def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence[str], teams: Sequence[str]) -> None:
+def set_(
+    name: str, rest: Sequence[str], from_file: Path | None, users: Sequence[str], teams: Sequence[str], as_json: bool
+) -> None:
     """Set the secret NAME, or give it a new value: from stdin, or from a file.
 
     On a terminal it asks for the value, and shows nothing of it. The next attempt of each job gets the new value;
@@ -65,7 +94,10 @@ def set_(name: str, rest: Sequence[str], from_file: Path | None, users: Sequence
         found, before = ControllerConnection().ask(
             SecretCalls.set_secret, name, value, tuple(users), tuple(teams), current_user()
         )
-    click.echo(f"{name} is set, revision {found.revision}{_instead_of(before)}")
+    if as_json:
+        print_json(SecretSet(secret=found, before=before))
+    else:
+        click.echo(f"{name} is set, revision {found.revision}{_instead_of(before)}")
     if before is not None and (before.users or before.teams) and not (users or teams):
         click.echo(f"note: it was for {_audience(before)} only, and is for all jobs now", err=True)
 
@@ -95,17 +127,14 @@ def _instead_of(before: StoredSecret | None) -> str:
 
 
 @secrets.command()
-@json_option
+@list_options(list[SecretStatus], "names")
 @address_option
-def ls(as_json: bool) -> None:
+def ls(form: ListForm) -> None:
     """Names of all secrets, who set each and when, and how many jobs use it. Values are never shown."""
     with cluster():
         found = ControllerConnection().ask(SecretCalls.list_secrets)
-    if as_json:
-        print_json(found)
-    else:
-        none = "the store has no secrets; an operator sets one: iris-ray cluster secrets set NAME"
-        print_table(_HEADERS, [_row(one) for one in found], none)
+    none = "the store has no secrets; an operator sets one: iris-ray cluster secrets set NAME"
+    form.show(found, lambda one: one.secret.name, _HEADERS, _row, none)
 
 
 def _row(one: SecretStatus) -> tuple[object, ...]:
@@ -127,8 +156,9 @@ def _time(at: float) -> str:
 @secrets.command()
 @click.argument("name")
 @yes_option
+@json_option(SecretRemoved)
 @address_option
-def rm(name: str, yes: bool) -> None:
+def rm(name: str, yes: bool, as_json: bool) -> None:
     """Remove the secret NAME.
 
     What runs keeps its value. Jobs that name it can't start again until it is set anew; on a terminal the command asks
@@ -147,4 +177,7 @@ def rm(name: str, yes: bool) -> None:
             click.echo(f"{counted(len(jobs), 'job')} {use} it, and can't start again without it: {some}", err=True)
             confirm(f"Remove {name}?", yes)
         controller.ask(SecretCalls.remove_secret, name, current_user())
-    click.echo(f"{name} is removed")
+    if as_json:
+        print_json(SecretRemoved(name=name, jobs=jobs))
+    else:
+        click.echo(f"{name} is removed")

@@ -37,7 +37,7 @@ class Secret(SecretValue):
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
             raise InvalidRequestError(f"the secret's file {os.fspath(path)} can't be read: {why}") from None
         return Secret(text if as_file else text.rstrip("\r\n"), as_file)
 
@@ -49,7 +49,9 @@ class Secret(SecretValue):
             InvalidRequestError: it is not set.
         """
         if (value := os.environ.get(name)) is None:
-            raise InvalidRequestError(f"the variable {shown(name)} is not set here, and a secret is to have its value")
+            raise InvalidRequestError(
+                f"the variable {shown(name)} is not set here; set it, since the secret takes its value from it"
+            )
         return Secret(value, as_file)
 
     @staticmethod

@@ -54,5 +54,5 @@ class SecretsInController(ControllerPart):
         self.controller.require_pool(sender, job_id)
         job = self.controller.state.jobs.get(job_id)
         if job is None or name not in job.spec.stored_secrets:
-            raise InvalidMessageError(f"{job_id} has not asked for the secret {shown(name)} when it was submitted")
+            raise InvalidMessageError(f"{job_id} did not ask for the secret {shown(name)} when it was submitted")
         return await self.in_thread(self._store.value, name, job.spec.user, job.spec.team)

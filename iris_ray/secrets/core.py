@@ -89,7 +89,9 @@ def require_audience(users: Sequence[str], teams: Sequence[str]) -> None:
             )
         for name in names:
             if not holds(name):
-                raise InvalidRequestError(f"{shown(name)} is not a name of a {what}, so no job could use the secret")
+                raise InvalidRequestError(
+                    f"{shown(name)} is not a valid name for a {what}, so no job could use the secret"
+                )
 
 
 def to_file(secret: StoredSecret, value: bytes) -> bytes:

@@ -105,6 +105,11 @@ class SecretStore:
         secret.require_for(user, team)
         return value
 
+    def value_for_operators(self, name: str) -> bytes:
+        """Return the value of a secret that a cluster setting names, whichever jobs may use it. Raise like `value`."""
+        require_secret_name(name)
+        return self._read(name)[1]
+
     # -- files -----------------------------------------------------------------------------------------------------
 
     def _directory(self, make: bool = False) -> Path:
@@ -116,7 +121,7 @@ class SecretStore:
         """
         parent = self._parent()
         if parent is None:
-            raise SecretStoreError("this cluster has no directory on its head, and so no store of secrets")
+            raise SecretStoreError("this cluster's head has no directory for iris_ray, so there is no store of secrets")
         path = parent / DIRECTORY
         if make:
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED
-from iris_ray.cli.options import FiniteRange, json_option
+from iris_ray.cli.options import tpu_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import Finding, Level, counted, one_line, print_finding, print_json
+from iris_ray.cli.times import Duration
 from iris_ray.errors import TaskCrashedError
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.selftest import task as on_host
@@ -30,23 +31,22 @@ class NotAsExpected(Exception):
 
 
 @click.command()
-@click.option("--tpu", "tpu_type", metavar="TPU_TYPE", required=True, shell_complete=tpu_types,
-              help="On slices of this type.")  # fmt: skip
-@click.option("--slices", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+@tpu_option(required=True)
+@click.option("--num-slices", "slices", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="2 or more also tries a program across slices.")  # fmt: skip
-@click.option("--await-notice", type=FiniteRange(0), default=0.0, metavar="SECONDS",
+@click.option("--await-notice", type=Duration(), default="0",
               help="Wait this long for a notice of Google's, while you have one sent.")  # fmt: skip
-@click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+@click.option("--timeout", type=Duration(above=True), default="10m", show_default=True,
               help="How long a step may wait for its slices.")  # fmt: skip
-@json_option
+@json_option(list[Finding])
 @address_option
 def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as_json: bool) -> None:
     """Try on real TPU slices what can't be tried without: a report of some minutes' work.
 
     \b
       iris-ray cluster selftest --tpu v4-8
-      iris-ray cluster selftest --tpu v5litepod-16 --slices 2
-      iris-ray cluster selftest --tpu v4-8 --await-notice 600
+      iris-ray cluster selftest --tpu v5litepod-16 --num-slices 2
+      iris-ray cluster selftest --tpu v4-8 --await-notice 10m
 
     Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash, go on from a state in
     memory and leave processes behind. Each step reports its finding and its time. The exit code is 1 if one

@@ -4,17 +4,17 @@ import functools
 import gc
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import click
 
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import SuggestingGroup
-from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import duration, print_json, print_table
+from iris_ray.cli.output import ListForm, json_option, list_options
+from iris_ray.cli.printing import duration, print_json
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import unknown
 from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
@@ -27,6 +27,56 @@ _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIO
 _SHOWN = {"port": "PORT", "model": "MODEL", "devices": 1, "memory": 0, "share": 1}
 _RUNNERS = ("RUNNER", "MB OF EACH DEVICE", "FREE", "IN USE", "SLOTS", "MODELS")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
+
+
+class Runner(TypedDict):
+    """A runner: a host, or slice, that holds slots.
+
+    Attributes:
+        runner: its id.
+        memory: bytes of each device that slots may use.
+        free: bytes of each device that no slot has booked.
+        in_use: bytes of each device that programs use; empty if that is not known.
+        slots: how many slots it holds.
+        models: the models of its slots.
+    """
+
+    runner: str
+    memory: list[int]
+    free: list[int]
+    in_use: list[int]
+    slots: int
+    models: list[str]
+
+
+class SlotEvicted(TypedDict):
+    """A slot that takes no new requests, and ends after its running ones."""
+
+    slot_id: str
+
+
+class Prewarmed(TypedDict):
+    """A model that is loaded wherever nothing has to be evicted for it."""
+
+    model: str
+
+
+class FitOfModel(TypedDict):
+    """A model of a file, with ``--dry-run``.
+
+    Attributes:
+        model: its name.
+        serves: what it serves.
+        fits_on: where it fits.
+        replicas: how many slots are kept.
+        aliases: its other names.
+    """
+
+    model: str
+    serves: str
+    fits_on: str
+    replicas: int
+    aliases: Sequence[str]
 
 
 def of_models(command: Callable[..., None]) -> Callable[..., None]:
@@ -49,73 +99,71 @@ def slots() -> None:
 
     \b
       iris-ray slots ls
+      iris-ray slots models
+      iris-ray slots runners
       iris-ray slots why llama
+      iris-ray slots prewarm llama
+      iris-ray slots evict 7
     """
 
 
 @slots.command()
-@json_option
+@list_options(list[SlotRow], "slots' ids")
 @of_models
-def ls(client: SlotClient, as_json: bool) -> None:
+def ls(client: SlotClient, form: ListForm) -> None:
     """Slots: the models that are loaded, and where."""
-    found = client.status().slots
-    if as_json:
-        return print_json(found)
-    print_table(_SLOTS, [_slot(row) for row in found], "no slots")
+    form.show(client.status().slots, lambda row: row.slot_id, _SLOTS, _slot, "no slots")
 
 
 @slots.command()
-@json_option
+@list_options(list[ModelRow], "models' names")
 @of_models
-def models(client: SlotClient, as_json: bool) -> None:
+def models(client: SlotClient, form: ListForm) -> None:
     """Models: how many slots each has, and how many requests wait."""
-    found = client.status().models
-    if as_json:
-        return print_json(found)
-    print_table(_MODELS, [_model(row) for row in found], "no models")
+    form.show(client.status().models, lambda row: row.model, _MODELS, _model, "no models")
 
 
 @slots.command()
-@json_option
+@list_options(list[Runner], "runners' ids")
 @of_models
-def runners(client: SlotClient, as_json: bool) -> None:
+def runners(client: SlotClient, form: ListForm) -> None:
     """Runners: the hosts, or slices, that hold slots, and what is free and in use on their devices.
 
     FREE is the memory that slots have not booked. IN USE is the memory of all programs, as NVIDIA's driver reported it
     in the last minute; on hosts for CPUs, that of slots.
     """
     found = client.status()
-    rows = [_runner(runner, found) for runner in found.runners]
-    if as_json:
-        print_json([dict(zip(("runner", "memory", "free", "in_use", "slots", "models"), row, strict=True))
-                    for row in rows])  # fmt: skip
-        return
-    shown = [(runner, *(_megabytes(each) for each in amounts), slots, ", ".join(models))
-             for runner, *amounts, slots, models in rows]  # fmt: skip
-    print_table(_RUNNERS, shown, "no runners: their jobs wait for hosts, see `iris-ray ls`")
+    form.show([_runner(runner, found) for runner in found.runners], lambda one: one["runner"], _RUNNERS, _runner_row,
+              "no runners: their jobs wait for hosts, see `iris-ray ls`")  # fmt: skip
 
 
 @slots.command()
 @click.argument("slot")
+@json_option(SlotEvicted)
 @of_models
-def evict(client: SlotClient, slot: str) -> None:
+def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """Let a slot end once its requests have."""
     client.evict(slot)
+    if as_json:
+        return print_json(SlotEvicted(slot_id=slot))
     click.echo(f"slot {slot} takes no new requests, and ends after its running ones")
 
 
 @slots.command()
 @click.argument("model")
+@json_option(Prewarmed)
 @of_models
-def prewarm(client: SlotClient, model: str) -> None:
+def prewarm(client: SlotClient, model: str, as_json: bool) -> None:
     """Load a model on every runner that has room, and on new ones."""
     client.prewarm(model)
+    if as_json:
+        return print_json(Prewarmed(model=model))
     click.echo(f"{model} is loaded where nothing has to be evicted for it")
 
 
 @slots.command()
 @click.argument("model")
-@json_option
+@json_option(ModelRow)
 @of_models
 def why(client: SlotClient, model: str, as_json: bool) -> None:
     """Why requests for a model wait, or replicas are missing."""
@@ -134,8 +182,9 @@ GRACE_S = 30.0
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only check the file, and say where each model fits.")
+@list_options(list[FitOfModel], "with --dry-run, the models' names")
 @address_option
-def serve(file: Path, dry_run: bool) -> None:
+def serve(file: Path, dry_run: bool, form: ListForm) -> None:
     """Serve the models of a file as OpenAI's API, until Ctrl-C or SIGTERM.
 
     \b
@@ -146,14 +195,17 @@ def serve(file: Path, dry_run: bool) -> None:
     docs/serving.md describes the file. A file that makes no sense is refused as a whole, also when it is read again:
     then the models are served as before.
     """
+    if not (dry_run or form.is_table):
+        raise click.UsageError("--json and --quiet are for --dry-run.")
     from iris_ray.slots import serving
     from iris_ray.slots.front.http_front import CLOSE_S
 
     sys.path.insert(0, "")  # classes of the file may be in this directory
     said = serving.read(file)
-    rows = [(name, _what(model), said.place(name), said.orders[name].replicas, ", ".join(model.aliases))
-            for name, model in said.models.items()]  # fmt: skip
-    print_table(("MODEL", "SERVES", "FITS ON", "REPLICAS", "ALIASES"), rows, "no models")
+    fits = [FitOfModel(model=name, serves=_what(model), fits_on=said.place(name), replicas=said.orders[name].replicas,
+                       aliases=model.aliases) for name, model in said.models.items()]  # fmt: skip
+    headers = "MODEL", "SERVES", "FITS ON", "REPLICAS", "ALIASES"
+    form.show(fits, lambda one: one["model"], headers, _fit, "no models")
     if dry_run:
         return
     serving.require_free_port(said)
@@ -194,6 +246,10 @@ def _read_again(served: "ServedFile", file: Path) -> None:
         click.echo(f"perhaps not all is changed; SIGHUP tries again: {type(error).__name__}: {error}", err=True)
 
 
+def _fit(one: FitOfModel) -> tuple[object, ...]:
+    return one["model"], one["serves"], one["fits_on"], one["replicas"], ", ".join(one["aliases"])
+
+
 def _what(model: "FileModel") -> str:
     return model.model if isinstance(model.model, str) else model.model.words(**_SHOWN)[0]
 
@@ -211,10 +267,16 @@ def _reason(row: ModelRow) -> str:
     return f"{many}: {row.waits_for or 'all of its slots are busy'}"
 
 
-def _runner(runner: str, found: SlotStatus) -> tuple[Any, ...]:
+def _runner(runner: str, found: SlotStatus) -> Runner:
     here = [row for row in found.slots if row.runner == runner]
-    amounts = (list(each.get(runner, ())) for each in (found.memory, found.runners, found.in_use))
-    return runner, *amounts, len(here), sorted({row.model for row in here})
+    memory, free, in_use = (list(each.get(runner, ())) for each in (found.memory, found.runners, found.in_use))
+    return Runner(runner=runner, memory=memory, free=free, in_use=in_use, slots=len(here),
+                  models=sorted({row.model for row in here}))  # fmt: skip
+
+
+def _runner_row(one: Runner) -> tuple[object, ...]:
+    amounts = map(_megabytes, (one["memory"], one["free"], one["in_use"]))
+    return one["runner"], *amounts, one["slots"], ", ".join(one["models"])
 
 
 def _megabytes(amounts: list[int]) -> str:

@@ -292,7 +292,7 @@ def _check_groups(found: ModelsFile) -> None:
             if kept and sum(kept.values()) >= hosts:
                 key = "alone" if spec.alone or any(specs[other].alone for other in kept) else "group"
                 raise InvalidSlotError(
-                    f"{key}: it may not be on a host with {', '.join(kept)}, whose replicas are never evicted and may"
+                    f"{key}: it must not share a host with {', '.join(kept)}, whose replicas are never evicted and may"
                     " be on every host; give fewer replicas, or more hosts"
                 )
 
@@ -443,7 +443,7 @@ def _choice(kind: type[T], given: Any, name: str) -> T:
 
 def _check_names(table: Any, known: set[str]) -> None:
     if not isinstance(table, dict):
-        raise InvalidSlotError(f"{table!r} stands where a table should be")
+        raise InvalidSlotError(f"{table!r} is not a table; write name = value on lines of its own")
     for name in table.keys() - known:
         near = nearest(name, known)
         raise InvalidSlotError(f"there is no {name!r}" + (f"; did you mean {near[0]}?" if near else ""))

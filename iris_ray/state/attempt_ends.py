@@ -280,6 +280,10 @@ class AttemptEnds:
         if started and (report := without_progress(job, gang, error)) is not None:
             exhausted, error = True, report
             state = state if cause.state is TaskState.SUCCEEDED else TaskState.FAILED
+        elif state is TaskState.FAILED and job.too_many_failures:
+            error += (
+                f" (attempts of the job failed {job.failures} times; max_task_failures={job.spec.max_task_failures})"
+            )
         self._end_attempt(job, gang, error, change)
         if not exhausted:
             returns_after_end(job, gang, state, started, change.now)
@@ -392,8 +396,10 @@ QUICK_S = 10.0
 QUICK_ENDS_ARE_FAILURES = 5
 """After more than this number of consecutive quick ends, a task lost on a healthy host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
-"""The number of consecutive failed launches of a gang after which a job that never ran ends, and any other job is
-charged a preemption."""
+"""The number of consecutive failed launches of a gang after which a job that has run is charged a preemption."""
+MOST_LAUNCHES_BEFORE_A_RUN = 19
+"""The number of consecutive failed launches of a gang after which a job that never ran ends. With the pauses between
+them they take 34 minutes at least, so that a fault of some minutes on all hosts does not end the whole queue."""
 YIELDED_S = 5.0
 """Seconds for which a yielding job waits after it has left its hosts to others."""
 REPORTED_CHARACTERS = 100
@@ -455,8 +461,7 @@ def charge(job: Job, gang: Gang, end: TaskState, started: bool) -> bool:
     if end is TaskState.FAILED:
         gang.failures += 1
         job.failures += 1
-        limit = spec.max_task_failures
-        return gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
+        return gang.failures > spec.max_retries_failure or job.too_many_failures
     gang.preemptions += started
     job.preemptions += started
     return gang.preemptions > spec.max_retries_preemption
@@ -508,13 +513,13 @@ def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
 def too_many_failed_launches(job: Job, gang: Gang) -> bool:
     """Return whether a job ends because too many consecutive launches of a gang failed. Spares are retried for ever.
 
-    A job that never ran ends after `MOST_FAILED_LAUNCHES`. A job that has run, and may have days of work to lose, is
-    charged a preemption each time that this number is reached.
+    A job that never ran ends after `MOST_LAUNCHES_BEFORE_A_RUN`, or else at its ``scheduling_timeout``. A job that has
+    run, and may have days of work to lose, is charged a preemption after every `MOST_FAILED_LAUNCHES`.
     """
-    if gang.dispatch_failures < MOST_FAILED_LAUNCHES or job.spec.spare_for is not None:
+    if job.spec.spare_for is not None:
         return False
     if not job.started:
-        return True
+        return job.spec.scheduling_timeout is None and gang.dispatch_failures >= MOST_LAUNCHES_BEFORE_A_RUN
     if gang.dispatch_failures % MOST_FAILED_LAUNCHES:
         return False
     return charge(job, gang, TaskState.WORKER_FAILED, started=True)

@@ -204,5 +204,5 @@ def _problem_of_allocations(record: JobRecord) -> str | None:
             return f"{attempt} is not one of its attempts"
         for node_id, task_id, demand in allocation:
             if not isinstance(node_id, str) or not isinstance(task_id, str) or not sum(demand.values(), 0.0) >= 0:
-                return f"{attempt} holds something that makes no sense"
+                return f"{attempt} holds amounts or names of the wrong type"
     return None

@@ -1,8 +1,8 @@
 """Spares: slices held ready for a running gang, to replace slices that are lost or about to be lost, or for growth.
 
 Each spare is a separate job without a function, which waits in the queue like other jobs. Once it is placed, the pool
-of the gang's job reserves the slices and starts their standbys. When the gang is requeued, its spares are dropped.
-Their slices are then the gang's first choice, since its pool keeps them warm.
+of the gang's job reserves the slices and starts processes that wait there. When the gang is requeued, its spares are
+dropped. Their slices are then the gang's first choice, since its pool keeps them warm.
 """
 
 import heapq

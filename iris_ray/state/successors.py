@@ -80,7 +80,7 @@ class Successors:
             return
         wanted, other = job.awaits[before], self._table.jobs.get(before)
         if other is None:
-            self._ends.never_runs(job, f"it comes after {before}, of which nothing is known any more", change)
+            self._ends.never_runs(job, f"it comes after {before}, which the cluster has forgotten", change)
         elif _has_happened(other, wanted):
             del job.awaits[before]
             self._forget_wait(before, job.spec.job_id)

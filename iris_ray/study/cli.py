@@ -9,16 +9,16 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from iris_ray.actors.protocol.overview import as_json
 from iris_ray.cli.conventions import INTERRUPTED
-from iris_ray.cli.options import FiniteRange, json_option
+from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import duration, print_json, print_table
+from iris_ray.cli.times import Duration
 from iris_ray.errors import InvalidStudyError
 from iris_ray.model.checks import unknown
 from iris_ray.model.options import PriorityBand
@@ -153,7 +153,7 @@ def _rest(reports: Reports, shown: list[str]) -> str:
 STEPS = 50
 """How often progress is shown on a terminal."""
 TELL_S = 15.0
-MOST_DAYS = 1_000_000
+MOST_S = 1_000_000 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +175,30 @@ class Outcome:
     interrupted: bool = False
 
 
+@dataclass(frozen=True)
+class PolicyReport(Report):
+    """The report of one policy.
+
+    Attributes:
+        policy: its name.
+        cpu_s: seconds of CPU that the simulation took.
+        decisions_per_s, events_per_s: its speed.
+    """
+
+    policy: str
+    cpu_s: float
+    decisions_per_s: float
+    events_per_s: float
+
+
 @click.command()
 @click.argument("fleet", metavar="FLEET.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--days", type=FiniteRange(0, MOST_DAYS, min_open=True), help="The days, instead of those in FLEET.toml.")
+@click.option(
+    "--duration",
+    "length",
+    type=Duration(0, MOST_S, above=True),
+    help="How much is simulated.  [default: the days of FLEET.toml]",
+)
 @click.option("--seed", type=click.IntRange(0), help="Another seed: other jobs and losses of the same kind.")
 @click.option("--policy", "chosen", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
 @click.option(
@@ -185,15 +206,15 @@ class Outcome:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Draw waits, use and shares: a .png or .svg file.",
 )
-@json_option
+@json_option(list[PolicyReport])
 def study(
-    fleet: Path, days: float | None, seed: int | None, chosen: tuple[str, ...], picture: Path | None, as_json: bool
+    fleet: Path, length: float | None, seed: int | None, chosen: tuple[str, ...], picture: Path | None, as_json: bool
 ) -> None:
     """See in virtual time how long jobs would wait, what the hosts would do, and what a policy would change.
 
     \b
       iris-ray study examples/fleet.toml
-      iris-ray study examples/fleet.toml --days 2 --policy "one spare" --json
+      iris-ray study examples/fleet.toml --duration 2d --policy "one spare" --json
 
     The Controller's own code decides who runs where. FLEET.toml describes hosts, losses, jobs and policies:
     docs/studies.md explains it. No cluster is needed.
@@ -201,7 +222,7 @@ def study(
     described = _read(fleet)
     wanted = replace(
         described,
-        seconds=described.seconds if days is None else days * 86_400.0,
+        seconds=described.seconds if length is None else length,
         seed=described.seed if seed is None else seed,
         policies=_chosen(described.policies, chosen),
     )
@@ -324,15 +345,15 @@ def _speed(outcome: Outcome) -> str:
     )
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: Outcome) -> PolicyReport:
     found, cpu_s = outcome.report, max(outcome.cpu_s, 1e-9)
-    return {
-        "policy": outcome.policy,
-        **as_json(found),
-        "cpu_s": round(outcome.cpu_s, 3),
-        "decisions_per_s": round(found.decisions / cpu_s, 1),
-        "events_per_s": round(found.events / cpu_s, 1),
-    }
+    return PolicyReport(
+        **{one.name: getattr(found, one.name) for one in fields(found)},
+        policy=outcome.policy,
+        cpu_s=round(outcome.cpu_s, 3),
+        decisions_per_s=round(found.decisions / cpu_s, 1),
+        events_per_s=round(found.events / cpu_s, 1),
+    )
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -345,7 +366,7 @@ def require_matplotlib() -> None:
     """Raise InvalidStudyError if pictures can't be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidStudyError(
-            "pictures need matplotlib, which is not installed; pip install 'iris-ray[bench]', or leave out --picture"
+            "pictures need matplotlib, which is not installed: pip install matplotlib, or leave out --picture"
         )
 
 

@@ -294,7 +294,7 @@ def _csv(columns: Mapping[str, Column]) -> _Format:
         if ran is None:
             return "it has no end"
         if not math.isfinite(ran):
-            raise ValueError(f"{ran:g} seconds is no run time")
+            raise ValueError(f"{ran:g} seconds is not a run time")
         user = text(row, "user") or "nobody"
         return TracedJob(
             line=line,
@@ -317,7 +317,7 @@ def _seconds(text: str) -> float:
         date = datetime.fromisoformat(text.strip())
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(seconds):
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     return seconds
 
 
@@ -325,6 +325,6 @@ def _duration(text: str) -> float:
     """Return the seconds of ``[days-]hours:minutes:seconds``."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", text.strip())
     if found is None:
-        raise ValueError(f"{text!r} is no duration such as 1-02:30:00")
+        raise ValueError(f"{text!r} is not a duration such as 1-02:30:00")
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

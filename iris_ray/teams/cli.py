@@ -1,7 +1,8 @@
 """``iris-ray team``: the teams and their quotas."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import click
 
@@ -9,7 +10,8 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.conventions import confirm
 from iris_ray.cli.main import Commands, section_of
-from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.options import yes_option
+from iris_ray.cli.output import ListForm, json_option, list_options, print_ids
 from iris_ray.cli.printing import counted, one_line, print_facts, print_json, print_table
 from iris_ray.errors import InvalidRequestError, InvalidTeamsError
 from iris_ray.model.checks import unknown
@@ -36,12 +38,26 @@ def team() -> None:
     """
 
 
+class TeamsNow(TypedDict):
+    """Teams.
+
+    Attributes:
+        version: of the tree of teams.
+        teams: all, or TEAM and its parts.
+        fleet: the cluster's chips by TPU type, and its GPUs as ``GPU``.
+    """
+
+    version: str
+    teams: Sequence[TeamStatus]
+    fleet: Mapping[str, float]
+
+
 @click.command()
 @click.argument("team", required=False)
 @click.option("--toml", "as_toml", is_flag=True, help="Print the file of all teams, to change it and apply it again.")
-@json_option
+@list_options(TeamsNow, "teams' names")
 @address_option
-def show(team: str | None, as_toml: bool, as_json: bool) -> None:
+def show(team: str | None, as_toml: bool, form: ListForm) -> None:
     """Teams: their quotas, and what each uses, borrows and lends; in chips.
 
     \b
@@ -53,15 +69,17 @@ def show(team: str | None, as_toml: bool, as_json: bool) -> None:
     RUNNING and WAITING count its own jobs only, without its parts'. SHARE is the largest share of any resource of
     the cluster that it holds now and has held in the past hours, 1 for the whole cluster during an hour.
     """
-    if as_toml and (as_json or team is not None):
-        raise click.UsageError("--toml prints the file of all teams; leave out TEAM and --json.")
+    if as_toml and (not form.is_table or team is not None):
+        raise click.UsageError("--toml prints the file of all teams; leave out TEAM, --json and --quiet.")
     with cluster():
         found = ControllerConnection().ask(TeamCalls.list_teams)
     shown = found.teams if team is None else _with_parts(found, team)
     if as_toml:
         click.echo(to_toml(found.tree()), nl=False)
-    elif as_json:
-        print_json({"version": found.version, "teams": shown, "fleet": found.fleet})
+    elif form.as_json:
+        print_json(TeamsNow(version=found.version, teams=shown, fleet=found.fleet))
+    elif form.only_ids:
+        print_ids(one.name for one in shown if one.name)
     elif team is not None and len(shown) == 1:
         _print_one(shown[0])
     else:
@@ -120,12 +138,29 @@ def _amount(chips: float, nothing: str = "-") -> str:
 # -- apply -------------------------------------------------------------------------------------------------------------
 
 
+class TeamsApplied(TypedDict):
+    """A tree of teams that was applied, or compared with ``--dry-run``.
+
+    Attributes:
+        version: of the tree that holds now.
+        applied: whether anything was changed.
+        changes: the difference, a sentence for each team.
+        notes: values that may be mistakes.
+    """
+
+    version: str
+    applied: bool
+    changes: list[str]
+    notes: list[str]
+
+
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Only show the difference.")
 @yes_option
+@json_option(TeamsApplied)
 @address_option
-def apply(file: Path, dry_run: bool, yes: bool) -> None:
+def apply(file: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Replace the whole tree of teams by the tree in a file. An empty file removes all teams.
 
     \b
@@ -150,15 +185,20 @@ def apply(file: Path, dry_run: bool, yes: bool) -> None:
                 " apply that; or leave the line `version` out, to replace what is set now"
             )
         changes = list(differences(found, teams))
+        notes = list(warnings(found, teams))
         for line in changes or ["nothing changes"]:
-            click.echo(one_line(line))
-        for line in warnings(found, teams):
+            click.echo(one_line(line), err=as_json)
+        for line in notes:
             click.echo(f"note: {one_line(line)}", err=True)
-        if dry_run or not changes:
-            return
-        confirm(f"Apply {counted(len(changes), 'change')}?", yes)
-        controller.ask(TeamCalls.set_teams, list(teams), found.version, current_user())
-    click.echo(f"{counted(len(teams), 'team')} set, version {teams.version}")
+        applies = bool(changes) and not dry_run
+        if applies:
+            confirm(f"Apply {counted(len(changes), 'change')}?", yes)
+            controller.ask(TeamCalls.set_teams, list(teams), found.version, current_user())
+    if as_json:
+        version = teams.version if applies else found.version
+        print_json(TeamsApplied(version=version, applied=applies, changes=changes, notes=notes))
+    elif applies:
+        click.echo(f"{counted(len(teams), 'team')} set, version {teams.version}")
 
 
 def _read(file: Path) -> tuple[Teams, str | None]:

@@ -149,7 +149,7 @@ class TeamsInController(ControllerPart):
     ) -> list[LimitStatus]:
         self.controller.permissions.require_operator(user, "set limits")
         if whose != EVERYBODY and not is_user(whose):
-            raise InvalidRequestError(f"{shown(whose)} is not a name of a user, so no job could have these limits")
+            raise InvalidRequestError(f"{shown(whose)} is not a valid user name, so no job could have these limits")
         table, bands = self._state.limits.table, list(dict.fromkeys(bands))
         before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]

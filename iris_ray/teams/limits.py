@@ -7,8 +7,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.status import LimitStatus
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.options import json_option
-from iris_ray.cli.printing import print_json, print_table
+from iris_ray.cli.output import ListForm, list_options
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.options import PriorityBand
@@ -28,9 +27,9 @@ _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NO
 @click.option("--queued-jobs", type=click.IntRange(0), metavar="N", help="Jobs that wait; more are refused.")
 @click.option("--tasks", type=click.IntRange(0), metavar="N", help="Tasks of unfinished jobs; more are refused.")
 @click.option("--reset", is_flag=True, help="Forget the limits that were set for USER before.")
-@json_option
+@list_options(list[LimitStatus], "users")
 @address_option
-def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, **numbers: Any) -> None:
+def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, **numbers: Any) -> None:
     """How much each user has and may have, in each band; or set it for USER, or for "everybody".
 
     \b
@@ -57,11 +56,12 @@ def limits(user: str | None, priority: str | None, reset: bool, as_json: bool, *
         else:
             found = controller.ask(TeamCalls.set_limits, whose, bands, wanted, reset, current_user())
     shown = [one for one in found if whose in (None, one.user) and one.band in bands]
-    if as_json:
-        print_json(shown)
-    else:
-        none = f"nothing is set for {user}, and no job of that user is there: the limits of everybody hold"
-        print_table(_HEADERS, [_row(one) for one in shown], none)
+    none = f"nothing is set for {user}, and no job of that user is there: the limits of everybody hold"
+    form.show(shown, _whose, _HEADERS, _row, none)
+
+
+def _whose(one: LimitStatus) -> str:
+    return EVERYBODY_IN_WORDS if one.user == EVERYBODY else one.user
 
 
 def _row(one: LimitStatus) -> tuple[object, ...]:
@@ -75,4 +75,4 @@ def _row(one: LimitStatus) -> tuple[object, ...]:
     cells = [f"{most:.10g}" if for_all else f"{have:.10g}/{most:.10g}" for have, most in pairs]
     own = [name.replace("_", " ") for name, value in one.set_here.items() if value is not None]
     note = f"set: {', '.join(own)}" if own else ""
-    return EVERYBODY_IN_WORDS if for_all else one.user, one.band.name.lower(), *cells, note
+    return _whose(one), one.band.name.lower(), *cells, note

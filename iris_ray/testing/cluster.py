@@ -143,7 +143,7 @@ class SimulatedCluster:
             feature_gates: KubeRay's alpha features that are switched on.
 
         Raises:
-            InvalidClusterFileError: It is no RayCluster that KubeRay takes; the message names the line.
+            InvalidClusterFileError: It is not a RayCluster that KubeRay accepts; the message names the line.
 
         Example:
             >>> with SimulatedCluster.from_raycluster("examples/clusters/gke.yaml") as cluster:

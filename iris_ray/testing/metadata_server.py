@@ -110,7 +110,7 @@ class HostMetadata:
         self.set(UPCOMING_MAINTENANCE, MetadataValue(json.dumps(announced), content_type="application/json"))
 
     def call_off_maintenance(self) -> None:
-        """Say that no maintenance is planned any more."""
+        """Say that maintenance is no longer planned."""
         self.set(MAINTENANCE_EVENT, MetadataValue("NONE"))
         self.set(UPCOMING_MAINTENANCE, NO_MAINTENANCE)
 

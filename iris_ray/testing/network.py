@@ -55,7 +55,7 @@ class Network:
     def __init__(self, record: Path) -> None:
         if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
             raise InvalidRequestError(
-                "networks=True gives every host a network of its own. That needs root and the programs ip (iproute2)"
+                "networks=True gives every host its own network. That needs root and the programs ip (iproute2)"
                 " and nsenter (util-linux). Leave it out: hosts can't be cut off then; all other faults work."
             )
         self._record = record

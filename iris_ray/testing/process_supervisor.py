@@ -30,13 +30,14 @@ LEFTOVERS = 3
 
 
 def remove_containers(host: str) -> None:
-    """Remove the containers that the tasks of a host have recorded in its directory (``tasks/<pid>.owned-docker``)."""
+    """Remove the containers that the tasks of a host have recorded in its directory (``tasks/<pid>.owned/docker``)."""
     records = os.path.join(host, "tasks")
     for name in os.listdir(records) if os.path.isdir(records) else ():
-        if name.endswith(".owned-docker"):
+        if name.endswith(".owned"):
             import json  # rarely needed
 
-            with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(records, name)) as file:
+            path = os.path.join(records, name, "docker")
+            with contextlib.suppress(OSError, ValueError, KeyError), open(path) as file:
                 record = json.load(file)
                 for command in (["kill"], ["rm", "--force", "--volumes"]):
                     run([record["engine"], *command, record["name"]])

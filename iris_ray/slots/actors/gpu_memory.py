@@ -33,7 +33,7 @@ def gpu_memory(names: Sequence[str]) -> list[GpuMemory]:
     try:
         import pynvml
     except ImportError:
-        raise NoLibraryError("nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]')") from None
+        raise NoLibraryError("nvidia-ml-py is not installed on that host (pip install nvidia-ml-py)") from None
     try:
         pynvml.nvmlInit()
         try:

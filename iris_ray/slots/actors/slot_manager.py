@@ -275,7 +275,7 @@ class SlotManager:
 
     def _admit(self, ask: Ask, streams: ClientStreams | None) -> WaitingCaller:
         if ask.request_id in self._waiting:
-            raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
+            raise InvalidSlotError(f"request {ask.request_id} was submitted already; give each request its own id")
         model, now = self._known(ask.model), self._now()
         if self._cancelled_early.forget(ask.request_id):
             raise cancelled(ask.request_id)

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.calls.asking import Actor, Reference
@@ -96,7 +95,7 @@ def _is_unwanted(held: Reference[bool]) -> bool:
 
 
 def _here(runner: str, kind: DeviceKind, devices: int, memory: int | None, whole_slice: bool) -> HostHere:
-    me, group = get_job_info(), get_current_placement_group()
+    me, group = get_job_info(), ray.util.get_current_placement_group()
     assert me is not None, "a runner is a task"
     assert group is not None, "a task runs in a reservation"
     is_slice = bool(me.slice_name)

@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.calls.asking import Actor, Reference
+from iris_ray.actors.calls.ray_internals import is_connected
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.model.checks import shown
 from iris_ray.slots.actors.messages import Ask, ModelOrder, SlotHosts, SlotStatus, packed
@@ -61,7 +62,7 @@ class SlotClient:
             raise InvalidSlotError(f"SlotClient: hosts is {shown(hosts)}; give a list, such as [SlotHosts(count=2)]")
         if not isinstance(policy, ServingPolicy | None):
             raise InvalidSlotError(f"SlotClient: policy is {shown(policy)}; give a ServingPolicy, or None")
-        if not ray.is_initialized():
+        if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
@@ -94,7 +95,7 @@ class SlotClient:
             NoClusterError: Ray is not initialised.
             UnknownNameError: no process serves models under this name.
         """
-        if not ray.is_initialized():
+        if not is_connected():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         made = cls.__new__(cls)
         made._kind = DeviceKind.GPU

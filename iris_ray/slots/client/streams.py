@@ -48,7 +48,7 @@ class StreamFetcher:
         with self._keeper.request(ask.request_id):
             with self._lock:
                 if ask.request_id in self._readers:
-                    raise InvalidSlotError(f"request {ask.request_id} runs already; give each one an id of its own")
+                    raise InvalidSlotError(f"request {ask.request_id} runs already; give each request its own id")
                 self._readers[ask.request_id] = arrive
                 if not self._runs:
                     self._runs = True

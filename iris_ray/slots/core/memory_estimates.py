@@ -145,7 +145,7 @@ class _GgufReader:
         if kind == _TEXT:
             return self.text
         if kind not in _NUMBERS:
-            raise InvalidSlotError(f"the GGUF file is damaged: there is no type of facts with the number {kind}")
+            raise InvalidSlotError(f"the GGUF file is damaged: it has metadata of the unknown type {kind}")
         return lambda: self.value(_NUMBERS[kind])
 
     def _skip_array(self, name: str) -> int:

@@ -105,7 +105,7 @@ class ModelSpec:
             if Whole(1, exactly=True).problem(number):
                 raise InvalidSlotError(f"model {self.name}: memory has {number!r}; give ints of 1 or more")
         if wrong := [degree for degree, each in several.items() if len(each) != degree]:
-            raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has other than {wrong[0]} sizes; give each")
+            raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] needs {wrong[0]} sizes, one for each device")
         memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
         object.__setattr__(self, "sizes", several)
         object.__setattr__(self, "constraints", tuple(self.constraints))
@@ -117,7 +117,7 @@ class ModelSpec:
         return self.sizes.get(degree) or (self.memory[degree],) * degree
 
     def excludes(self, other: "ModelSpec") -> bool:
-        """Return whether slots of the two models may not be on a runner together."""
+        """Return whether slots of the two models must not share a runner."""
         together = not (self.alone or other.alone or (self.group and self.group == other.group))
         return not together and self.name != other.name
 

@@ -28,7 +28,10 @@ class PlacementPolicy:
     """How slots are placed and evicted.
 
     Args:
-        stale_at: from when on an idle slot may be evicted. While it raises, or returns NaN, the slot is not stale.
+        stale_at: a function that says when an idle slot becomes stale. A stale slot may be evicted for a model that
+            needs its memory. It is called with the runner's id and the time when the slot was last active, and returns
+            a time; both in seconds on the same clock. By default a slot is stale after 10 idle seconds. If the function
+            raises or returns NaN, the slot is not stale.
         min_residency_s: seconds for which a slot is never evicted after it became ready.
         spread_before_evicting: split a model over several free devices rather than evict a slot to make room on one.
     """
@@ -70,9 +73,9 @@ class ServingPolicy:
             A request or session that was told to stop may go on for as long; then its slot may be ended for requests
             that wait.
         load_s: how long a model may load before the load counts as failed.
-        late_factor: a load is late if it takes this many times as long as the last one: another load is tried
-            elsewhere. A slot that waits as long for its place is late as well: it is planned elsewhere.
-        late_s: the least time before a load is late.
+        late_factor: how many times as long as the model's last load a load may take before it counts as late. The model
+            is then loaded elsewhere as well. A slot that waits this long for its place is planned elsewhere.
+        late_s: the least number of seconds before a load counts as late.
         idle_s: how long a slot may be idle before it ends even if no other slot needs its memory.
         most_load_failures: loads in a row that may fail before the waiting requests are refused.
         most_attempts: how often a request is given to a slot if slots are lost.

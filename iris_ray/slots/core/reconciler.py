@@ -194,7 +194,10 @@ class Reconciler:
             known = ", ".join(sorted(map(str, self.models))) or "none"
             return Refusal.UNKNOWN_MODEL, f"there is no model {request.model}; there are: {known}"
         if request.request_id in self.queue or request.request_id in self.active.by_id:
-            return Refusal.DUPLICATE, f"request {request.request_id} is here already; give each one an id of its own"
+            return (
+                Refusal.DUPLICATE,
+                f"request {request.request_id} was submitted already; give each request its own id",
+            )
         if request.deadline is not None and request.deadline <= now:
             return Refusal.EXPIRED, f"the deadline of request {request.request_id} has passed"
         if why := self._planner.why_not_loaded(model, now):

@@ -41,7 +41,7 @@ class ApiKey:
         require("ApiKey: name", self.name, NAME, InvalidSlotError)
         if not (isinstance(self.secret, str) and len(self.secret) >= LEAST_LENGTH and self.secret.isascii()):
             raise InvalidSlotError(
-                f"the secret of key {self.name} is no str of {LEAST_LENGTH} ASCII characters or more; make one with"
+                f"the secret of key {self.name} is not a str of {LEAST_LENGTH} ASCII characters or more; make one with"
                 " python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         if self.models is not None:

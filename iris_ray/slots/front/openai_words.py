@@ -229,7 +229,7 @@ def question(
     """
     body = parsed.value
     if not isinstance(body, dict):
-        raise InvalidSlotError("the request's body is no JSON object; send one, with the fields of OpenAI's API")
+        raise InvalidSlotError("the request's body is not a JSON object; send one, with the fields of OpenAI's API")
     name = body.get("model")
     if not isinstance(name, str):
         raise InvalidSlotError(f"'model' is {shown(name)}; give the model's name as a string")
@@ -245,7 +245,7 @@ def question(
     if not isinstance(body.get("stream_options"), dict | None):
         raise InvalidSlotError(f"'stream_options' is {shown(body['stream_options'])}; give an object")
     if body.get("n", 1) not in (1, None):
-        raise InvalidSlotError("only one answer for each request is given; leave 'n' out")
+        raise InvalidSlotError("each request gets one answer; leave 'n' out")
     if route is Route.EMBEDDING and body.get("encoding_format", "float") not in ("float", "base64", None):
         raise InvalidSlotError('\'encoding_format\' is neither "float" nor "base64"; give one of these')
     model = (aliases or {}).get(name, name)

@@ -89,7 +89,7 @@ class Parser:
 
     async def _data(self, request: web.Request) -> bytes:
         if (request.charset or "utf-8").lower() not in CHARSETS:
-            raise InvalidSlotError("the request's body is no JSON object in UTF-8; send it as application/json")
+            raise InvalidSlotError("the request's body is not a JSON object in UTF-8; send it as application/json")
         return await request.read()
 
 
@@ -140,4 +140,4 @@ class OutsideParser:
 
 
 def _no_json() -> InvalidSlotError:
-    return InvalidSlotError("the request's body is no JSON object, or is nested too deeply")
+    return InvalidSlotError("the request's body is not a JSON object, or is nested too deeply")

@@ -128,7 +128,7 @@ def amount(quantity: object) -> Decimal:
     """Return a quantity such as ``500m``, ``4`` or ``10Gi`` as a number; raises ValueError if it is none."""
     found = _QUANTITY.fullmatch(str(quantity))
     if found is None or found[2] not in _MULTIPLES:
-        raise ValueError(f"{str(quantity)!r} is no quantity of Kubernetes, such as 500m, 4 or 10Gi")
+        raise ValueError(f"{str(quantity)!r} is not a quantity of Kubernetes, such as 500m, 4 or 10Gi")
     return Decimal(found[1]) * _MULTIPLES[found[2]]
 
 
@@ -156,7 +156,7 @@ def requirement_holds(labels: Mapping[str, str], key: str, operator: str, values
         case "Gt" | "Lt":
             (bound,), found = values, labels.get(key, "")
             return found.isdigit() and (int(found) > int(bound) if operator == "Gt" else int(found) < int(bound))
-    raise ValueError(f"{operator!r} is no operator of a selector")
+    raise ValueError(f"{operator!r} is not an operator of a selector")
 
 
 def selector_matches(selector: str, fields: Mapping[str, str]) -> bool:

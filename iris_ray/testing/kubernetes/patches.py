@@ -43,7 +43,7 @@ def _apply(document: Any, name: str, path: str, operation: Mapping[str, Any]) ->
             if found != value:
                 raise ValueError(f"{path} is {found!r}")
         case _:
-            raise ValueError(f"{name!r} is no operation that this emulator knows")
+            raise ValueError(f"{name!r} is not an operation that this emulator knows")
 
 
 def _index(items: list[Any], step: str, operation: str) -> int:

@@ -73,7 +73,7 @@ def read_cluster_file(source: str | Path | Mapping[str, Any], feature_gates: Col
         except OSError as error:
             raise InvalidClusterFileError(f"{name} can't be read: {error.strerror}.") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise InvalidClusterFileError(f"{name} is no YAML: {error}") from error
+            raise InvalidClusterFileError(f"{name} is not valid YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, Mapping) else None for document in documents]
     if kinds.count("RayCluster") != 1:
         found = ", ".join(
@@ -168,7 +168,7 @@ def check_groups(raycluster: Manifest) -> None:
 
 def _check_pod_template(group: Any, *path: str | int) -> None:
     if not isinstance(group, Mapping):
-        raise RefusedSpec("it is missing, or no object.", *path)
+        raise RefusedSpec("it is missing, or not an object.", *path)
     containers = ((group.get("template") or {}).get("spec") or {}).get("containers")
     if not containers:
         raise RefusedSpec("its pod template needs a container; the first one runs Ray.", *path, "template")
@@ -246,7 +246,7 @@ def hosts_of_topology(topology: str, chips_per_host: int) -> int:
     """Return how many hosts a slice has: ``4x4`` with 4 chips a host has 4. Raises RefusedSpec for no topology."""
     sides = topology.split("x")
     if not all(side.isdigit() for side in sides):
-        raise RefusedSpec(f"{topology!r} is no topology, such as 4x4.")
+        raise RefusedSpec(f"{topology!r} is not a topology, such as 4x4.")
     chips = 1
     for side in sides:
         chips *= int(side)
