@@ -21,6 +21,7 @@ from iris_ray import (
     CoschedulingConfig,
     IrisClient,
     JobState,
+    PriorityBand,
     ResourceSpec,
     TaskState,
     get_job_info,
@@ -311,7 +312,9 @@ def test_controller_restart_ends_no_wait_lookup_or_log(
 # -- children and endpoints -----------------------------------------------------------------------------------------
 
 
-def test_job_submitted_by_task_is_nested_and_ends_with_it(client: IrisClient, tmp_path: Path) -> None:
+def test_job_submitted_by_task_is_nested_and_ends_with_it(
+    client: IrisClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pid_file = tmp_path / "pid"
 
     def child() -> None:
@@ -321,10 +324,11 @@ def test_job_submitted_by_task_is_nested_and_ends_with_it(client: IrisClient, tm
     def parent() -> None:
         IrisClient().submit(child, "child").results()
 
-    job = client.submit(parent, "parent", max_retries_failure=0)
+    monkeypatch.setenv("IRIS_USER", "ann")
+    job = client.submit(parent, "parent", max_retries_failure=0, priority=PriorityBand.BATCH)
     wait_until(lambda: pid_file.exists() and pid_file.read_text(), 120)
     (below,) = [other for other in client.list_jobs() if other.job_id.startswith(f"{job.job_id}/")]
-    assert below.state is JobState.RUNNING
+    assert (below.state, below.user, below.priority) == (JobState.RUNNING, "ann", PriorityBand.BATCH)
     job.cancel()
     wait_until(lambda: not alive(int(pid_file.read_text())), 10)
     wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)

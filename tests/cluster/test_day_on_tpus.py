@@ -148,7 +148,7 @@ def look_at(person: Person, printed: dict[str, str]) -> None:
             "'process 0 of 2'", "'process 1 of 2'"
         ]  # fmt: skip
     assert "long-" in printed["iris-ray ls"]
-    assert printed["iris-ray exec long-1a2b3c4d --all -- uptime"].count("load average") == 2
+    assert printed["iris-ray exec long-1a2b3c4d --all-tasks -- uptime"].count("load average") == 2
     assert "step 0: loss" in printed['iris-ray logs long-1a2b3c4d --grep "step 0"']
     assert "train.py" in printed["iris-ray job stacks long-1a2b3c4d"]
     assert len([*person.here.glob("long-*-0.svg")]) == 1

@@ -1,12 +1,16 @@
 """The examples run, and do what the documents say they do."""
 
+import json
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import EXAMPLES, run
+from tests.support.command_line import EXAMPLES, REPOSITORY, run
 from tests.support.containers import a_stand_in
+from tests.support.notebooks import Notebook
 
 
 def test_hello_says_hello_from_every_host() -> None:
@@ -93,13 +97,55 @@ RUN = {
     "train_digits.py",
     "local_sgd.py",
     "serve_models.py",
-    "train_levanter.py",  # these two by tests/cluster/marin/
+    "notebook.ipynb",
+    "sweep.py",
+    "flax_lm.py",  # these by tests/cluster/marin/
+    "grain_data.py",
     "marin_pipeline.py",
+    "levanter_yaml.py",
+    "metrics.py",
+    "train_levanter.py",
 }
 
 
 def test_every_example_is_run_by_a_test() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN
+    assert {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")} == RUN
+
+
+def test_index_lists_every_example() -> None:
+    listed = re.findall(r"\]\(([\w./]+)\)", (EXAMPLES / "README.md").read_text())
+    files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.*") if "__pycache__" not in path.parts}
+    assert {name for name in files if not name.startswith("clusters/")} == {*listed} - {"clusters"} | {"README.md"}
+
+
+@pytest.mark.proof
+@pytest.mark.way_in
+def test_sweep_repeats_its_best_settings_with_priority() -> None:
+    output = run("sweep.py")
+    rows = [line.split() for line in output[output.index("\njob ") :].splitlines() if line.endswith("%")]
+    assert [row[1] for row in rows].count("BATCH") == 6
+    again = [row[2:5] for row in rows if row[1] == "INTERACTIVE"]
+    assert sorted(seed for *_, seed in again) == ["1", "2"]
+    assert again[0][:2] == again[1][:2], "with the same settings"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")  # Jupyter's are not ours
+def test_cells_of_the_notebook_run_in_order(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install ipykernel")
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "XDG_CACHE_HOME": str(tmp_path)}
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
+    printed = {}
+    with Notebook.opened(tmp_path, tmp_path, environ) as notebook:
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                is_well, out, err = notebook.run("".join(cell["source"]))
+                assert is_well, f"{cell['id']}: {out}{err}"
+                printed[cell["id"]] = out
+    assert re.findall(r"task (\d) on \S+, attempt 2", printed["lose"]) == list("0123")
+    assert sorted(re.findall(r"process (\d) of 2", printed["join"])) == ["0", "1"]
+    assert printed["sum"].count("28.0") == 2
 
 
 @pytest.mark.proof

@@ -98,8 +98,16 @@ def start_a_child_that_does() -> None:
     subprocess.run([sys.executable, "-c", code + "\ntime.sleep(600)"])
 
 
-@pytest.mark.parametrize("function", [use_up_memory, *in_long(start_a_child_that_does)])
-def test_task_exhausting_memory_is_told_and_loses_no_host(function: object) -> None:
-    """If a child has the memory, Ray kills all its own workers there, those of iris_ray included."""
-    with pytest.raises(TaskOutOfMemoryError, match=r"by Ray, because|: Ray killed"):
-        run_on_pod(function, "v4-8", max_retries_failure=0, max_retries_preemption=0)
+@pytest.mark.parametrize(
+    ("function", "start"),
+    [
+        (use_up_memory, "fork"),
+        (start_a_child_that_does, "fork"),
+        *in_long((use_up_memory, "actor"), (start_a_child_that_does, "actor")),
+    ],
+)
+def test_task_exhausting_memory_is_told_and_loses_no_host(function: object, start: str) -> None:
+    """If a child of an actor has the memory, Ray kills all its own workers there, those of iris_ray included."""
+    said = "nearly used up: .*, of which the task had" if start == "fork" else r"by Ray, because|: Ray killed"
+    with pytest.raises(TaskOutOfMemoryError, match=said):
+        run_on_pod(function, "v4-8", max_retries_failure=0, max_retries_preemption=0, start=start)

@@ -16,11 +16,12 @@ from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.goodput.calls import GoodputCalls
 from iris_ray.model.time_lost import FailureCause, TimeLost
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import HOST_DIR
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line
 from tests.support.gangs import Trace, actor_pid, all_jobs, controller_pid, job_view, pool_pid, slice_of_this_task
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 PREEMPTED = "the metadata server of the host says that it is being preempted"
@@ -103,7 +104,7 @@ def test_hook_of_ending_pod_tells_tasks_while_controller_hangs(cluster: Simulate
     os.kill(controller, signal.SIGSTOP)
     try:
         began = time.time()
-        hook = command_line("host", "give-notice", "here", "--seconds", "12", "--reason", "the pod ends")
+        hook = command_line("host", "give-notice", "here", "--in", "12s", "--reason", "the pod ends")
         pod = {**os.environ, HOST_DIR.name: str(cluster.host_dir(slice_name, 1))}
         told = subprocess.Popen(hook, env=pod, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         wait_until(lambda: len(list(directory.glob("told-*"))) == 2, 10)
@@ -122,11 +123,19 @@ def test_hook_of_ending_pod_tells_tasks_while_controller_hangs(cluster: Simulate
 
 
 @pytest.mark.parametrize(
-    "stopped", ["SliceActor here", *in_proofs("Controller", "SlicePoolManager", "SliceActor there")]
+    ("stopped", "tpu_type"),
+    [("SlicePoolManager", "v4-16"), *in_proofs(("Controller", "v4-16")), *in_long(("SliceActor", "v4-32"))],
 )
-def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluster, trace: Trace, stopped: str) -> None:
-    """The gang has two slices of two hosts. It saves, and goes on elsewhere once what hangs runs again."""
-    directory = trace.directory
+def test_notice_of_one_host_reaches_gang_whatever_hangs(
+    cluster: SimulatedCluster, trace: Trace, stopped: str, tpu_type: str
+) -> None:
+    """The gang has two slices of two hosts, or one slice of four, whose SliceActor is a process of its own.
+
+    It saves, and goes on elsewhere once what hangs runs again.
+    """
+    directory, num_slices = trace.directory, 4 // get_tpu_config(tpu_type).vm_count
+    for _ in range(0 if tpu_type == "v4-16" else 2):
+        cluster.add_slice(tpu_type)
 
     def save(notice: Any, facts: dict[str, Any], step: int) -> None:
         with (directory / f"told-{facts['index']}").open("a") as told:
@@ -134,14 +143,15 @@ def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluste
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=2, max_retries_failure=0)
+    ref = run_on_pod_ray.remote(
+        trace.gang(steps(directory, save)), tpu_type, num_slices=num_slices, max_retries_failure=0
+    )
     first = trace.wait_for_tasks(4)
-    here, there = first[0]["slice"], first[2]["slice"]
+    here = first[0]["slice"]
     find = {
         "Controller": controller_pid,
         "SlicePoolManager": pool_pid,
-        "SliceActor here": lambda: actor_pid(cluster, here, 0, "SliceActor"),
-        "SliceActor there": lambda: actor_pid(cluster, there, 0, "SliceActor"),
+        "SliceActor": lambda: actor_pid(cluster, here, 0, "SliceActor"),
     }
     time.sleep(1.0)  # the hosts know each other by then
     hangs = psutil.Process(find[stopped]())
@@ -165,26 +175,26 @@ def test_notice_of_one_host_reaches_gang_whatever_hangs(cluster: SimulatedCluste
 
 
 @pytest.mark.long
-def test_drain_reaches_gang_whose_slice_actors_hang(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_drain_reaches_gang_whose_slice_actor_hangs(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
+    for _ in range(2):
+        cluster.add_slice("v4-32")  # its SliceActor is a process of its own
 
     def save(notice: Any, facts: dict[str, Any], step: int) -> None:
         (directory / f"told-{facts['index']}").touch()
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=2, max_retries_failure=0)
-    names = list(dict.fromkeys(task["slice"] for task in trace.wait_for_tasks(4)))
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-32", max_retries_failure=0)
+    name = trace.wait_for_tasks(4)[0]["slice"]
     time.sleep(1.0)  # the hosts know each other by then
-    hang = [psutil.Process(actor_pid(cluster, name, 0, "SliceActor")) for name in names]
-    for actor in hang:
-        actor.suspend()
+    hangs = psutil.Process(actor_pid(cluster, name, 0, "SliceActor"))
+    hangs.suspend()
     try:
-        preemption = cluster.preempt_slice(names[1], notice_s=60, heard_by="ray")
+        preemption = cluster.preempt_slice(name, notice_s=60, heard_by="ray")
         wait_until(lambda: len(list(directory.glob("told-*"))) == 4, 4)
     finally:
-        for actor in hang:
-            actor.resume()
+        hangs.resume()
     trace.wait_for_tasks(4, attempt=2, timeout_s=60)
     trace.finish()
     assert [attempt for attempt, _ in ray.get(ref)] == [2] * 4

@@ -127,7 +127,7 @@ def test_head_on_tpu_host_gives_notice_too(tmp_path: Path) -> None:
     assert "no longer idle" in refused.stderr
     assert not noticed.exists()
     told = subprocess.run(
-        command_line("--address", context.gcs_address, "host", "give-notice", "here", "--seconds", "30"),
+        command_line("--address", context.gcs_address, "host", "give-notice", "here", "--in", "30s"),
         capture_output=True,
         text=True,
     )

@@ -34,7 +34,7 @@ from iris_ray.errors import (
     TaskSetupError,
 )
 from iris_ray.testing import SimulatedCluster
-from tests.support.clusters import processes_of
+from tests.support.clusters import ZYGOTE, processes_of
 from tests.support.gangs import Trace, alive, free_chips, job_view
 from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
@@ -150,7 +150,10 @@ def test_concurrent_jobs_of_driver_share_its_slices(cluster: SimulatedCluster) -
     assert [len(results) for results in ray.get(refs)] == [4, 2, 4]
 
 
-def test_user_code_runs_in_drivers_ray_job(cluster: SimulatedCluster) -> None:
+@pytest.mark.parametrize("start", ["fork", "actor"])
+def test_user_code_joins_the_drivers_cluster_and_namespace(cluster: SimulatedCluster, start: str) -> None:
+    """An actor is in the driver's Ray job as well. A fork has a job of its own, and its tasks are in that."""
+
     @ray.remote(num_cpus=1)
     def nested() -> str:
         return ray.get_runtime_context().get_job_id()
@@ -160,8 +163,9 @@ def test_user_code_runs_in_drivers_ray_job(cluster: SimulatedCluster) -> None:
         return context.get_job_id(), context.namespace, ray.get(nested.remote())
 
     mine = ray.get_runtime_context()
-    expected = (mine.get_job_id(), mine.namespace, mine.get_job_id())
-    assert run_on_pod(use_ray, "v4-16") == [expected, expected]
+    for own, namespace, of_its_task in run_on_pod(use_ray, "v4-16", start=start):
+        assert (namespace, of_its_task) == (mine.namespace, own)
+        assert (own == mine.get_job_id()) == (start == "actor")
 
 
 # -- what a remote function asks for -------------------------------------------------------------------------------
@@ -387,27 +391,25 @@ def test_jobs_without_keep_warm_take_turns(cluster: SimulatedCluster) -> None:
 
 
 @pytest.mark.proof
-def test_standby_dead_while_waiting_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_zygote_dead_before_a_launch_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()
-    wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
+    wait_until(lambda: not processes_of(cluster, ZYGOTE))
     run_on_pod(index, "v4-16", keep_warm=600)
-    for process in wait_until(lambda: len(found := processes_of(cluster, "ray::TaskProcess")) == 2 and found):
+    for process in wait_until(lambda: len(found := processes_of(cluster, ZYGOTE)) == 2 and found):
         process.kill()
     trace.finish()
     results = run_on_pod(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=0)
     view = job_view(results[0]["job"])
-    assert (view.failures, view.preemptions) == (0, 0)
+    assert (view.failures, view.preemptions, view.attempt) == (0, 0, 1)
 
 
 @pytest.mark.proof
-def test_runs_in_a_row_take_one_standby_each(cluster: SimulatedCluster) -> None:
+def test_runs_in_a_row_have_fresh_processes_of_one_zygote(cluster: SimulatedCluster) -> None:
     release()
-    wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
-    run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600, standbys=2)
-    standbys = wait_until(lambda: len(found := processes_of(cluster, "ray::TaskProcess")) == 8 and found)
-    pids = {process.pid for process in standbys}
-    used = [set(run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600, standbys=2)) for _ in range(2)]
-    assert set.union(*used) == pids
+    wait_until(lambda: not processes_of(cluster, ZYGOTE))
+    used = [run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600) for _ in range(3)]
+    assert len({pid for pids in used for pid in pids}) == 12
+    assert len(processes_of(cluster, ZYGOTE)) == 4
     release()
 
 

@@ -16,6 +16,7 @@ from iris_ray import IrisClient, ResourceSpec, release, run_on_pod, run_on_pod_r
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import TaskCrashedError
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
 from tests.support.proofs import in_long, in_proofs
@@ -83,15 +84,18 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 
 
 @pytest.mark.parametrize(
-    ("kind", "worker_id", "num_slices", "has_standby"),
-    [*in_proofs(("TPUHostActor", 1, 1, False)), *in_long(("SliceActor", 0, 2, True))],
+    ("kind", "worker_id", "tpu_type"),
+    [*in_proofs(("TPUHostActor", 1, "v4-16")), *in_long(("SliceActor", 0, "v4-32"))],
 )
 def test_death_of_our_process_costs_a_preemption(
-    cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
+    cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, tpu_type: str
 ) -> None:
     """The next attempt could begin at once, on a slice that is warm."""
+    hosts = get_tpu_config(tpu_type).vm_count
+    for _ in range(0 if tpu_type == "v4-16" else 2):
+        cluster.add_slice(tpu_type)
     release()
-    run_on_pod(lambda: None, "v4-16", num_slices=num_slices + 1, keep_warm=600)
+    run_on_pod(lambda: None, tpu_type, num_slices=2, keep_warm=600)
     directory = trace.directory
 
     def leaves_a_daemon(facts: dict[str, Any]) -> list[int]:
@@ -103,15 +107,13 @@ def test_death_of_our_process_costs_a_preemption(
             time.sleep(1000)
         return facts["beside"] + left
 
-    options: dict[str, Any] = {"num_slices": num_slices, "max_retries_failure": 0, "max_retries_preemption": 1}
-    ref = run_on_pod_ray.remote(trace.gang(leaves_a_daemon), "v4-16", **options)
-    first = trace.wait_for_tasks(2 * num_slices)
-    host = cluster.host_dir(first[0]["slice"], worker_id)
-    wait_until(lambda: len([*directory.glob("daemon-*")]) == 2 * num_slices)
+    options: dict[str, Any] = {"max_retries_failure": 0, "max_retries_preemption": 1}
+    ref = run_on_pod_ray.remote(trace.gang(leaves_a_daemon), tpu_type, **options)
+    first = trace.wait_for_tasks(hosts)
+    wait_until(lambda: len([*directory.glob("daemon-*")]) == hosts)
     time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
-    wait_until(lambda: not has_standby or len([*host.glob("tasks/*.json")]) == 2)
     os.kill(actor_pid(cluster, first[0]["slice"], worker_id, kind), signal.SIGKILL)
-    assert result_of(ref) == [[]] * (2 * num_slices)
+    assert result_of(ref) == [[]] * (hosts)
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
 

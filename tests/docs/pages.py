@@ -11,7 +11,14 @@ from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).parents[2]
 FOLDERS = (REPOSITORY / "docs", REPOSITORY / ".github")
-PAGES = sorted([*REPOSITORY.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))])
+PAGES = sorted(
+    [
+        *REPOSITORY.glob("*.md"),
+        REPOSITORY / "tests" / "README.md",
+        REPOSITORY / "examples" / "README.md",
+        *(page for folder in FOLDERS for page in folder.rglob("*.md")),
+    ]
+)
 
 _TEST = re.compile(r"<!-- test: (?P<how>[^\n]*?)(?:\n(?P<setup>.*?))?\s*-->", re.DOTALL)
 

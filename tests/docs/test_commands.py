@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ from tests.docs.pages import PAGES, REPOSITORY, blocks, inline_code
 from tests.support.command_line import COMMANDS
 
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
-FOREIGN = {"pip", "export", "eval", "pre-commit", "sed"}
+FOREIGN = {"git", "pip", "export", "eval", "pre-commit", "sed", "jq"}
 """Commands of others, which are taken as they are."""
 GROUPS = {path for path, command in COMMANDS.items() if isinstance(command, Commands)}
 
@@ -35,7 +36,7 @@ def lines_of_ours() -> Iterator[tuple[str, str]]:
 
 
 def options_of(command: click.Command) -> set[str]:
-    found = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    found = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
@@ -65,11 +66,20 @@ def require_command(words: list[str]) -> None:
 
 @pytest.mark.parametrize(("where", "line"), list(shell_lines()))
 def test_shell_line_is_a_command_that_exists(where: str, line: str) -> None:
-    command, *rest = shlex.split(line, comments=True)
+    words = shlex.shlex(line, posix=True, punctuation_chars="|")
+    words.whitespace_split = True
+    for is_pipe, part in groupby(words, "|".__eq__):
+        if not is_pipe:
+            require_that_exists(where, *part)
+
+
+def require_that_exists(where: str, command: str, *rest: str) -> None:
     if command == "iris-ray":
-        require_command(rest)
+        require_command(list(rest))
+    elif command == "xargs":
+        require_that_exists(where, *rest, "WORD")
     elif command == "make":
-        assert [target for target in rest if target not in TARGETS] == []
+        assert [target for target in rest if target not in TARGETS and "=" not in target] == []
     elif command in ("python", ".venv/bin/python"):
         module = REPOSITORY / (rest[1].replace(".", "/") if rest[0] == "-m" else rest[0])
         is_saved = f"as `{rest[0]}`" in (REPOSITORY / where.partition(":")[0]).read_text()  # by the reader

@@ -26,7 +26,12 @@ from iris_ray.model.outcomes import (
     TpuRunError,
 )
 from iris_ray.model.verdict import judge_gang
-from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, QUICK_S
+from iris_ray.state.attempt_ends import (
+    MOST_FAILED_LAUNCHES,
+    MOST_LAUNCHES_BEFORE_A_RUN,
+    QUICK_ENDS_ARE_FAILURES,
+    QUICK_S,
+)
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, TaskDispatchFailedEvent
 from tests.docs.pages import REPOSITORY
 from tests.support.worlds import World, charged
@@ -108,10 +113,10 @@ def pool_dies(returned: bool) -> Row:
     return TpuFailed.__name__, PREEMPTION
 
 
-def ten_launches() -> Row:
+def launches_of_a_new_job() -> Row:
     world = two_slices()
     job = world.submit()
-    for _ in range(MOST_FAILED_LAUNCHES):
+    for _ in range(MOST_LAUNCHES_BEFORE_A_RUN):
         assert job.state is JobState.PENDING
         world.now = max(world.now, job.gang.not_before)
         world.schedule()
@@ -119,6 +124,21 @@ def ten_launches() -> Row:
         world.confirm(job)
     assert job.state is JobState.UNSCHEDULABLE
     return "LaunchesFailedError", "the job ends"
+
+
+def launches_of_a_job_that_ran() -> Row:
+    world = two_slices()
+    job = world.start(max_retries_preemption=9)
+    world.lose(f"{job.gang.groups[0]}-0")
+    world.confirm(job)
+    before = job.preemptions
+    for _ in range(MOST_FAILED_LAUNCHES):
+        world.now = max(world.now, job.gang.not_before, job.avoided_until)
+        world.schedule()
+        world.do(failed_launch(world, job))
+        world.confirm(job)
+    assert (job.state, job.preemptions) == (JobState.PENDING, before + 1)
+    return TpuFailed.__name__, PREEMPTION
 
 
 def cancelled() -> Row:
@@ -161,7 +181,8 @@ STORIES: dict[str, Callable[[], Row]] = {
         *((name(moved(kind)), "nothing") for kind in (NoticeKind.GROWTH, NoticeKind.EVICTION))
     ),
     "cancelled": cancelled,
-    "ten launches in a row": ten_launches,
+    "19 launches in a row": launches_of_a_new_job,
+    "ten launches in a row": launches_of_a_job_that_ran,
 }
 """How each row begins, and what becomes of it: what it is called, and what it costs."""
 ELSEWHERE = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import REPOSITORY, Block, blocks
-from tests.unit.test_public_names import PLACES, names_of
+from tools.public_names import PLACES, names_of
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 PLACES_TOO = {"iris_ray.client": {"IrisClient", "JobHandle"}}

@@ -1,6 +1,7 @@
 """What the documents name in backticks exists: files, modules, classes, functions, variables; links lead somewhere."""
 
 import ast
+import builtins
 import importlib
 import re
 from collections import defaultdict
@@ -35,13 +36,26 @@ OBJECTS = {
     "controller": "Controller",
 }
 """Names of variables in examples, and their classes."""
-FOREIGN = {"concurrent", "emergency", "fray", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}
-"""Packages of others."""
-READERS = {".gitignore", ".rayignore", "train.py", "prepare.py", ".venv", "lock/", "/tmp"}
+FOREIGN = {
+    "concurrent",
+    "emergency",
+    "fray",
+    "functools",
+    "general",
+    "jax",
+    "levanter",
+    "math",
+    "os",
+    "pickle",
+    "ray",
+    "sys",
+}
+"""Packages of others; and `general`, of the keys of GGUF."""
+READERS = {".gitignore", ".rayignore", "dist/", "train.py", "prepare.py", ".venv", "lock/", "/tmp"}
 """Files of the reader's or of a host's, which are not in this repository."""
 CAMEL = re.compile(r"(?:[A-Z]+[a-z0-9]+){2,}[A-Z]*")
 CAPITALS = re.compile(r"IRIS_[A-Z_]+|[A-Z]+(?:_[A-Z]+)+")
-OF_OTHERS = {"ReplicatorCheckpointManager", "BrokenPipeError", "MemoryError", "TimeoutError"}
+OF_OTHERS = {"ReplicatorCheckpointManager", "StrEnum", "TrainerConfig", *vars(builtins)}
 OF_A_TASK = {f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fields__}
 
 
@@ -95,8 +109,8 @@ def name_exists(dotted: str) -> bool:
         return find_spec(first) is None or leads_somewhere(dotted)  # some are not installed everywhere
     for name in rest:
         if name not in index().get(OBJECTS.get(first, first), ()):
-            module = REPOSITORY / "iris_ray" / Path(*dotted.split("."))  # such as actors.pool, or model.jobs
-            return module.exists() or module.with_suffix(".py").exists()
+            modules = (root / Path(*dotted.split(".")) for root in (REPOSITORY / "iris_ray", REPOSITORY))
+            return any(one.exists() or one.with_suffix(".py").exists() for one in modules)  # such as model.jobs
         first = name
     return True
 
@@ -119,7 +133,7 @@ def leads_somewhere(dotted: str) -> bool:
 
 def wrong(code: str, page: Path) -> bool:
     """Whether a piece of code in backticks names something of ours that is not there."""
-    if code in READERS or any(mark in code for mark in "<>=…*:"):
+    if code in READERS or any(mark in code for mark in ("...", *"<>=…*:")):
         return False
     if PATH.fullmatch(code) and code.endswith(SUFFIXES):
         return not file_exists(code, page)

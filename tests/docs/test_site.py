@@ -1,4 +1,4 @@
-"""The documentation as a site: its navigation leads to pages, and the reference has all public names."""
+"""The documentation as a site: its navigation leads to pages, and to every page."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,8 +6,6 @@ from typing import Any
 import yaml
 
 from tests.docs.pages import REPOSITORY
-from tests.unit.test_public_names import PLACES, names_of
-from tools.build_site import reference
 
 
 def listed(entry: Any) -> Iterator[str]:
@@ -21,12 +19,16 @@ def listed(entry: Any) -> Iterator[str]:
 def test_every_entry_of_the_navigation_is_a_page_and_named_once() -> None:
     config = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
     entries = list(listed(config["nav"]))
-    made = {"index.md": "README.md", "reference.md": "iris_ray/__init__.pyi"}
+    made = {"index.md": "README.md"}
     assert [page for page in entries if not (REPOSITORY / made.get(page, page)).is_file()] == []
     assert len(set(entries)) == len(entries)
 
 
-def test_reference_has_every_public_name() -> None:
-    shown = {line.rpartition(".")[2] for line in reference(REPOSITORY / "iris_ray").splitlines() if line[:3] == ":::"}
-    places = [place for place in PLACES if place not in ("iris_ray.events", "iris_ray.errors")]
-    assert shown == {name for place in places for name in names_of(place)}
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
+    pages = {
+        str(page.relative_to(REPOSITORY))
+        for folder in ("docs", "docs/design")
+        for page in (REPOSITORY / folder).glob("*.md")
+    }
+    assert pages - set(listed(config["nav"])) == set()

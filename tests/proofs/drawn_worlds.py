@@ -99,6 +99,7 @@ KINDS = st.fixed_dictionaries(
         "owner": st.sampled_from(["pool-a", "pool-b"]),
         "priority": st.sampled_from([PriorityBand.INTERACTIVE] * 3 + [PriorityBand.PRODUCTION, PriorityBand.BATCH]),
         "scheduling_timeout": st.sampled_from([None, None, None, 300.0]),
+        "max_runtime": st.sampled_from([None, None, None, None, 20.0, 60.0, 400.0, 2000.0]),
         "spares": st.sampled_from([0, 0, 0, 1, 2]),
         "grow_after": st.sampled_from([None, 0.0, 30.0, "auto"]),
     }
@@ -155,7 +156,7 @@ class RandomWorld(World):
 
     def __init__(self, slices: list[dict], cpu_hosts: list[dict], kinds: list[dict], jobs: list[tuple]) -> None:
         super().__init__()
-        self.scheduler = Scheduler(evictions=None)  # the reference knows none; they have proofs of their own
+        self.scheduler = Scheduler(evictions=None)  # the referee knows none; they have proofs of their own
         self.now = 2 * LONG
         self.specs = [
             (spec_of(f"job-{number}", user=user, **kinds[pick % len(kinds)]), age)

@@ -27,6 +27,7 @@ from iris_ray.state.events import (
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     TimePassedEvent,
+    WorkerSuspectedEvent,
 )
 from iris_ray.state.records import JobRecord
 from tests.support.proofs import examples
@@ -97,11 +98,14 @@ class GroupWorld(World):
         jobs = [job for job in self.state.jobs.values() if job.spec.spare_for is None]
         running = [(job, gang) for job in jobs for gang in job.gangs if gang.placed]
         waiting = [*self.state.pending()]
-        what = random.choice(["end", "end", "fail", "cancel", "lose", "add", "dispatch", "yield", "restart"])
+        whats = ["end", "end", "fail", "cancel", "lose", "suspect", "add", "dispatch", "yield", "restart"]
+        what = random.choice(whats)
         if what == "cancel" and waiting:
             self.do(JobCancelledEvent(random.choice(waiting).spec.job_id, "enough"))
         elif what == "lose" and len(self.state.workers) > 2:
             self.lose(random.choice(list(self.state.workers)))
+        elif what == "suspect":
+            self.do(WorkerSuspectedEvent(random.choice(list(self.state.workers)), "no answer", self.now))
         elif what == "add":
             self._number += 1
             tpu_type = random.choice(list(TYPES))
@@ -149,6 +153,8 @@ class GroupWorld(World):
                 if not (gang.placed and gang.attempt == attempt.number):
                     self.confirm(job, attempt.number, attempt.gang * len(job.gangs[0].tasks))
         plan = self.plan()
+        for lost in plan.promises:
+            assert "no longer fit" not in lost.reason, f"{lost.job_id} loses its hosts, which are all there"
         settled = {event.job_id for event in (*plan.assignments, *plan.timed_out, *plan.unschedulable)}
         for leader in self.state.pending():
             told = {job.spec.job_id for job in leader.members or (leader,)}

@@ -1,12 +1,13 @@
 """A short run of `tests.proofs.soak`, and what its meter says of made-up figures; a long run is a command."""
 
+import math
 import random
 from pathlib import Path
 
 import pytest
 
-from tests.proofs.soak.meter import Point, slope
-from tests.proofs.soak.run import HEAD, Soak
+from tests.proofs.soak.meter import Point, Slope, Thing, slope
+from tests.proofs.soak.run import HEAD, Row, Soak
 from tests.support.proofs import EXAMPLES, a_seed
 
 MINUTES = 4.0
@@ -53,7 +54,41 @@ def test_error_knows_that_neighbouring_points_depend_on_each_other() -> None:
     assert slope([points]).error > 1.5 * slope([independent]).error
 
 
-def test_few_jobs_and_a_rise_below_one_unit_prove_nothing() -> None:
-    assert not slope(figures(50.0, points=19, noise=0.0)).exceeds(1.0)
-    assert not slope(figures(4.0, points=24, noise=0.0)).exceeds(1.0)
-    assert slope(figures(50.0, points=24, noise=0.0)).exceeds(1.0)
+def test_few_jobs_and_a_rise_of_few_units_prove_nothing() -> None:
+    assert not slope(figures(50.0, points=50, noise=0.0)).exceeds(1.0)
+    assert not slope(figures(7.0, points=52, noise=0.0)).exceeds(1.0)
+    assert slope(figures(50.0, points=52, noise=0.0)).exceeds(1.0)
+
+
+def test_what_ray_keeps_for_ever_is_no_growth_of_ours(tmp_path: Path) -> None:
+    def per_1000(value: float) -> Slope:
+        return Slope(value, 0.0, 60.0, 1, 5000.0)
+
+    gcs, lost = Thing("GCS", "MB"), Thing("hosts lost", "")
+    soak = Soak(60.0, tmp_path, 1)
+    soak.slopes = {"jobs": {gcs: per_1000(3.0), lost: per_1000(10.0)}}
+    assert [row.limit for row in soak.rows] == [1.0, None]
+    soak.slopes["plain hosts"] = {gcs: per_1000(250.0)}
+    limits = {(row.phase, row.thing): row.limit for row in soak.rows}
+    assert limits == {("jobs", gcs): 3.5, ("jobs", lost): None, ("plain hosts", gcs): None}
+    assert not any(row.fails for row in soak.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "last", "fails"),
+    [
+        ("TPUHostActor", "MB", 88.0, False),
+        ("TPUHostActor", "MB", 129.0, True),
+        ("SlicePoolManager", "descriptors", 129.0, True),
+        ("raylet", "descriptors", 129.0, False),
+        ("keys iris_ray/epoch", "", 4.0, False),
+        ("keys iris_ray/epoch", "", 33.0, True),
+        ("keys iris_ray/job", "", 1100.0, False),
+        ("keys iris_ray/job", "", 1300.0, True),
+        ("files of hosts", "MB", 600.0, False),
+        ("files of hosts", "", 600.0, True),
+    ],
+)
+def test_after_few_jobs_what_there_is_at_last_counts(name: str, unit: str, last: float, fails: bool) -> None:
+    row = Row("jobs", Thing(name, unit), Slope(math.nan, math.nan, last, 0, 0.0), 1.0)
+    assert row.fails is fails

@@ -187,7 +187,7 @@ class TeamWorld(World):
         return whole - sum(self.teams.chips(part, TYPE) for part in self.teams.parts(name[:-1]))
 
     def _check_taking(self, event: PromiseEvent) -> None:
-        """Between teams, only who stays within its quota takes, and only from who is over it."""
+        """Between teams, only who stays within its quota takes, and only from who is over it, or was lent the hosts."""
         taker = self.state.jobs[event.job_id]
         path = self.state.teams.path(taker.spec.team)
         taken: dict[str, list[tuple[PriorityBand, float]]] = {}
@@ -195,6 +195,10 @@ class TeamWorld(World):
             victim = self.state.jobs[attempt.job_id]
             if victim.spec.spare_for is not None or attempt in self.state.evicted:
                 continue  # it leaves anyway
+            if taker.promise is not None and victim.spec.job_id in taker.promise.lent:
+                bands = victim.spec.priority, taker.spec.priority
+                assert bands[0] > bands[1] or bands == (PriorityBand.BATCH,) * 2, f"{event.job_id} lent it no host"
+                continue  # whatever the quotas
             theirs = self.state.teams.path(victim.spec.team)
             if theirs[0] == path[0]:
                 assert victim.spec.priority > taker.spec.priority, f"{victim.spec.job_id} is of no lower band"

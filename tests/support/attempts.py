@@ -60,7 +60,7 @@ class Slices:
     def __contains__(self, name: str) -> bool:
         return name == "a"
 
-    def take_standbys(self, names: list[str], refill: object) -> dict[str, int]:
+    def take_processes(self, names: list[str]) -> dict[str, int]:
         return dict.fromkeys(names, 1)
 
     # -- what its SliceActor answers -------------------------------------------------------------------------------

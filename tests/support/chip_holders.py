@@ -45,7 +45,7 @@ class ChipHolder:
 
         library = libtpu_library() if real else None
         if real and library is None:
-            pytest.skip("libtpu is not installed: pip install 'iris-ray[tpu-tests]'")
+            pytest.skip("libtpu is not installed: pip install libtpu")
         command = [*launcher, sys.executable, __file__, str(lock_directory), *([str(library)] if library else [])]
         # Otherwise it looks for Google's metadata server, for a minute.
         host = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v4-8", "TPU_WORKER_HOSTNAMES": "localhost"}

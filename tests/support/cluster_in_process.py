@@ -2,7 +2,7 @@
 
 Real are the Controller, SlicePoolManager, SliceActor, LogReader and HostSession with all that they use. Made up are Ray
 (see `ray_in_process`), its node table, reservations and key-value store, and on each host the processes: a `Host`
-stands for a TPUHostActor and a `Process` for a TaskProcess, whose tasks do what the test says.
+stands for a TPUHostActor and a `Process` for a task's process, whose tasks do what the test says.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -24,14 +25,14 @@ from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice, slice_pool_manager
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.messages import ProcessSpec, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.services import installed_services
+from iris_ray.client import caller_pool
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
-from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
+from tests.support.hosts_in_process import Host, NodeProcesses, Reservation, Task, Work, wait_for_end
 from tests.support.meters import RecordedMeter
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess, Store
 
@@ -56,9 +57,7 @@ class ClusterInProcess:
         tasks: all that have begun, in their order.
         launches: what their processes were told, likewise.
         works: what the tasks of a job do, by job id; without an entry, `wait_for_end`.
-        process_start_s: how long a task process takes to start; seconds.
-        cores: how many each host has.
-        free_bytes: how much memory is free on each host.
+        process_start_s: how long the first process of its kind takes to start on a host; seconds.
         history: the directory of the Controller's history; None: it keeps none.
     """
 
@@ -72,14 +71,13 @@ class ClusterInProcess:
         self.works: dict[str, Work] = {}
         self.process_start_s = 0.0
         self.unreserved = ""  # reservations whose name has this are not made; "all": none is
-        self.cores = 2
-        self.free_bytes = 8 << 30
         self.history: Path | None = None
         self._directory = directory
         self._table = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._nodes: dict[str, NodeProcesses] = {}
         self._draining: dict[str, int] = {}
         self._groups: dict[str, Reservation] = {}
+        self.reservations_made = 0
         self._others: dict[str, dict[str, Any]] = {}  # placement groups of other Ray work
         self._hosts: list[Host] = []
         self._actors: dict[str, list[Handle]] = {}  # by node id
@@ -97,7 +95,10 @@ class ClusterInProcess:
             if place.split(".")[1] in installed:
                 monkeypatch.setattr(place, double)
         monkeypatch.setattr(NodeTable, "read", staticmethod(self.read_nodes))
+        monkeypatch.setattr(reserved_slice, "FEW_HOSTS", 0)  # slices of two hosts stand for large ones
+        monkeypatch.setattr(caller_pool, "begin_to_start_controller", lambda: None)
         monkeypatch.setattr(ray, "nodes", lambda: self.read_nodes().nodes)
+        monkeypatch.setattr(reserved_slice, "_end_leftovers", SimpleNamespace(options=self._leftovers))
         for module in (reserved_slice, slice_pool_manager, pool_registry, sys.modules["ray.util.placement_group"]):
             for name, stand_in in (
                 ("placement_group", self._reserve),
@@ -182,7 +183,7 @@ class ClusterInProcess:
 
     def kill_host_actor_of(self, task: Task) -> None:
         """End the process that watches this task."""
-        (found,) = (host for host in self._hosts if task.process.pid in host.adopted)
+        (found,) = (host for host in self._hosts if task.process.pid in host.started)
         self.ray.kill(found.handle)
 
     # -- actors ----------------------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class ClusterInProcess:
         if group is None:
             self._actors.setdefault(strategy.node_id, []).append(ray.get_runtime_context().current_actor)
             if issubclass(actor_class, TPUHostActor):
-                self._hosts.append(Host(self.node(strategy.node_id), *args))
+                self._hosts.append(Host(self, self.node(strategy.node_id), *args))
                 return self._hosts[-1]
             with mock.patch.dict(os.environ, IRIS_RAY_HOST_DIR=str(self.node(strategy.node_id).directory)):
                 if actor_class.__name__ == "HostSession":
@@ -224,10 +225,8 @@ class ClusterInProcess:
         group.actors.append(handle)
         self._actors.setdefault(node.node_id, []).append(handle)
         if issubclass(actor_class, TPUHostActor):
-            self._hosts.append(Host(node, *args))
+            self._hosts.append(Host(self, node, *args))
             return self._hosts[-1]
-        if issubclass(actor_class, TaskProcess):
-            return Process(self, node, group)
         return actor_class(*args)
 
     def _reserve(
@@ -239,6 +238,7 @@ class ClusterInProcess:
         node_ids = [selector["ray.io/node-id"] for selector in bundle_label_selector]
         group = Reservation(os.urandom(16).hex(), name, node_ids, bundles, lambda: self._makes(name))
         self._groups[group.number] = group
+        self.reservations_made += 1
         return group
 
     def _makes(self, name: str) -> bool:
@@ -248,6 +248,17 @@ class ClusterInProcess:
         self._groups.pop(group.number, None)
         for actor in group.actors:
             self.ray.kill(actor)
+
+    def _leftovers(self, scheduling_strategy: Any, **_: Any) -> SimpleNamespace:
+        """Stand for a process that ends the earlier tasks of a host."""
+        group, index = scheduling_strategy.placement_group, scheduling_strategy.placement_group_bundle_index
+
+        async def end(exclusive: bool) -> None:
+            for process in self.node(group.node_ids[index]).left():
+                if process.exclusive if exclusive else process.place == group.name.split("/")[2]:
+                    process.kill("its host's actor is gone")
+
+        return SimpleNamespace(remote=lambda exclusive: end(exclusive))
 
     def reserved_nodes(self) -> set[str]:
         """Return the ids of the nodes of which a pool has reserved something."""

@@ -21,7 +21,8 @@ from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import all_jobs, all_workers, free_chips, the_controller
 from tests.support.waiting import wait_until
 
-OUR_ACTORS = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
+ZYGOTE, TASK = "iris_ray::zygote", "iris_ray::task"
+OUR_ACTORS = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", ZYGOTE, TASK)
 
 
 @dataclass(frozen=True)
@@ -198,14 +199,23 @@ def reservations() -> list[str]:
 
 
 def processes_of(cluster: SimulatedCluster, *titles: str) -> list[psutil.Process]:
-    """The cluster's Ray workers whose command lines begin with one of these titles."""
-    raylets = {process.pid for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
-    workers = [process for process in psutil.process_iter(["cmdline", "ppid"]) if process.info["ppid"] in raylets]
-    return [worker for worker in workers if " ".join(worker.info["cmdline"] or ()).startswith(titles)]
+    """The cluster's Ray workers, zygotes and forked tasks whose command lines begin with one of these titles.
+
+    A zygote is a child of what takes the orphans of its simulated host, as the raylet is.
+    """
+    raylets = {process.pid: process for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
+    parents = {*raylets, *(process.ppid() for process in raylets.values())}
+    found = list(psutil.process_iter(["cmdline", "ppid"]))
+    parents |= {p.pid for p in found if p.info["ppid"] in parents and _title(p).startswith(ZYGOTE)}
+    return [process for process in found if process.info["ppid"] in parents and _title(process).startswith(titles)]
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.info["cmdline"] or ())
 
 
 def actors_left(cluster: SimulatedCluster) -> list[psutil.Process]:
-    """The cluster's Ray workers that run an actor of ours, the Controller excepted."""
+    """The cluster's processes of ours, the Controller excepted."""
     return processes_of(cluster, *OUR_ACTORS)
 
 

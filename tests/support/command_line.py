@@ -7,17 +7,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import click
+import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
 from iris_ray.cli.conventions import FAILED, OK
-from iris_ray.cli.main import Commands, main
+from iris_ray.cli.main import every_command, main
+from iris_ray.cli.output import JsonOption
+from tools.json_page import schema_of
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
@@ -25,22 +27,28 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).parents[2]
 
 
-def _commands(group: Commands, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name in group.entries:
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        yield f"{prefix}{name}", command
-        if isinstance(command, Commands):
-            yield from _commands(command, f"{prefix}{name} ")
-
-
-COMMANDS = dict(_commands(main))
-"""Every command of ``iris-ray``, as it is typed: "ls", "job", "job ls". Those within slots, say, are not here."""
+COMMANDS = dict(every_command())
+"""Every command of ``iris-ray``, as it is typed: "ls", "job", "job ls"."""
 Done = subprocess.CompletedProcess[str]
 
 
 def invoke(*arguments: str, input: bytes | None = None, **environment: str | None) -> Result:
-    return CliRunner().invoke(main, list(arguments), input=input, env=environment)
+    done = CliRunner().invoke(main, list(arguments), input=input, env=environment)
+    if done.exit_code == OK:
+        require_documented_json(arguments, done.stdout)
+    return done
+
+
+def require_documented_json(arguments: Sequence[str], stdout: str) -> None:
+    """Fail if a command's JSON is not what docs/json-output.md says of it."""
+    words = [" ".join(arguments[:count]) for count in (3, 2, 1)]
+    options = next((COMMANDS[path].params for path in words if path in COMMANDS), [])
+    option = next((one for one in options if isinstance(one, JsonOption)), None)
+    if option is None or "--json" not in arguments or not {"-h", "--help"}.isdisjoint(arguments):
+        return
+    values = [json.loads(stdout)] if stdout.startswith(("{\n", "[", "{}")) else map(json.loads, stdout.splitlines())
+    for value in values:
+        jsonschema.validate(value, schema_of(option))
 
 
 def address_of_nobody() -> str:
@@ -65,6 +73,8 @@ def iris(cluster: "SimulatedCluster", *arguments: str, code: int = OK, user: str
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert code in (OK, FAILED) or done.stderr.count("\n") == 1, done.stderr
+    if code == OK:
+        require_documented_json(arguments, done.stdout)
     return done
 
 

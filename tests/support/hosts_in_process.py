@@ -1,12 +1,14 @@
-"""The hosts of a cluster in this process: a `Host` stands for a TPUHostActor, a `Process` for a TaskProcess."""
+"""The hosts of a cluster in this process: a `Host` stands for a TPUHostActor, a `Process` for a task's process."""
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -14,8 +16,8 @@ import ray
 from iris_ray.actors.host.chips import NotFree
 from iris_ray.actors.host.task_environment import PORTS_HELD
 from iris_ray.actors.host.user_code import exited, raised, returned
-from iris_ray.actors.protocol.answers import Unfit
-from iris_ray.actors.protocol.messages import HostPlace, Progress, Saves, StandbyReady, TaskLaunch
+from iris_ray.actors.protocol.answers import SetupFailed, Unfit, Unreachable
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessStart, Progress, Saves, TaskLaunch
 from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.goodput import Marks, StepTime, with_step
@@ -25,7 +27,6 @@ from iris_ray.model.membership import Membership
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.rhythm import RhythmMeter
-from iris_ray.model.workers import TPU
 from tests.support.ray_in_process import Handle
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Task:
 
     def say(self, text: str) -> None:
         """Print something."""
-        self.host.log_of(self.info).write(text.encode())
+        self.host.log_of(self.info).write(text.encode(), time.time())
 
     @property
     def progress(self) -> Progress:
@@ -144,72 +145,61 @@ async def returns_at_once(task: Task) -> None:
 
 
 class Process:
-    """Stands for a TaskProcess, which waits and then runs one task.
+    """Stands for a task's process, which waits and then runs one task.
 
     Attributes:
         pid: its number.
-        group: what it runs in.
+        place: of its task.
+        exclusive: whether it has its host to itself, but for tasks without chips.
         task: what runs in it, or None while it waits.
         gone: how it ended, once it has.
         left: what it has started may still run; only a host's actor, or the next one, can end that.
     """
 
-    def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses", group: "Reservation") -> None:
-        self.group = group
+    def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses", place: str, exclusive: bool) -> None:
+        self.place = place
+        self.exclusive = exclusive
         self.pid = next(_pids)
         self.task: Task | None = None
         self.left = False
         self.hurry = asyncio.Event()
         self.gone: asyncio.Future[TaskEnd] = asyncio.get_running_loop().create_future()
-        self.handle: Handle = ray.get_runtime_context().current_actor
         self._cluster = cluster
-        self._born = asyncio.get_running_loop().time()
         self._host = host
+        self._work: asyncio.Task[TaskEnd] | None = None
         host.processes[self.pid] = self
 
-    async def versions(self) -> dict[str, Any]:
-        return versions_here() | self._host.versions
-
-    async def ready(self) -> StandbyReady:
-        await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
-        ports = tuple(20_000 + PORTS_HELD * (self.pid % 3000) + port for port in range(PORTS_HELD))
-        cores, free_bytes, error = self._cluster.cores, self._cluster.free_bytes, self._host.setup_error
-        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, cores, free_bytes, error)
-
-    def end_leftovers(self, exclusive: bool) -> None:
-        """End the task that ran here before."""
-        for process in self._host.left():
-            if process.exclusive if exclusive else process.group is self.group:
-                process.kill("its host's actor is gone")
-
     @property
-    def exclusive(self) -> bool:
-        """Whether it has its host to itself, but for tasks without chips."""
-        return TPU in self.group.bundles[0]
+    def ports(self) -> tuple[int, ...]:
+        return tuple(20_000 + PORTS_HELD * (self.pid % 3000) + port for port in range(PORTS_HELD))
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
-        """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
+        """Run a task and return how it ended. The task outlives the host's actor, which calls this."""
+        if self.gone.done():
+            return self.gone.result()
         self.left = True
         self._cluster.launches.append(launch)
         self._host.begin_log(launch.info)
         self.task = self._cluster.begun(Task(launch.info, self._host, self))
+        loop = asyncio.get_running_loop()
+        self._work = loop.create_task(self._do(self.task), context=contextvars.Context())
+        await asyncio.wait({self._work, self.gone}, return_when=asyncio.FIRST_COMPLETED)
+        return self.gone.result() if self.gone.done() else self._work.result()
+
+    async def _do(self, task: Task) -> TaskEnd:
         try:
-            result = await self._cluster.work_of(launch.info.job_id)(self.task)
+            result = await self._cluster.work_of(task.info.job_id)(task)
         except asyncio.CancelledError:
             raise
         except Crash as crash:
             kind = EndKind.OUT_OF_MEMORY if isinstance(crash, OutOfMemory) else EndKind.CRASHED
             self._end(TaskEnd(kind, time.time(), error=f"the task process {crash}"))
-            ray.kill(self.handle)
-            await asyncio.Event().wait()
+            return self.gone.result()
         except SystemExit as stop:
             return exited(stop)
         except Exception as error:
             return raised(error)
         return returned(result)
-
-    def exit(self) -> None:
-        self.kill("the task had returned")
 
     async def let_exit(self, exit_grace: float) -> None:
         """Let the exit handlers of a task that has returned run, until somebody is in a hurry."""
@@ -222,9 +212,9 @@ class Process:
         """End the process and all that it has started, for that reason."""
         self.left = False
         self._end(TaskEnd(EndKind.STOPPED, time.time(), error=reason))
-        ray.kill(self.handle)
 
-    def on_death(self) -> None:
+    def die(self) -> None:
+        """End the process by a signal that nobody has asked for."""
         how = "was killed by SIGKILL"
         if self.task is None:
             self._end(TaskEnd(EndKind.NEVER_STARTED, time.time(), error=f"the waiting task process {how}"))
@@ -233,6 +223,8 @@ class Process:
     def _end(self, end: TaskEnd) -> None:
         if not self.gone.done():
             self.gone.set_result(end)
+        if self._work is not None and self._work is not asyncio.current_task():
+            self._work.cancel()
 
 
 @dataclass
@@ -280,9 +272,13 @@ class NodeProcesses:
 class Host:
     """Stands for a TPUHostActor."""
 
-    def __init__(self, node: NodeProcesses, place: HostPlace, exclusive: bool, pool: Handle) -> None:
+    def __init__(
+        self, cluster: "ClusterInProcess", node: NodeProcesses, place: HostPlace, exclusive: bool, pool: Handle
+    ) -> None:
         self.handle: Handle = ray.get_runtime_context().current_actor
-        self.adopted: dict[int, str] = {}  # of which place the processes are
+        self.started: dict[int, str] = {}  # of which place the processes are
+        self._cluster = cluster
+        self._zygotes: dict[str, asyncio.Task[None]] = {}  # that start, or have started
         self._node = node
         self._place = place
         self._exclusive = exclusive
@@ -293,20 +289,26 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | str:
-        if self._exclusive and not self.adopted:
-            for process in self._node.left():
-                if process.exclusive:
-                    process.kill("an earlier actor has left it behind")
-        self.adopted[pid] = place
-        if self._node.held_by is None:
-            return ""
+    async def start_process(self, start: ProcessStart) -> HostReady | Unreachable:
+        key = start.process.key
+        if self._exclusive and not self.started:
+            for earlier in self._node.left():
+                if earlier.exclusive:
+                    earlier.kill("an earlier actor has left it behind")
+        if key not in self._zygotes:
+            self._zygotes[key] = asyncio.ensure_future(asyncio.sleep(self._cluster.process_start_s))
+        await asyncio.shield(self._zygotes[key])
         name = f"{self._place.slice_name} host {self._place.host_index}"
-        held = self._node.held_by
-        return Unfit(f"{name}: {held.why}", self._node.node_id, held.why, held.ours)
+        if self._node.setup_error:
+            return SetupFailed(f"{name}: {self._node.setup_error}", ())
+        if (held := self._node.held_by) is not None:
+            return Unfit(f"{name}: {held.why}", self._node.node_id, held.why, held.ours)
+        started = Process(self._cluster, self._node, start.place, self._exclusive)
+        self.started[started.pid] = start.place
+        return HostReady(started.pid, started.ports, "")
 
-    async def how_it_ended(self, pid: int) -> TaskEnd:
-        return await asyncio.shield(self._node.processes[pid].gone)
+    async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
+        return await self._node.processes[pid].run(launch)
 
     async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
         process = self._node.processes[pid]
@@ -365,13 +367,13 @@ class Host:
     async def job_over(self, job_id: str) -> None: ...
 
     async def teardown(self, place: str) -> None:
-        for pid in [pid for pid, whose in self.adopted.items() if whose == place]:
+        for pid in [pid for pid, whose in self.started.items() if whose == place]:
             self._node.processes[pid].kill("the slice is released")
 
     def on_death(self) -> None:
         """Have the reaper end the tasks here. It takes a moment for those of a slice."""
         loop = asyncio.get_running_loop()
-        for pid in self.adopted:
+        for pid in self.started:
             if self._exclusive:
                 loop.call_later(REAPED_S, self._reap, pid)
             else:
@@ -400,6 +402,10 @@ class Reservation:
     bundles: Sequence[Mapping[str, float]]
     is_made: Callable[[], bool]
     actors: list[Handle] = field(default_factory=list)
+
+    @property
+    def id(self) -> SimpleNamespace:
+        return SimpleNamespace(hex=lambda: self.number)
 
     def wait(self, timeout_s: float) -> bool:
         return self.is_made()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
@@ -19,11 +20,17 @@ from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output import OutputPump
 from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
+from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import TaskEnd
 from iris_ray.processes.identity import ProcessIdentity, stat_of
+from iris_ray.processes.subtree import pids
 from iris_ray.processes.tree import ProcessTree
 
 if TYPE_CHECKING:
+    import pytest
+
     from iris_ray.testing import SimulatedCluster
 
 # Starts one child for each argument, prints its pid, and sleeps. It reaps none, so children that end become zombies.
@@ -137,6 +144,18 @@ def tree(process: HasPid, token: str = TOKEN) -> ProcessTree:
     return ProcessTree(identity_of(process), token)
 
 
+def counted_looks(monkeypatch: "pytest.MonkeyPatch") -> list[int]:
+    """Return what gets an item for each look at all processes of the machine; a listing has three."""
+    looks: list[int] = []
+
+    def look() -> list[int]:
+        looks.append(len(found := pids()))
+        return found
+
+    monkeypatch.setattr("iris_ray.processes.tree.pids", look)
+    return looks
+
+
 NOTICE = Notice(NoticeKind.MAINTENANCE, "slice-a host 1: it is to be repaired", time.time() + 3600.0)
 PATIENCE_S = 300.0
 """More seconds than a child needs, however busy the machine is: ten interpreters at a time may share one core with ten
@@ -211,20 +230,43 @@ class NoOutput(OutputPump):
         pass
 
 
-def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]], standby: Any = None) -> Any:
+class ChildRunner:
+    """The way to a child, which runs its exit handlers once it may exit; see `TaskRunner`."""
+
+    is_fork = True
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd | None:
+        return None
+
+    def let_exit(self) -> None:
+        self._child.start()
+
+    def kill(self) -> None:
+        self._child.process.kill()
+
+    def exit_code(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]]) -> Any:
     """Do something with the watch that TPUHostActor has over a process, from before its start.
 
     Args:
         child: the process.
         tmp_path: the host's directory.
         what: what to do.
-        standby: stands for the actor in the process.
     """
 
     async def run() -> Any:
         one = tree(psutil.Process(child.process.pid))
         process = WatchedProcess(one.root)
-        watch = TaskWatch(standby, process, one, ProcessLedger(tmp_path), None, NoOutput())
+        watch = TaskWatch(ChildRunner(child), process, one, ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)
         finally:
@@ -243,6 +285,24 @@ def started(child: Child, what: Callable[[TaskWatch], Awaitable[Any]]) -> Callab
         return what(watch)
 
     return start
+
+
+class WaitingActor:
+    """Stands for the handle of a `TaskProcess` actor in a process that waits for a task."""
+
+    def __init__(self, process: HasPid, token: str = TOKEN) -> None:
+        self.identity = identity_of(process)
+        self._token = token
+        self.versions, self.ready = (SimpleNamespace(remote=answer) for answer in (self._versions, self._ready))
+
+    async def _versions(self) -> dict[str, Any]:
+        return versions_here()
+
+    async def _ready(self) -> ProcessReady:
+        return ProcessReady(*self.identity, self._token, ())
+
+
+Waiting = Callable[[], WaitingActor]
 
 
 def host_of(cluster: "SimulatedCluster", pid: int) -> tuple[str, int]:

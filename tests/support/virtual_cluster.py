@@ -73,7 +73,7 @@ class VirtualCluster(ClusterInProcess):
             self.works[job_id] = work
         more = {
             name: changes.pop(name)
-            for name in ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "process", "standbys")
+            for name in ("keep_warm", "stall_timeout", "host_silence", "exit_grace", "process")
             if name in changes
         }
         pool = changes.pop("pool", self.pool)

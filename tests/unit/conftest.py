@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import os
-import subprocess
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 
 if TYPE_CHECKING:
     from tests.support.containers import StandIn
-    from tests.support.processes import Make, Nursery
+    from tests.support.processes import Make, Nursery, Waiting
     from tests.support.virtual_cluster import Stage
 
 
@@ -69,21 +69,23 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> "Stage":
 
 
 @pytest.fixture
-def standby() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits for a task."""
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
 def nursery() -> Iterator["Nursery"]:
     from tests.support.processes import Nursery
 
     nursery = Nursery()
     yield nursery
     nursery.clear()
+
+
+@pytest.fixture
+def waiting(nursery: "Nursery", monkeypatch: pytest.MonkeyPatch) -> "Waiting":
+    """Starts processes that wait for a task, and that Ray can kill as it kills actors."""
+    import ray
+
+    from tests.support.processes import WaitingActor
+
+    monkeypatch.setattr(ray, "kill", lambda actor: actor.identity.signal(signal.SIGKILL))
+    return lambda: WaitingActor(nursery.sleeper())
 
 
 @pytest.fixture

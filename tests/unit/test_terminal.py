@@ -228,13 +228,13 @@ ACTS = "\x1b]52", "\x1b[2J", "\x9b", "\x07", "\u202e"
 STRANGER = f"""
 import logging, sys
 import click
-from iris_ray.cli import jobs, printing, streams
+from iris_ray.cli import job_list, printing, streams
 from iris_ray.cli.conventions import say_error
 from iris_ray.cli.main import main
 from iris_ray.terminal import guarded_output, print_line
 text = {EVIL!r}
 def guarded():
-    jobs.ls.callback = lambda **_: (click.echo(text), click.echo(text, err=True), print(text), say_error(text))
+    job_list.ls.callback = lambda **_: (click.echo(text), click.echo(text, err=True), print(text), say_error(text))
     main(["ls"])
 def handler():
     with guarded_output():

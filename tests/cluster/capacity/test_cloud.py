@@ -170,7 +170,7 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TEST_CLOUD_TPU_ENDPOINT, provider.address)
-    common = ["--type", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
+    common = ["--tpu", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
     too_few = ["cluster", "provision", *common, "--address", cloud_cluster.address, "--max", "2"]
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")

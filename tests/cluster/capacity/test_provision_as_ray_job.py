@@ -26,7 +26,7 @@ def test_provisioner_as_ray_job_knows_head_and_has_no_second() -> None:
     with tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as directory, CloudTpuServer() as api:
         variable: dict[str, Any] = {TEST_CLOUD_TPU_ENDPOINT: api.address}
         with ray_head(Path(directory), None, is_slice=False, **variable) as head:
-            provision = [sys.executable, "-m", "iris_ray", "cluster", "provision", "--type", "v6e-16", "--max", "2"]
+            provision = [sys.executable, "-m", "iris_ray", "cluster", "provision", "--tpu", "v6e-16", "--max", "2"]
             provision += ["--min", "1", "--spot", "--location", api.location, "--runtime-version", "v", "--once"]
             provision += ["--docker-image", "us-docker.pkg.dev/p/i/iris-ray:1"]
             said = ray_job(head, "submit", "--submission-id", "provision-v6e", "--", *provision)

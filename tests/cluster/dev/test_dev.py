@@ -85,7 +85,7 @@ def test_held_slice_runs_edits_survives_loss_and_goes_back(cluster: SimulatedClu
 @pytest.mark.proof
 def test_held_slice_that_nobody_uses_is_given_back(cluster: SimulatedCluster, tmp_path: Path) -> None:
     person = Person(cluster, tmp_path)
-    person.types("v4-16", "--at-most", "0.01", "--preload", "no_such_module")
+    person.types("v4-16", "--at-most", "36s", "--preload", "no_such_module")
     with person.start("run", "v4-16", "--", "sleep", "600") as run:
         _, err = run.communicate(timeout=120)
     assert run.returncode == FAILED
@@ -95,7 +95,7 @@ def test_held_slice_that_nobody_uses_is_given_back(cluster: SimulatedCluster, tm
 @pytest.mark.proof
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_notebook_goes_on_after_loss_of_slice(cluster: SimulatedCluster, tmp_path: Path) -> None:
-    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install ipykernel")
     person = Person(cluster, tmp_path)
     held = person.types("v4-16", "--name", "mine", "--env", "JAX_PLATFORMS=cpu").stdout
     (slice_name,) = set(SLICE_OF.findall(held))

@@ -70,7 +70,7 @@ def test_traces_of_all_tasks_and_use_of_chips_are_brought(cluster: SimulatedClus
             wait_until(lambda: len([*tmp_path.glob("computes-*")]) == 2, 120)
             (job,) = (job.job_id for job in all_jobs() if not job.state.finished)
             there = tmp_path / "there"
-            done = iris(cluster, "job", "profile", job, "--xprof", "--all", "--seconds", "1", "-o", str(there))
+            done = iris(cluster, "job", "profile", job, "--xprof", "--all-tasks", "--duration", "1", "-o", str(there))
             assert f"xprof {there}" in done.stderr
             row = iris(cluster, "job", "chips", job, "1").stdout.splitlines()[1]
             assert " ".join(row.split()).endswith("host 1 0 97 % 3.0 of 32.0 GiB")
@@ -130,7 +130,7 @@ def look_at(cluster: SimulatedCluster, tmp_path: Path) -> str:
     stacks = iris(cluster, "job", "stacks", job).stdout
     assert "trains_here" in stacks
     picture = tmp_path / "profile.txt"
-    iris(cluster, "job", "profile", job, "1", "--seconds", "2", "--format", "raw", "-o", str(picture))
+    iris(cluster, "job", "profile", job, "1", "--duration", "2s", "--format", "raw", "-o", str(picture))
     assert "trains_here" in picture.read_text()
     return job
 

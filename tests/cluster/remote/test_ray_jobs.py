@@ -321,7 +321,7 @@ def test_person_who_follows_is_asked_at_ctrl_c(head: RayHead, workspace: Path, m
 
 @pytest.mark.filterwarnings("default")  # Jupyter's
 def test_notebook_runs_cells_through_dashboard(head: RayHead, workspace: Path, tmp_path: Path) -> None:
-    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install 'iris-ray[notebook]'")
+    pytest.importorskip("ipykernel", reason="needs ipykernel: pip install ipykernel")
     iris(head, workspace, "dev", "hold", "v4-8", "--name", "cells", "--preload", "json")
     with Notebook.opened(workspace, tmp_path, {**head.environ, "RAY_ADDRESS": head.dashboard}) as notebook:
         is_well, out, err = notebook.run("%%slice cells\nimport beside\nx = beside.WORD\nx")

@@ -23,7 +23,7 @@ def selftest(cluster: SimulatedCluster, *options: str) -> tuple[int, dict[str, d
 
 @pytest.mark.long
 def test_every_step_reports_without_chips(cluster: SimulatedCluster) -> None:
-    code, found = selftest(cluster, "--tpu", "v4-16", "--slices", "2")
+    code, found = selftest(cluster, "--tpu", "v4-16", "--num-slices", "2")
     assert code == OK, found
     assert {check: finding["level"] for check, finding in found.items()} == {
         "start": "OK",

@@ -60,7 +60,9 @@ def test_exec_has_tasks_environment_on_its_host(
         assert done.stdout.split()[:4] == ["of", "the", "user", "1"]
         assert done.stdout.split()[4] == os.readlink(f"/proc/{pid}/cwd")
         return
-    done = iris(cluster, "exec", name, "--all", "--", "sh", "-c", 'echo "$MINE"; exit $IRIS_TASK_INDEX', code=FAILED)
+    done = iris(
+        cluster, "exec", name, "--all-tasks", "--", "sh", "-c", 'echo "$MINE"; exit $IRIS_TASK_INDEX', code=FAILED
+    )
     assert sorted(line.partition("| ")[2] for line in done.stdout.splitlines()) == ["of the user"] * 2
     assert len({line.partition("| ")[0] for line in done.stdout.splitlines()}) == 2
     answer = IrisClient().exec(name, ["cat"], input=b"from Python")
@@ -193,7 +195,7 @@ def test_terminal_is_restored_when_task_moves(job: tuple[str, Trace], at_termina
     person = at_terminal("shell", name, "--", "bash", "--norc", "-i")
     person.waits_for("bash-")
     os.kill(trace.starts(1)[0]["pid"], signal.SIGKILL)
-    person.waits_for("what ran beside it has ended with it")
+    person.waits_for("and this session with it")
     assert person.process.wait(WAIT_S) == FAILED
     assert termios.tcgetattr(person.terminal) == person.before
     trace.wait_for_tasks(2, attempt=2)
@@ -246,7 +248,7 @@ def test_port_forward_follows_task_to_its_next_attempt(cluster: SimulatedCluster
         assert forward.stderr is not None
         line = forward.stderr.readline()
         address = line.split()[0]
-        assert f"is port {port} beside task 0 of {first['job']}" in line
+        assert f"is port {port} on the host of task 0 of {first['job']}" in line
         for _ in range(3):
             with urlopen(address, timeout=WAIT_S) as answer:
                 assert answer.read() == b"attempt 1" * 10_000

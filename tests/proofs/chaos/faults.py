@@ -18,6 +18,7 @@ from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.network import Direction
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
+from tests.support.clusters import TASK, ZYGOTE
 from tests.support.gangs import actor_pid, all_jobs, controller_pid, pool_pid
 from tests.support.odd_hosts import fill
 
@@ -60,7 +61,6 @@ class Faults:
             (self._preempt, 2),
             (self._preempt_with_notice, 3),
             (self._kill_task, 4),
-            (self._kill_slice_actor, 1),
             (self._kill_host_actor, 1),
             (self._kill_pool, 1),
             (self._kill_controller, 2),
@@ -129,9 +129,7 @@ class Faults:
     def _stop_process(self) -> str:
         """A Controller that stops costs nobody anything, nor a task; a pool, all its jobs; else the job there pays."""
         name, worker = self._some_host()
-        kind = self._chance.choice(
-            ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", REAPER, "raylet"]
-        )
+        kind = self._chance.choice(["Controller", "SlicePoolManager", "TPUHostActor", ZYGOTE, TASK, REAPER, "raylet"])
         disturbed, victim = [name], ""  # nobody pays if it is the Controller, which could not be asked then
         if kind == "Controller":
             pid = controller_pid()
@@ -142,10 +140,9 @@ class Faults:
         elif kind == "raylet":
             pid = self._cluster.host_pids(name, worker)[0]
             victim = name
-        elif kind in ("TaskProcess", REAPER):  # one of several perhaps: standbys, and reapers of earlier actors
+        elif kind in (ZYGOTE, TASK, REAPER):  # one of several perhaps, of earlier actors
             pid = self._chance.choice(self._cluster.host_pids(name, worker, kind))
         else:
-            worker = 0 if kind == "SliceActor" else worker
             pid = actor_pid(self._cluster, name, worker, kind)
             victim = name
         with (
@@ -183,10 +180,6 @@ class Faults:
         job.charges["failures"] += 1
         os.kill(task["pid"], number)
         return f"{number.name} to task {task['index']} of job {job.number}"
-
-    def _kill_slice_actor(self) -> str:
-        name = self._some_slice()
-        return self._kill_actor(name, 0, "SliceActor")
 
     def _kill_host_actor(self) -> str:
         name, worker = self._some_host()

@@ -38,7 +38,7 @@ class Faults:
         """Have one happen."""
         kinds = [
             self._kill_host, self._freeze, self._kill_slice_actor, self._kill_host_actor, self._drain, self._restart,
-            self._kill_task, self._kill_standbys, self._restart_pool, self._take_chips, self._break_setup,
+            self._kill_task, self._kill_waiting, self._restart_pool, self._take_chips, self._break_setup,
         ]  # fmt: skip
         fault, name, host = self._chance.choice(kinds), self._chance.choice(self._slices), self._chance.randrange(2)
         self.happened.append(f"{fault.__name__} {name} {host}")
@@ -76,13 +76,13 @@ class Faults:
         for task in self._cluster.tasks:
             if (task.info.slice_name, task.info.worker_id) == (name, host) and not task.process.gone.done():
                 self.killed[task.info.job_id] += 1
-                self._cluster.ray.kill(task.process.handle)
+                task.process.die()
 
-    def _kill_standbys(self, name: str, host: int) -> None:
-        """End those that wait on a host, as Ray does where memory is short, or some of them."""
+    def _kill_waiting(self, name: str, host: int) -> None:
+        """End the processes that wait on a host for their tasks, or some of them."""
         for process in list(self._cluster.node(self._cluster.node_id(name, host)).processes.values()):
             if process.task is None and not process.gone.done() and self._chance.random() < 0.7:
-                self._cluster.ray.kill(process.handle)
+                process.die()
 
     def _restart(self, _: str, __: int) -> None:
         self._cluster.restart_controller()

@@ -80,7 +80,7 @@ class Story:
     async def play(self, cluster: VirtualCluster) -> None:
         self._cluster, self._faults = cluster, Faults(cluster, SLICES, self._chance)
         await cluster.ask("set_settings", {EVICTION_GRACE_S.name: "3"}, False, "olga")
-        cluster.cores, cluster.process_start_s = self._chance.choice([2, 200]), self._chance.choice([0.0, 0.5, 2.0])
+        cluster.process_start_s = self._chance.choice([0.0, 0.5, 2.0])
         for number in range(JOBS):
             self._submit(f"job-{number}")
         for number in range(FAULTS):
@@ -114,7 +114,6 @@ class Story:
         how |= {
             "slices": self._chance.choice([(1,), (2,), (1, 2)]),
             "keep_warm": self._chance.choice([0.0, 60.0]),
-            "standbys": self._chance.choice([None, 1, 3]),
             "spares": self._chance.choice([0, 0, 1]),
             "grow_after": self._chance.choice([3.0, None, "auto"]),
         }

@@ -6,6 +6,7 @@ Each line that it prints is the id of its Ray job and a number of jobs. It ends 
 """
 
 import contextlib
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from iris_ray import IrisClient, ResourceSpec, run_on_pod, run_on_pod_ray
 
@@ -96,6 +98,22 @@ def plain_actors() -> int:
     return 1
 
 
+def plain_drivers() -> int:
+    """Have a driver come and go that does nothing."""
+    address = ray.get_runtime_context().gcs_address
+    command = "import sys, ray; ray.init(sys.argv[1], logging_level='ERROR', log_to_driver=False)"
+    subprocess.run([sys.executable, "-c", command, address], check=True, stdout=subprocess.DEVNULL)
+    return 1
+
+
+def plain_groups() -> int:
+    """Make a plain placement group of Ray's, and remove it."""
+    group = placement_group([{"CPU": 0.1}])
+    ray.get(group.ready())
+    remove_placement_group(group)
+    return 1
+
+
 KINDS: dict[str, Callable[[], int]] = {
     "warm": warm,
     "gang": gang,
@@ -103,6 +121,8 @@ KINDS: dict[str, Callable[[], int]] = {
     "visit": visit,
     "plain tasks": plain_tasks,
     "plain actors": plain_actors,
+    "plain placement groups": plain_groups,
+    "plain drivers": plain_drivers,
 }
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,6 @@ from ray._private import state as ray_state
 from ray.experimental import internal_kv
 from ray.util.placement_group import placement_group_table
 
-from iris_ray.actors.host.host_actor import ENDED_KEPT
 from iris_ray.logs.files import logs_directory
 from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 
@@ -31,17 +30,21 @@ _ANONYMOUS = re.compile(rb"^Anonymous: +(\d+) kB", re.MULTILINE)
 _PRE = re.compile("^[^:/]*")
 WARM_UP: Final = 0.3
 """Which part of the jobs that a process has seen is left out, at its beginning."""
-REMEMBERED: Final = {
+LEAST_WARM_UP: Final = {
     "GCS": 2 * FINISHED_JOBS_KEPT,
     "Controller": 5 * FINISHED_JOBS_KEPT,
-    "TPUHostActor": ENDED_KEPT,
+    **dict.fromkeys(OF_A_CALLER, 1000),
 }
-"""How many jobs fill what a process of ours remembers of earlier ones: its warm-up is as long at least.
-The GCS has the records of a Controller, which has a thousand finished jobs, and ten thousand of their writings."""
+"""The least number of jobs that is left out at the beginning of a process. The GCS and the Controller have the records
+of a thousand finished jobs. In the others, the memory allocator's free blocks grow until then: see docs/design/soak.md.
+"""
 LEAST_POINTS: Final = 8
-"""How many points of a process make it count."""
-LEAST_JOBS: Final = 200
-"""How many jobs one process must have seen, after its warm-up, before its slope is judged."""
+"""The least number of points of a process that give a slope."""
+LEAST_JOBS: Final = 500
+"""The number of jobs that one process must have seen, after its warm-up, before its slope is judged."""
+LEAST_RISE: Final = 4.0
+"""The rise in all, in units, from which a slope is judged: Ray's pools of threads grow by a few, each with descriptors.
+"""
 SIGMAS: Final = 2.0
 
 
@@ -76,9 +79,11 @@ class Meter:
 
     Args:
         host_directories: the directories of the simulated hosts.
+        is_warm: whether the cluster has run so many jobs that its processes need no warm-up of `LEAST_WARM_UP`.
     """
 
-    def __init__(self, host_directories: Sequence[Path]) -> None:
+    def __init__(self, host_directories: Sequence[Path], is_warm: bool = False) -> None:
+        self._is_warm = is_warm
         self._session = Path(ray._private.worker._global_node.get_session_dir_path())
         self._hosts = list(host_directories)
         self._points: defaultdict[Thing, defaultdict[object, list[Point]]] = defaultdict(lambda: defaultdict(list))
@@ -102,6 +107,8 @@ class Meter:
                 self._process(name, actor["Pid"], own)
         counts: Counter[str] = Counter(f"actors {one['ActorClassName']}" for one in actors)
         counts.update(f"placement groups {one['state']}" for one in placement_group_table().values())
+        counts["Ray jobs"] = len(ray_state.jobs())
+        counts["hosts lost"] = sum(not node["Alive"] for node in ray.nodes())
         counts.update(self._keys())
         for place, (number, size) in self._files().items():
             counts[f"files of {place}"] = number
@@ -110,14 +117,14 @@ class Meter:
             self._note(Thing(name, ""), None, jobs, counts[name])
 
     def slopes(self) -> dict[Thing, "Slope"]:
-        """Return how much of each thing comes with 1,000 jobs, after the `WARM_UP` of each process."""
+        """Return how much of each thing comes with 1,000 jobs, after the warm-up of each process."""
         found = {}
         for thing, series in self._points.items():
-            filled = REMEMBERED.get(thing.name, 0)
-            late = [[p for p in points if p.jobs >= _begin(points, filled)] for points in series.values()]
+            least = 0 if self._is_warm else LEAST_WARM_UP.get(thing.name, 0)
+            late = [[p for p in points if p.jobs >= _begin(points, least)] for points in series.values()]
             long = [points for points in late if len(points) >= LEAST_POINTS and points[-1].jobs > points[0].jobs]
-            if long:
-                found[thing] = slope(long)
+            last = max(points[-1].value for points in series.values())
+            found[thing] = replace(slope(long), last=last) if long else Slope(math.nan, math.nan, last, 0, 0.0)
         return found
 
     def _rays_processes(self) -> Iterator[tuple[str, int]]:
@@ -163,8 +170,8 @@ class Meter:
         return found
 
 
-def _begin(points: Sequence[Point], filled: float) -> float:
-    return points[0].jobs + max(filled, WARM_UP * (points[-1].jobs - points[0].jobs))
+def _begin(points: Sequence[Point], least: float) -> float:
+    return points[0].jobs + max(least, WARM_UP * (points[-1].jobs - points[0].jobs))
 
 
 def _files(roots: Sequence[Path]) -> tuple[int, int]:
@@ -184,7 +191,7 @@ class Slope:
     """How a thing grows.
 
     Attributes:
-        value: per 1,000 jobs.
+        value: per 1,000 jobs; NaN if no process has seen enough of them.
         error: the standard error of that.
         last: the newest value, of the largest if there are several.
         series: of how many processes.
@@ -198,8 +205,8 @@ class Slope:
     jobs: float
 
     def exceeds(self, limit: float) -> bool:
-        """Whether it is surely more than so much per 1,000 jobs, and the rise is more than one unit."""
-        enough = self.jobs >= LEAST_JOBS and self.value * self.jobs > 1000
+        """Whether it is surely more than so much per 1,000 jobs, and the rise is more than `LEAST_RISE`."""
+        enough = self.jobs >= LEAST_JOBS and self.value * self.jobs > 1000 * LEAST_RISE
         return enough and self.value - SIGMAS * self.error > limit
 
 

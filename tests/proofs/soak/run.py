@@ -1,13 +1,14 @@
 """One soak: callers beside chaos, a meter, and then plain Ray on the same cluster."""
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -20,7 +21,7 @@ from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.run import Chaos
 from tests.proofs.soak.caller import TPU_TYPE
-from tests.proofs.soak.meter import OUR_ACTORS, SIGMAS, Meter, Slope, Thing
+from tests.proofs.soak.meter import OF_A_CALLER, OUR_ACTORS, SIGMAS, Meter, Slope, Thing
 from tests.proofs.soak.storm import storm
 
 STAYING: tuple[str, ...] = ("warm", "gang", "cpu")
@@ -33,18 +34,33 @@ LOOKS = 150
 """How often the meter looks, in the whole run; but not more often than each second, nor less than each 20 s."""
 GCS_BOUND = 100
 """How many dead actors, dead workers and tasks the GCS remembers here: few, so that the warm-up has more."""
-PHASES = JOBS, TASKS, ACTORS, STORM = "jobs", "plain tasks", "plain actors", "storm"
-PARTS = {JOBS: 0.7, TASKS: 0.05, ACTORS: 0.15, STORM: 0.1}
+JOBS, TASKS, ACTORS, GROUPS = "jobs", "plain tasks", "plain actors", "plain placement groups"
+DRIVERS, HOSTS, STORM = "plain drivers", "plain hosts", "storm"
+PARTS = {JOBS: 0.64, TASKS: 0.04, ACTORS: 0.04, GROUPS: 0.06, DRIVERS: 0.07, HOSTS: 0.07, STORM: 0.08}
 """Which part of the time each phase has."""
 OURS = (*OUR_ACTORS, "GCS", "raylet", "actors ", "placement groups CREATED", "keys iris_ray", "files of hosts")
 """What may not grow, by the beginning of its name."""
-BOUNDED = {"keys iris_ray/log": 2 * MOST_ENTRIES, "keys iris_ray/job": 1.2 * FINISHED_JOBS_KEPT}
-"""What grows until there is as much of it as the Controller keeps, and how much there may be at last."""
-RAYS_OWN = {
-    Thing("GCS", "MB"): Thing("GCS", "MB"),
-    **{Thing(name, "MB"): Thing("driver", "MB") for name in ("SlicePoolManager", "SliceActor", "TPUHostActor")},
+BOUNDED = {
+    Thing("keys iris_ray/log", ""): 2 * MOST_ENTRIES,
+    Thing("keys iris_ray/job", ""): 1.2 * FINISHED_JOBS_KEPT,
+    Thing("files of hosts", ""): 500,
 }
-"""What is due to Ray's own memory of actors, and where that is measured with plain ones: each task of a job is one."""
+"""What grows until a bound is reached, and how much there may be at last: what the Controller keeps, and the places of
+32 sessions on each host."""
+CEILINGS: Mapping[str, Mapping[str, float]] = {
+    **{name: {"MB": 128, "descriptors": 128, "threads": 64} for name in OF_A_CALLER},
+    **{name: {"": 32} for name in ("actors ", "placement groups CREATED", "keys iris_ray")},
+    "GCS": {"descriptors": 256, "threads": 64},
+}
+"""How much of each there may be at last, by the beginning of the name and the unit, after however few jobs: about twice
+what there is."""
+GCS = Thing("GCS", "MB")
+RAYS_OWN = {
+    Thing("placement groups REMOVED", ""): GROUPS,
+    Thing("Ray jobs", ""): DRIVERS,
+    Thing("hosts lost", ""): HOSTS,
+}
+"""What Ray's GCS keeps for ever, whoever has used it, and the phase that shows what one of them costs."""
 
 
 class Caller:
@@ -111,7 +127,7 @@ class Row:
     """What is said of one thing.
 
     Attributes:
-        phase: what ran: one of `PHASES`.
+        phase: what ran: one of `PARTS`.
         limit: what it may grow by with 1,000 jobs; None: it is told only.
     """
 
@@ -122,9 +138,14 @@ class Row:
 
     @property
     def fails(self) -> bool:
-        if (most := BOUNDED.get(self.thing.name)) is not None:
-            return self.slope.last > most
-        return self.limit is not None and self.slope.exceeds(self.limit)
+        return self.slope.last > self._ceiling or (self.limit is not None and self.slope.exceeds(self.limit))
+
+    @property
+    def _ceiling(self) -> float:
+        if (most := BOUNDED.get(self.thing)) is not None:
+            return most
+        begins = (units for name, units in CEILINGS.items() if self.thing.name.startswith(name))
+        return next(begins, {}).get(self.thing.unit, math.inf)
 
     def __str__(self) -> str:
         s = self.slope
@@ -188,11 +209,21 @@ class Soak:
         ]
 
     def _limit(self, phase: str, thing: Thing) -> float | None:
-        """Return 1 for what is ours, and beside that what plain actors cost in its place."""
-        if phase not in (JOBS, STORM) or not thing.name.startswith(OURS) or thing.name in BOUNDED:
+        """Return 1 for what is ours, and for the GCS also what as many plain things cost that Ray keeps for ever."""
+        if phase not in (JOBS, STORM) or not thing.name.startswith(OURS) or thing in BOUNDED:
             return None
-        rays = self.slopes.get(ACTORS, {}).get(RAYS_OWN.get(thing, thing)) if phase == JOBS else None
-        return 1.0 + (0.0 if rays is None or thing not in RAYS_OWN else max(0.0, rays.value + SIGMAS * rays.error))
+        if thing.name != GCS.name:
+            return 1.0
+        if thing != GCS:
+            return None  # it has a connection for each process of the cluster
+        return 1.0 + (sum(self._kept_by_ray(made, kind) for made, kind in RAYS_OWN.items()) if phase == JOBS else 0.0)
+
+    def _kept_by_ray(self, thing: Thing, kind: str) -> float:
+        """Return the MB per 1,000 jobs that Ray keeps for what they have made, as far as a plain phase has shown it."""
+        made, plain = self.slopes[JOBS].get(thing), self.slopes.get(kind, {}).get(GCS)
+        if made is None or plain is None or math.isnan(made.value + plain.value):
+            return 0.0
+        return max(0.0, made.value) / 1000 * max(0.0, plain.value + SIGMAS * plain.error)
 
     @property
     def chaos(self) -> Chaos:
@@ -215,8 +246,13 @@ class Soak:
             watch.join()
             self._found(JOBS, meter.slopes())
             self._end(callers)
-        for kind in (TASKS, ACTORS):
-            self._plain(cluster, kind)
+        for kind in (TASKS, ACTORS, GROUPS, DRIVERS):
+            with self._plain(cluster, kind):
+                callers = [Caller(cluster.address, kind, self._count) for _ in range(2)]
+                time.sleep(self._seconds * PARTS[kind])
+                self._end(callers)
+        with self._plain(cluster, HOSTS):
+            self._lose_hosts(cluster, self._seconds * PARTS[HOSTS])
 
     def _visit(self, address: str, over: threading.Event, callers: Sequence[Caller]) -> None:
         """Have one caller come after the other."""
@@ -243,18 +279,33 @@ class Soak:
         me = ray.get_runtime_context().get_job_id()
         meter.look(sum(done.values()) + self._chaos.jobs_done, {**done, me: self._chaos.jobs_done}, drivers)
 
-    def _plain(self, cluster: SimulatedCluster, kind: str) -> None:
-        """Measure what Ray itself does, without iris_ray."""
-        before, meter = self._total(), Meter(self._host_directories(cluster))
-        callers = [Caller(cluster.address, kind, self._count) for _ in range(2)]
-        seconds = self._seconds * PARTS[kind]
-        end, gap = time.monotonic() + seconds, max(1.0, seconds / 50)
-        while time.monotonic() < end:
-            time.sleep(gap)
-            self._look(meter)
-        self._end(callers)
+    @contextlib.contextmanager
+    def _plain(self, cluster: SimulatedCluster, kind: str) -> Iterator[None]:
+        """Measure what Ray itself does within, without iris_ray."""
+        before, meter = self._total(), Meter(self._host_directories(cluster), is_warm=True)
+        over = threading.Event()
+        gap = max(1.0, self._seconds * PARTS[kind] / 50)
+
+        def watch() -> None:
+            while not over.wait(gap):
+                self._look(meter)
+
+        watching = threading.Thread(target=watch)
+        watching.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watching.join()
         self._found(kind, meter.slopes())
         self._say(f"{self._total() - before} {kind}")
+
+    def _lose_hosts(self, cluster: SimulatedCluster, seconds: float) -> None:
+        """Have one idle host come and go after the other."""
+        end, me = time.monotonic() + seconds, ray.get_runtime_context().get_job_id()
+        while time.monotonic() < end:
+            cluster.preempt_slice(cluster.add_slice(TPU_TYPE))
+            self._count(me, os.getpid(), 1)
 
     def _end(self, callers: Sequence[Caller]) -> None:
         for caller in callers:

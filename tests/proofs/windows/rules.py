@@ -365,7 +365,11 @@ class Rules(SeenLimits):
     # -- limits ----------------------------------------------------------------------------------------------------
 
     def _limits_are_kept(self) -> None:
-        """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile."""
+        """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile.
+
+        What has ended does not count for that on promised hosts, whose chips count already. Elsewhere it does, unless
+        tasks of the job got other hosts, or the limit was set since: then it is about to leave for 30 s.
+        """
         for job_id, (limits, is_new) in self._placed.items():
             if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
                 chips, running = self._held(job)
@@ -373,9 +377,12 @@ class Rules(SeenLimits):
                 assert not is_over, f"{job_id} runs, and its user is over a limit"
         self._placed.clear()
         there = [attempt for one in self.ledger.promised.values() for attempt in self._on(one.node_ids)]
-        ended = {attempt for attempt in there if attempt in self.ledger.ended}  # what is promised counts already
+        ended = {attempt for attempt in there if attempt in self.ledger.ended}
+        soon = {attempt for attempt, since in self.ledger.ended.items() if self.now < since + UNCONFIRMED_S}
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids), *ended}
+            if promised.elsewhere or promised.limits != self._limits(job):
+                leave |= soon
             chips = self._chips_of(promised.node_ids)
             if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
@@ -504,10 +511,10 @@ class Rules(SeenLimits):
         return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
 
     def _holds(self, job: Job) -> bool:
-        """Return whether an attempt of a job holds hosts still."""
-        return any(
-            one.job_id == job.spec.job_id for worker in self._state.workers.values() for _, one in worker.occupants
-        )
+        """Return whether an attempt of a job holds hosts, unless its end is unconfirmed for too long."""
+        there = (one for worker in self._state.workers.values() for _, one in worker.occupants)
+        own = (self.ledger.ended.get(one, self.now) for one in there if one.job_id == job.spec.job_id)
+        return any(self.now < since + UNCONFIRMED_S for since in own)
 
     def _could_be_free(self, job: Job, hosts: list[Worker]) -> bool:
         """Return whether a slice is free, or all that is there may be asked to leave now."""

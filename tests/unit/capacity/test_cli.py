@@ -32,7 +32,7 @@ def test_startup_script_with_unreachable_address_is_refused(head: str) -> None:
 
 
 def invoke(*changes: str) -> Result:
-    command = ["cluster", "provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
+    command = ["cluster", "provision", "--tpu", TYPE, "--max", "2", "--runtime-version", "v"]
     place = ["--location", "projects/p/locations/z", "--head", "10.0.0.2:6379"]
     return CliRunner().invoke(main, [*command, *place, *changes], env={TEST_CLOUD_TPU_ENDPOINT: "127.0.0.1:1"})
 
@@ -41,17 +41,17 @@ def invoke(*changes: str) -> Result:
     ("changes", "said"),
     [
         (["--min", "3"], "--max is 2"),
-        (["--budget", "15"], "--budget is 15 chips, and one slice of --type v6e-16 has 16"),
-        (["--budget", "32", "--min", "1", "--type", "v6e-32"], "--budget is 32 chips, and --min 1 keeps 48"),
+        (["--budget", "15"], "--budget is 15 chips, and one slice of --tpu v6e-16 has 16"),
+        (["--budget", "32", "--min", "1", "--tpu", "v6e-32"], "--budget is 32 chips, and --min 1 keeps 48"),
         (["--reservation", "res"], "--reservation is 'res'; give projects/PROJECT/locations/ZONE/reservations/NAME"),
-        (["--type", "v7x-8"], "Google's Cloud TPU API does not serve --type v7x-8: use --api compute-engine"),
-        (["--type", "tpu7x-8"], "pip install 'iris-ray[gce]', or GKE"),
+        (["--tpu", "v7x-8"], "Google's Cloud TPU API does not serve --tpu v7x-8: use --api compute-engine"),
+        (["--tpu", "tpu7x-8"], "pip install google-cloud-compute, or GKE"),
         (["--flex-start", "3600"], "knows no --flex-start: use --api compute-engine"),
         (["--flex-start", "3600", "--spot"], "--spot and --flex-start"),
         (["--vm-image", "i"], "--vm-image is for --api compute-engine"),
         (["--docker-image", "iris-ray:1"], "--docker-image is 'iris-ray:1'; give it with its registry"),
         (["--name", "Ann"], "--name is 'Ann'"),
-        (["--type", "v6e-17", "--location", ""], "--type 'v6e-17' is not a TPU type"),
+        (["--tpu", "v6e-17", "--location", ""], "--tpu 'v6e-17' is not a TPU type"),
         (["--location", "us-east5-a"], "--location is 'us-east5-a'; give projects/PROJECT/locations/ZONE"),
         (["--location", ""], "--location is ''; give"),
         (["--head", "somewhere"], "--head HOST:PORT"),
@@ -71,7 +71,7 @@ def test_impossible_arguments_are_refused_before_any_call(changes: list[str], sa
     assert re.search(re.escape(said), done.stderr)
 
 
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10", "2d"])
 def test_endless_interval_is_refused(seconds: str) -> None:
     done = invoke("--every", seconds)
     assert done.exit_code == 2
@@ -102,8 +102,8 @@ def test_head_that_only_its_own_machine_reaches_is_refused(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("flag", "content", "said"),
     [
-        ("--startup-script", b"\xff", "can't be read: it is no text"),
-        ("--prices", b"\xff", "can't be read: it is no text"),
+        ("--startup-script", b"\xff", "can't be read: it is not text in UTF-8"),
+        ("--prices", b"\xff", "can't be read: it is not text in UTF-8"),
         ("--prices", b'["v6e-3"."*"]\nspot = 1', "file: 'v6e-3' is not a TPU type"),
     ],
 )
@@ -116,12 +116,12 @@ def test_file_of_another_kind_is_refused_by_name(tmp_path: Path, flag: str, cont
 
 
 def test_type_that_compute_engine_lacks_is_refused_at_once() -> None:
-    command = ["cluster", "provision", "--type", "v5litepod-16", "--max", "1", "--api", "compute-engine"]
+    command = ["cluster", "provision", "--tpu", "v5litepod-16", "--max", "1", "--api", "compute-engine"]
     done = CliRunner().invoke(main, [*command, "--location", "projects/p/locations/z"])
     assert done.exit_code == 2
-    assert "Compute Engine has no --type v5litepod-16" in done.stderr
+    assert "Compute Engine has no --tpu v5litepod-16" in done.stderr
 
 
 def test_compute_engine_is_chosen_by_flag() -> None:
-    done = invoke("--api", "compute-engine", "--type", "v7x-8")
+    done = invoke("--api", "compute-engine", "--tpu", "v7x-8")
     assert "--runtime-version is for --api cloud-tpu; give --vm-image, or neither" in done.stderr

@@ -391,9 +391,7 @@ def test_full_reservation_fails_slice(server: CloudTpuServer, cloud: CloudTpu) -
 
 def test_zone_without_type_is_refused_with_what_it_has(server: CloudTpuServer, cloud: CloudTpu) -> None:
     cloud.require_type(get_tpu_config("v6e-16"))
-    with pytest.raises(
-        InvalidRequestError, match=r"--location .*here has no v6e-64 \(--type\); it has v6e-16, v6e-256"
-    ):
+    with pytest.raises(InvalidRequestError, match=r"--location .*here has no v6e-64 \(--tpu\); it has v6e-16, v6e-256"):
         cloud.require_type(get_tpu_config("v6e-64"))
     server.types = ["v4-16"]
     with pytest.raises(InvalidRequestError, match="it has v4-16"):

@@ -215,9 +215,9 @@ def test_groups_of_others_are_not_listed(server: ComputeServer, cloud: ComputeEn
 
 def test_zone_or_generation_without_machines_is_refused(server: ComputeServer, cloud: ComputeEngine) -> None:
     cloud.require_type(get_tpu_config("v7x-16"))
-    with pytest.raises(InvalidRequestError, match=r"has no v5p-16 \(--type\): it lacks ct5p-hightpu-4t"):
+    with pytest.raises(InvalidRequestError, match=r"has no v5p-16 \(--tpu\): it lacks ct5p-hightpu-4t"):
         cloud.require_type(get_tpu_config("v5p-16"))
-    with pytest.raises(InvalidRequestError, match="Compute Engine has no --type v4-16, only v5p, v6e, v7x"):
+    with pytest.raises(InvalidRequestError, match="Compute Engine has no --tpu v4-16, only v5p, v6e, v7x"):
         cloud.require_type(get_tpu_config("v4-16"))
 
 
@@ -272,7 +272,7 @@ def test_absent_client_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) 
         return original(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without_compute)
-    with pytest.raises(InvalidRequestError, match=r"pip install 'iris-ray\[gce\]'"):
+    with pytest.raises(InvalidRequestError, match=r"pip install google-cloud-compute"):
         ComputeEngine(PLACE)
 
 

@@ -60,7 +60,7 @@ def test_wrong_table_is_refused_with_its_place(text: str, said: str) -> None:
 
 
 def test_table_of_the_page_can_be_read() -> None:
-    page = (REPOSITORY / "docs" / "getting-slices.md").read_text()
+    page = (REPOSITORY / "docs" / "provisioner.md").read_text()
     (table,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     prices = read_prices(table, "page")
     assert prices.chip_hour(get_tpu_config("v7x-16"), "us-central1-c", Market.FLEX) == 3.0

@@ -15,7 +15,9 @@ import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.protocol.task_files import JobDirectory
+from iris_ray.checkpoint import host
 from iris_ray.checkpoint.host import CHUNK_BYTES, MOST_STRANGERS, FileService
+from tests.support.waiting import wait_until
 
 HOST, TOKEN = "127.0.0.9", "5ec2e7"
 ROOM = 10 * CHUNK_BYTES
@@ -264,3 +266,20 @@ def test_job_that_ends_during_transfers_leaves_nothing(served: Served, tmp_path:
         assert connection.recv(1000).startswith(b"HTTP/1.1 404")
     assert served.ask("PUT", "/files/late", b"x")[0] == 403
     assert list((tmp_path / "disk" / "jobs").iterdir()) == []
+
+
+def test_transfers_of_one_job_leave_room_for_those_of_another(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "MOST_TRANSFERS", 8)
+    Path(served.directories.take("other", "its token")).joinpath("file").write_text("mine")
+    service = FileService(HOST, served.directories)
+    served.port = int(service.address.rpartition(":")[2])
+    with contextlib.ExitStack() as slow:
+        for number in range(16):
+            slow.enter_context(served.begin(f"slow-{number}", 1000))
+        wait_until(lambda: len(served.incoming) >= 4)
+        assert served.ask("GET", "/files/file", token="its token") == (200, b"mine")
+        assert len(served.incoming) == 4
+    wait_until(lambda: not served.incoming)
+    service.stop()

@@ -176,7 +176,7 @@ def test_other_jobs_token_is_refused_everywhere(service: FileService, monkeypatc
     ("answer", "why"),
     [
         (b"", "it is silent"),
-        (b"HTTP/1.1 206 Partial\r\nContent-Length: 9\r\n\r\n0123", "the host broke the answer off"),
+        (b"HTTP/1.1 206 Partial\r\nContent-Length: 9\r\n\r\n0123", "the host ended its answer too early"),
         (b"SSH-2.0-OpenSSH\r\n", "SSH"),
     ],
 )

@@ -1,14 +1,16 @@
-"""A cluster of another Ray or Python is refused in words. Ray's own check says so."""
+"""A cluster of another Ray or Python is refused in words, and so is a choice among several clusters."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import ray
+from ray._private import services
 from ray._private.utils import check_version_info
 
+from iris_ray.actors.calls import ray_internals
 from iris_ray.client.connection import connect, require_cluster
-from iris_ray.errors import VersionMismatchError
+from iris_ray.errors import InvalidRequestError, VersionMismatchError
 
 OTHER = {"ray_version": "2.49.2", "python_version": "3.9.7"}
 
@@ -21,8 +23,23 @@ def test_cluster_of_other_ray_is_refused_with_both_versions(
         check_version_info(OTHER, "node 10.0.0.9")
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_internals, "addresses_found_on_this_machine", list)  # other tests may run clusters
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(VersionMismatchError) as refused:
         join()
     for said in ("Ray: 2.49.2 Python: 3.9.7", f"Ray: {ray.__version__}", "of the cluster's image here"):
         assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [None, "", "auto"])
+@pytest.mark.parametrize("join", [lambda: connect("auto"), require_cluster])
+def test_nobody_chooses_among_clusters_of_one_machine(
+    monkeypatch: pytest.MonkeyPatch, join: Callable[[], None], given: str | None
+) -> None:
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"10.0.0.1:6380", "10.0.0.1:6379"})
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("it has joined one of them"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("RAY_ADDRESS", given)
+    with pytest.raises(InvalidRequestError, match=r"^2 Ray clusters run .*, at 10\.0\.0\.1:6379, 10\.0\.0\.1:6380;"):
+        join()

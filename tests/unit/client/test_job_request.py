@@ -16,6 +16,7 @@ from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCo
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import ResourceSpec
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_HOST_SILENCE_S
@@ -214,14 +215,27 @@ def test_job_submitted_by_task_cannot_be_detached() -> None:
     assert "iris-ray run" in refused.output
 
 
-# -- how long a host may be silent, and how many standbys it keeps ----------------------------------------------------
+# -- how long a host may be silent, and how its processes start -------------------------------------------------------
 
 
-def test_host_silence_and_standbys_travel_with_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_silence_and_start_travel_with_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TEST_HOST_SILENCE_S)
-    assert (pod_request().host_silence, pod_request().standbys) == (HOST_SILENCE_S, None)
-    made = pod_request(host_silence=7, standbys=3)
-    assert (made.host_silence, made.standbys) == (7.0, 3)
+    assert (pod_request().host_silence, pod_request().process.as_actor) == (HOST_SILENCE_S, False)
+    made = pod_request(host_silence=7, start="actor")
+    assert (made.host_silence, made.process.as_actor) == (7.0, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "as_actor"),
+    [
+        ({"runtime_env": {"env_vars": {"A": "1"}, "pip": ["a"], "working_dir": "s3://b/c.zip"}}, False),
+        ({"runtime_env": {"worker_process_setup_hook": "a.b"}}, True),
+        ({"runtime_env": {"image_uri": "a/b"}}, True),
+        ({"num_gpus": 1}, True),
+    ],
+)
+def test_process_that_a_fork_cannot_be_is_an_actor(options: dict[str, Any], as_actor: bool) -> None:
+    assert task_request(remote(**options)).process.as_actor == as_actor
 
 
 # -- teams ---------------------------------------------------------------------------------------------------------
@@ -232,6 +246,16 @@ def test_request_has_the_team_of_the_option_or_the_variable(monkeypatch: pytest.
     monkeypatch.setenv("IRIS_TEAM", "research/vision")
     assert pod_request().spec.team == task_request().spec.team == "research/vision"
     assert pod_request(team="ads").spec.team == "ads"
+
+
+def test_request_has_the_band_of_the_option_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pod_request().spec.priority is PriorityBand.INTERACTIVE
+    monkeypatch.setenv("IRIS_PRIORITY", "Batch")
+    assert pod_request().spec.priority is task_request().spec.priority is PriorityBand.BATCH
+    assert pod_request(priority=PriorityBand.PRODUCTION).spec.priority is PriorityBand.PRODUCTION
+    monkeypatch.setenv("IRIS_PRIORITY", "urgent")
+    with pytest.raises(InvalidRequestError, match="IRIS_PRIORITY is 'urgent'; give one of 'production', 'interactive'"):
+        pod_request()
 
 
 @pytest.mark.parametrize("team", ["a b", "/a", "a/", "a//b", "a\x1b[2J", "*", 7, ["ads"]], ids=repr)

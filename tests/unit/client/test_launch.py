@@ -1,5 +1,6 @@
 """Handing a job over: what is left of it if the caller is interrupted. Ray and the Controller stand aside."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -112,6 +113,22 @@ def test_call_with_unstorable_function_is_not_awaited_by_pool(monkeypatch: pytes
         pools.submit(make_pod_request(lambda: data, "v4-16", 1))
     pools._end_when_idle(pool)
     assert counted == [1]
+
+
+def test_pool_that_is_idle_while_the_interpreter_ends_prints_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python 3.12 and newer refuse a new thread then."""
+    idle: Future[None] = Future()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    pool: Any = Actor(SimpleNamespace(until_idle=Method(lambda _: SimpleNamespace(future=lambda: idle))))
+    CallerPool()._end_when_idle(pool)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    idle.set_result(None)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(("bytes_of_environment", "kept"), [(INLINE_BYTES // 2, True), (INLINE_BYTES, False)])

@@ -48,14 +48,14 @@ BAD = [
         ("host_silence", value, "host_silence.*give seconds, 2 or more, or infinity, or None")
         for value in (1.9, 0, -5, math.nan, "5")
     ),
-    *(("standbys", value, "standbys.*give an int from 1 to 8, or None") for value in (0, 9, -1, 2.0, True, "2")),
+    *(("start", value, "start.*give one of 'fork', 'actor'") for value in ("spawn", None, 1, True)),
     *(("spares", value, "spares.*give an int of 0 or more") for value in (-1, True, 1.0, "1", None)),
     *(("constraints", value, "constraints.*give a list of .*, such as") for value in (ZONE, "zone=us-a", None, 7)),
     *(("preferences", value, "preferences.*give a list of .*, such as") for value in (ZONE, "zone=us-a", None)),
     *(("constraints", value, "constraints.*Constraint objects") for value in (["zone=us-a"], [None])),
     *(("tolerations", value, "tolerations.*give a list of .*, such as") for value in ("spot", b"spot", None, {"spot"})),
     *(("tolerations", value, "tolerations.*") for value in ([7], ["taint:spot"], [""])),
-    *(("priority", value, "priority.*PriorityBand.PRODUCTION") for value in (0, "batch", None)),
+    *(("priority", value, "priority.*PriorityBand.PRODUCTION") for value in (0, "batch")),
     *(("scheduling_timeout", value, "scheduling_timeout.*give seconds") for value in (math.nan, math.inf, True, "60")),
 ]
 
@@ -108,7 +108,7 @@ DEFAULTS = {
     "constraints": (),
     "preferences": (),
     "tolerations": (),
-    "priority": PriorityBand.INTERACTIVE,
+    "priority": None,
     "team": None,
     "after": (),
     "scheduling_timeout": None,
@@ -118,10 +118,11 @@ DEFAULTS = {
     "grow_after": "auto",
     "stall_timeout": None,
     "host_silence": None,
-    "standbys": None,
+    "start": "fork",
     "preload": (),
     "exit_grace": 300,
     "secrets": None,
+    "notify": None,
     "processes_per_host": 1,
     "stop_without_progress": None,
     "failure_domain": "job",
@@ -164,7 +165,7 @@ def test_signature_and_help_show_every_option_with_default(launch: Any, group: t
 
 def test_every_request_option_reaches_controller_or_pool() -> None:
     made = pod_request()
-    elsewhere = {"preload", "env"}  # parts of `ProcessSpec`, and of the tasks' variables
+    elsewhere = {"preload", "start", "env"}  # parts of `ProcessSpec`, and of the tasks' variables
     lost = [n for n in options_of(JobOptions) if n not in (*OPTIONS_OF_A_JOB, *elsewhere) and not hasattr(made, n)]
     assert lost == []
 

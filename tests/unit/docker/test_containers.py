@@ -338,6 +338,6 @@ def test_container_whose_record_is_unreadable_blocks_the_host(
 def test_task_without_a_container_needs_no_engine(tmp_path: Path) -> None:
     files = TaskFiles.of_process(tmp_path, 77)
     assert end_container(files) == []
-    files.owned("docker").parent.mkdir()
+    files.all_owned.mkdir(parents=True)
     files.owned("docker").write_text("{")
     assert end_container(files) == []

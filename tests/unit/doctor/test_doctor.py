@@ -160,6 +160,13 @@ def test_doctor_says_that_history_is_not_written() -> None:
     assert not list(check_about({})), "an older Controller says nothing of it"
 
 
+def test_notifications_that_wait_are_counted() -> None:
+    (found,) = check_about({"services": {"notify": {"waiting": 3, "trouble": None}}})
+    assert (found.level, found.found) == (Level.INFO, "3 notifications not sent yet")
+    (found,) = check_about({"services": {"notify": {"waiting": 0, "trouble": "no space left"}}})
+    assert (found.level, "no space left" in found.found) == (Level.WARNING, True)
+
+
 def test_doctor_compares_versions_with_controller() -> None:
     assert check_controller(None, "", 0).level is Level.INFO
     other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)

@@ -71,16 +71,16 @@ def test_running_task_of_group_is_found_by_other_jobs(world: World) -> None:
     group = "trainer=train-1,sampler=job"
     registered_by(world, replace(ME, job_id="train-1", task_id="train-1/task-0", group=group))
     world.act_as(replace(ME, attempt=7, group=group))
-    with pytest.raises(EndpointNotFoundError, match="no task of job"):
+    with pytest.raises(EndpointNotFoundError, match="no running task of job"):
         lookup_endpoint("server")
     assert lookup_endpoint("server", member="trainer") == "10.0.0.9:80"
     world.attempt = 2
-    with pytest.raises(EndpointNotFoundError, match="no task of train-1"):
+    with pytest.raises(EndpointNotFoundError, match="no running task of train-1"):
         lookup_endpoint("server", member="trainer")
     with pytest.raises(UnknownNameError, match="did you mean trainer"):
         lookup_endpoint("server", member="trainers")
     world.act_as(ME)
-    with pytest.raises(UnknownNameError, match="no job of the group of job"):
+    with pytest.raises(UnknownNameError, match="no job in the group of job"):
         lookup_endpoint("server", member="trainer")
 
 
@@ -145,7 +145,7 @@ def test_started_child_is_told_it_has_no_endpoints(monkeypatch: pytest.MonkeyPat
     for ask in (lambda: register_endpoint("server", "10.0.0.9:80"), lambda: lookup_endpoint("server")):
         with pytest.raises(NoClusterError, match="the task's own process"):
             ask()
-    with pytest.raises(NoClusterError, match="is connected to no Ray cluster"):
+    with pytest.raises(NoClusterError, match="is not connected to the Ray cluster"):
         endpoints.endpoints_of("job", "")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import itertools
 import pickle
+import resource
 import selectors
 import signal
 import socket
@@ -13,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import ray
 
@@ -458,6 +460,28 @@ def test_connection_without_calls_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
             while stranger.recv(4096):  # what gRPC says, until it closes
                 pass
         assert handle.add(1) == 2  # over another connection
+    finally:
+        server.stop()
+
+
+def test_connections_leave_descriptors_to_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An actor's process may have as many again, for its own files."""
+    before = psutil.Process().num_fds()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(actor_server, "LIMITS", [])  # strangers would be closed anyway after a while
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    server = ActorServer(2)
+    server.serve(Counter())
+    handle = ActorHandle(InProcess("counter", server.address))
+    try:
+        host, _, port = str(server.address.target).rpartition(":")
+        with ExitStack() as strangers:
+            for _ in range(200):
+                stranger = strangers.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            while stranger.recv(4096):  # what gRPC says, until it closes the last one
+                pass
+            assert psutil.Process().num_fds() - before < 200 + 100
+        assert handle.add(1) == 1
     finally:
         server.stop()
 

@@ -14,7 +14,7 @@ from iris_ray.errors import InvalidFunctionError, InvalidRequestError, Unsupport
 from iris_ray.fray import job_request
 from iris_ray.fray.actor_server import actor_request
 from iris_ray.fray.client import Client
-from iris_ray.fray.job_request import Command, InTask, Parent, band_of
+from iris_ray.fray.job_request import Command, InTask, band_of
 from iris_ray.model.options import PriorityBand
 
 types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
@@ -162,11 +162,13 @@ def test_bands_are_those_of_iris() -> None:
 
 
 @pytest.mark.parametrize(("priority", "band"), [(0, PriorityBand.BATCH), (1, PriorityBand.PRODUCTION)])
-def test_job_without_priority_has_band_of_its_parent(priority: int, band: PriorityBand) -> None:
-    parent = Parent(band=PriorityBand.BATCH)
-    assert job_request.fray_request(job(priority=priority), Client, parent).spec.priority is band
+def test_job_without_priority_has_band_of_its_parent(
+    priority: int, band: PriorityBand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRIS_PRIORITY", "batch")
+    assert job_request.fray_request(job(priority=priority), Client).spec.priority is band
     config = types.ActorConfig(priority=priority)
-    made = actor_request(Client, dict, (), {}, "eval", 1, None, config, None, parent)
+    made = actor_request(Client, dict, (), {}, "eval", 1, None, config, None)
     assert made.spec.priority is band
 
 

@@ -163,7 +163,7 @@ def test_damaged_line_leaves_nothing_imported(world: ControllerInProcess, file: 
     changed = [line | change if line["kind"] == "setting" else line for line in text]
     Path(file).write_text("\n".join(map(json.dumps, changed)))
     new_head(world)
-    assert "makes no sense" in world.iris(*IMPORT, file, code=USAGE).stderr
+    assert "can't be read" in world.iris(*IMPORT, file, code=USAGE).stderr
     assert world.json("cluster", "settings")["evictions"]["set_by"] is None
     assert {limit["user"] for limit in world.json("cluster", "limits")} == {"*"}
 

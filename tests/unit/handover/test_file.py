@@ -66,7 +66,7 @@ ASKS_FOR_ALL = JobSpec(
 
 def request(spec: JobSpec, **more: Any) -> RunRequest:
     process = ProcessSpec({"env_vars": {"LD_PRELOAD": "x.so"}, "pip": ["chex"]}, ("jax",))
-    return RunRequest(spec, b"\x80pickled", {"WANDB_API_KEY": "secret"}, process, keep_warm=7.0, standbys=2, **more)
+    return RunRequest(spec, b"\x80pickled", {"WANDB_API_KEY": "secret"}, process, keep_warm=7.0, **more)
 
 
 def test_every_field_of_job_travels_or_is_excluded() -> None:
@@ -82,7 +82,7 @@ LATER = replace(ASKS_FOR_ALL, after={"prepare-1": "ended"}, group=OF_GROUP)
 
 SINGLE_TASKS = JobSpec(job_id="eval-1", owner=NO_OWNER_YET, team="research", task_placement="pack", max_runtime=60.0)
 TWO_PROCESSES = replace(gang_spec(), processes_per_host=2, stop_without_progress=3)
-EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice")
+EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice", notify=("slack:TEAM_HOOK",))
 SPECS = ASKS_FOR_ALL, LATER, SINGLE_TASKS, TWO_PROCESSES, EACH_SLICE_ALONE, gang_spec(), JobSpec(job_id="1", owner="x")
 
 
@@ -137,7 +137,7 @@ def test_job_keeps_what_is_left_of_its_time() -> None:
 @pytest.mark.parametrize("amount", ["NaN", "1e400", "1" + 400 * "0", '"x"', "null"])
 def test_usage_that_is_not_a_number_is_refused(amount: str) -> None:
     line = f'{{"kind": "usage", "at": 1.0, "hours": {{"ann": {{"TPU": {amount}}}}}}}'
-    with pytest.raises(InvalidRequestError, match="makes no sense"):
+    with pytest.raises(InvalidRequestError, match="can't be read"):
         taken_over(f"[{line}]".encode(), Clock(), 2.0)
 
 

@@ -66,7 +66,7 @@ def test_ended_jobs_are_listed_and_filtered(world: ControllerInProcess) -> None:
         (("--user", "bob"), ["eval"]),
         (("--cause", "crashed"), ["train"]),
         (("--state", "failed"), []),
-        (("--type", "v4-16", "--name", "ra"), ["train"]),
+        (("--tpu", "v4-16", "--name", "ra"), ["train"]),
         (("--since", "1h", "--until", "2999-01-01"), ["eval", "train"]),
         (("--until", "2001-01-01"), []),
         (("--limit", "1"), ["eval"]),
@@ -123,7 +123,7 @@ def test_history_is_read_from_a_file_without_cluster(
     world.ray.kill(world.controller())
     monkeypatch.delattr("iris_ray.history.cli.cluster")
     assert [job["job_id"] for job in world.json("history", "--file", str(file_of(world)))] == ["train"]
-    assert world.json("report", "--file", str(file_of(world)))["by_user"][0]["who"] == "ann"
+    assert world.json("report", "--file", str(file_of(world)))["lines"][0]["who"] == "ann"
 
 
 def test_sql_reads_and_refuses_to_write(world: ControllerInProcess) -> None:
@@ -141,7 +141,7 @@ def test_sql_reads_and_refuses_to_write(world: ControllerInProcess) -> None:
     [
         (("train", "--user", "ann"), "--user is for the list of jobs"),
         (("--sql", "SELECT 1", "--since", "1h"), "--since is for the list of jobs"),
-        (("--events", "--type", "v4-16"), "--type is for the list of jobs"),
+        (("--events", "--tpu", "v4-16"), "--tpu is for the list of jobs"),
         (("--utilisation", "--state", "failed"), "--state is for the list of jobs"),
     ],
 )
@@ -162,7 +162,7 @@ def test_report_sums_up_the_month(world: ControllerInProcess) -> None:
     crashed_once(world)
     world.succeed(world.start("eval", user="bob"))
     found = world.json("report")
-    ann, bob = sorted(found["by_user"], key=lambda line: line["who"])
+    ann, bob = sorted(found["lines"], key=lambda line: line["who"])
     assert (ann["jobs"], bob["jobs"]) == (1, 1)
     total = world.json(
         "history", "--sql", "SELECT sum(chips * (ended_at - assigned_at)) / 3600 AS all_of FROM attempts"
@@ -173,7 +173,7 @@ def test_report_sums_up_the_month(world: ControllerInProcess) -> None:
     lines = world.iris("report").stdout.splitlines()
     assert lines[0].split()[0] == "USER"
     assert lines[3].split()[:2] == ["all", "2"]
-    assert world.json("report", "--month", "2001-01")["by_user"] == []
+    assert world.json("report", "--month", "2001-01")["lines"] == []
     assert "is not a month" in world.iris("report", "--month", "May", code=USAGE).stderr
 
 
@@ -185,7 +185,7 @@ def test_utilisation_shows_chips_in_use(world: ControllerInProcess, monkeypatch:
     assert found["chips"][-1]["chips"] == 24.0
     assert found["by_user"][0]["who"] == "ann"
     assert 0 < found["by_user"][0]["busy_chips"] <= 8.0
-    assert world.json("history", "--utilisation", "--type", "v4-32")["chips"] == []
+    assert world.json("history", "--utilisation", "--tpu", "v4-32")["chips"] == []
     assert "█" in world.iris("history", "--utilisation").stdout
 
 

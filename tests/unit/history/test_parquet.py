@@ -22,7 +22,7 @@ TABLES = "jobs", "attempts", "time", "losses", "curves", "events", "fleet_sample
 NOVEMBER, DECEMBER = NOON, NOON + 7 * DAY_S
 needs_pyarrow = pytest.mark.skipif(
     subprocess.run([sys.executable, "-c", "import pyarrow"], capture_output=True, check=False).returncode != 0,
-    reason="needs pyarrow: pip install 'iris-ray[parquet]'",
+    reason="needs pyarrow: pip install pyarrow",
 )
 
 

@@ -60,7 +60,7 @@ def test_profile_of_threads_that_only_wait_shows_where(
     assert profile_of(TASK, 1, layout, idle=False) == Profile(b"waits here\n", waits=True)
     assert profile_of(TASK, 1, layout, idle=True) == Profile(b"waits here\n")
     program.write_text(AS_PY_SPY_IF_NOTHING_WORKS.replace("--idle", "--never"))
-    with pytest.raises(InspectionFailedError, match="has not come to look into it within 1 s"):
+    with pytest.raises(InspectionFailedError, match="took no sample of the process within 1 s"):
         profile_of(TASK, 1, layout, idle=True)
 
 
@@ -78,7 +78,7 @@ def test_inspecting_task_without_local_process_says_so(task: int) -> None:
         ("echo 'Error: no python here' >&2; exit 3", "failed with code 3: Error: no python here"),
         ("printf 'Error: no stacks\\n\\nStack backtrace:\\n   8: main\\n' >&2; exit 1", "code 1: Error: no stacks$"),
         ("exit 1", "it said nothing"),
-        ("sleep 60", "did not come to an end"),
+        ("sleep 60", "did not finish"),
     ],
     ids=["permission", "error", "backtrace", "silent", "hangs"],
 )

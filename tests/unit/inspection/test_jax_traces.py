@@ -109,7 +109,7 @@ def test_process_that_does_not_listen_or_answer_is_told_apart(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.until("no JAX")
-    with pytest.raises(ConnectionError, match="takes no such requests"):
+    with pytest.raises(ConnectionError, match="does not accept requests for traces"):
         ask_for_trace(process.files, os.getpid(), "/nowhere", 0.1)
     monkeypatch.setattr(jax_traces, "STARTS_S", 0.5)
     os.kill(process.pid, signal.SIGSTOP)

@@ -134,7 +134,7 @@ def test_endpoint_of_ended_task_is_not_found(tmp_path: Path) -> None:
             except LookupError as error:
                 return str(error)
 
-    assert "no task of run-" in run_on_pod(run, "v4-16", mode="simple")[1]
+    assert "no running task of run-" in run_on_pod(run, "v4-16", mode="simple")[1]
 
 
 class OwnError(Exception):

@@ -31,8 +31,8 @@ NOT_COUNTS = [True, False, -1, 1.0, "1", math.nan, math.inf]
     [
         ({"processes_per_host": 3}, "processes_per_host is 3; give one of 1, 2, 4"),
         ({"processes_per_host": True}, "processes_per_host is True; give one of 1, 2, 4"),
-        ({"coscheduling": None}, "gangs on TPU slices only"),
-        ({"device": None, "coscheduling": CoschedulingConfig("rack"), "resources": {}}, "gangs on TPU slices only"),
+        ({"coscheduling": None}, "is for gangs on TPU slices"),
+        ({"device": None, "coscheduling": CoschedulingConfig("rack"), "resources": {}}, "is for gangs on TPU slices"),
         ({"device": "v6e-8", "replicas": 1}, "needs hosts of 4 chips, and those of v6e-8 have 8"),
         ({"device": "v7x-2", "replicas": 1}, "needs hosts of 4 chips, and those of v7x-2 have 1"),
     ],

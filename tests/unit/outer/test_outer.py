@@ -305,7 +305,7 @@ def test_noise_on_the_port_harms_nobody(runtime: Runtime, noise: bytes) -> None:
 @pytest.mark.parametrize(
     ("contribution", "update", "wrong"),
     [
-        ({"up": np.arange(3)}, lambda state, mean: state, "array of int64"),
+        ({"up": np.arange(3)}, lambda state, mean: state, "array of type int64"),
         ({"up": np.zeros(3)}, lambda state, mean: [state], "the same structure"),
         ({"up": np.zeros(3)}, lambda state, mean: np.zeros(4), "the same structure"),
     ],

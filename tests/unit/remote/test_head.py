@@ -95,11 +95,12 @@ def test_job_that_is_none_of_rays_is_the_clusters(
     asked: list[list[str]], dashboard: Dashboard, url: str, command: str
 ) -> None:
     words = ["job", "status", "train-1"] if command == "status" else [command, "train-1"]
+    more = ["--yes"] if command == "cancel" else []  # it is asked here
     assert invoke(*words, "--address", url).exit_code == OK
-    assert asked == [words]
+    assert asked == [[*words, *more]]
     child = [*words[:-1], "train-1/child"]
     assert invoke(*child, "--address", url).exit_code == OK
-    assert asked.pop() == child
+    assert asked.pop() == [*child, *more]
     dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "of Ray's"
     assert invoke(*words[:-1], "mine", "--address", url).exit_code == OK
     assert len(asked) == 1, "that one is"
@@ -110,8 +111,8 @@ def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monke
     report = Path("train-1.report.txt")
     assert report.read_text() == "bug-report train-1 --output -"
     assert report.stat().st_mode & 0o077 == 0
-    assert invoke("job", "profile", "train-1", "3", "--seconds", "2", "-o", "x.svg", "--address", URL).exit_code == OK
-    assert Path("x.svg").read_text() == "job profile train-1 3 --seconds 2 --format flamegraph --output -"
+    assert invoke("job", "profile", "train-1", "3", "--duration", "2s", "-o", "x.svg", "--address", URL).exit_code == OK
+    assert Path("x.svg").read_text() == "job profile train-1 3 --duration 2 --format flamegraph --output -"
 
     def fail(_: DashboardHead, words: Sequence[str], to: IO[bytes]) -> int:
         to.write(b"part")
@@ -124,7 +125,7 @@ def test_files_of_commands_come_here_or_not_at_all(asked: list[list[str]], monke
 
 def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(_: DashboardHead, words: Sequence[str], to: IO[bytes]) -> int:
-        assert " ".join(words) == "job profile train-1 --all --xprof --seconds 3 --output -"
+        assert " ".join(words) == "job profile train-1 --all-tasks --xprof --duration 3 --output -"
         with tarfile.open(fileobj=to, mode="w|") as packed:
             entry = tarfile.TarInfo("plugins/profile/now/task-0.xplane.pb")
             entry.size = 5
@@ -132,7 +133,7 @@ def test_traces_come_as_a_directory(monkeypatch: pytest.MonkeyPatch) -> None:
         return OK
 
     monkeypatch.setattr(DashboardHead, "_code", run)
-    done = invoke("job", "profile", "train-1", "--xprof", "--all", "--address", URL)
+    done = invoke("job", "profile", "train-1", "--xprof", "--all-tasks", "--address", URL)
     assert done.exit_code == OK
     assert "xprof train-1-xprof" in done.output
     assert Path("train-1-xprof/plugins/profile/now/task-0.xplane.pb").read_bytes() == b"trace"
@@ -147,7 +148,7 @@ def test_port_and_shell_are_left_to_the_head(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(DashboardHead, "forward", tell)
     assert invoke("port-forward", "train-1/2", "8080:6006", "--address", URL).exit_code == OK
-    assert told == [(["port-forward", "train-1/2", "0:6006"], 8080, 6006)]
+    assert told == [(["port-forward", "train-1", "2", "0:6006"], 8080, 6006)]
     assert "needs a terminal" in invoke("shell", "train-1", "--address", URL).output
 
 

@@ -120,8 +120,10 @@ def several() -> Iterator[int]:
 def test_answers_and_variables_cross_to_head_and_back(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_USER", "ann")
     monkeypatch.setenv("IRIS_TEAM", "vision")
+    monkeypatch.setenv("IRIS_PRIORITY", "batch")
     assert call(head, divmod, 7, 2).answer(tuple[int, int]) == (3, 1)
-    assert head.submitted[0].command[:5] == ["env", "IRIS_USER=ann", "IRIS_TEAM=vision", "python", "-m"]
+    own = ["IRIS_USER=ann", "IRIS_TEAM=vision", "IRIS_PRIORITY=batch"]
+    assert head.submitted[0].command[:6] == ["env", *own, "python", "-m"]
     both = call(head, several)
     assert (both.answer(int), both.answer(int, 1)) == (1, 2)
 

@@ -400,9 +400,9 @@ def test_dashboard_that_is_gone_loses_all_channels(
         assert (await anext(pieces)).out.startswith(b"on")
         tunnel._url = "http://127.0.0.1:9"
         dashboard.breaks.set()
-        with pytest.raises(SessionError, match="any more"):
+        with pytest.raises(SessionError, match=r"has stopped answering|no longer accepts"):
             await output_of(channel)
-        with pytest.raises(SessionError, match="any more"):
+        with pytest.raises(SessionError, match=r"has stopped answering|no longer accepts"):
             tunnel.connect("127.0.0.1", 9)
 
     through(story)

@@ -94,12 +94,12 @@ def test_person_types_value_unseen(world: ControllerInProcess) -> None:
     ("arguments", "value", "said"),
     [
         (("KEY", VALUE), b"", "the value can't be an argument, as the shell's history and ps show"),
-        (("a/b",), b"x", "'a/b' is not a name of a secret"),
+        (("a/b",), b"x", "'a/b' is not a valid name for a secret"),
         (("KEY",), b"", "0 characters"),
         (("KEY",), b"\xff", "not text in UTF-8"),
         (("KEY",), b"x" * 100_000, "16,384 characters at most"),
         (("KEY", "--from-file", "/no/such/file"), b"x", "/no/such/file can't be read: No such file"),
-        (("KEY", "--user", "a b"), b"x", "'a b' is not a name of a user"),
+        (("KEY", "--user", "a b"), b"x", "'a b' is not a valid name for a user"),
     ],
 )
 def test_bad_secret_is_refused_without_showing_it(
@@ -115,7 +115,7 @@ def test_only_operators_set_and_remove(world: ControllerInProcess) -> None:
     put(world)
     world.iris("cluster", "settings", "set", "operators=olga", user="olga")
     refused = world.iris("cluster", "secrets", "set", "KEY", input=b"x", code=FAILED)
-    assert "only operators may set secrets, and ann is none" in refused.stderr
+    assert "only operators may set secrets, and ann is not an operator" in refused.stderr
     assert "only operators may remove" in world.iris("cluster", "secrets", "rm", "KEY", code=FAILED).stderr
     assert [one["secret"]["revision"] for one in world.json("cluster", "secrets", "ls")] == [1]
 
@@ -235,7 +235,7 @@ def test_job_that_never_ran_ends_if_its_secret_stays_away(world: ControllerInPro
     world.start("runs", slices=(3,))
     job = submit(world, script)
     world.iris("cluster", "secrets", "rm", "KEY")
-    with mock.patch.object(attempt_ends, "MOST_FAILED_LAUNCHES", 2):
+    with mock.patch.multiple(attempt_ends, MOST_FAILED_LAUNCHES=2, MOST_LAUNCHES_BEFORE_A_RUN=2):
         world.succeed("runs")
         world.wait_for_state(job, JobState.UNSCHEDULABLE)
     assert "2 launches in a row failed; the last one: there is no secret 'KEY'" in (world.status(job).error or "")

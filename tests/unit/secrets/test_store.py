@@ -81,7 +81,7 @@ def test_restricted_secret_is_for_jobs_of_its_teams(store: SecretStore) -> None:
 @pytest.mark.parametrize("name", ["", "..", ".hidden", "a/b", "/etc/passwd", "a b", "1st", "a\n", "ü", "x" * 101])
 def test_odd_name_is_refused_everywhere(store: SecretStore, directory: Path, name: str) -> None:
     for ask in (lambda: put(store, name), lambda: value(store, name), lambda: store.remove(name)):
-        with pytest.raises(InvalidRequestError, match="is not a name of a secret"):
+        with pytest.raises(InvalidRequestError, match="is not a valid name for a secret"):
             ask()
     assert not directory.exists()
 
@@ -195,7 +195,7 @@ def test_bad_file_is_listed_with_the_reason_and_can_be_replaced(store: SecretSto
 def test_cluster_without_a_place_has_no_store() -> None:
     store = SecretStore(lambda: None)
     for ask in (lambda: put(store), lambda: value(store), store.listed):
-        with pytest.raises(SecretStoreError, match="no directory on its head"):
+        with pytest.raises(SecretStoreError, match="head has no directory"):
             ask()
 
 

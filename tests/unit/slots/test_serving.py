@@ -122,7 +122,7 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         (
             "memory_gb = 1\n",
             "memory_gb = 1\nalone = true\n",
-            r"\[models.shout\]: alone: it may not be on a host with llama",
+            r"\[models.shout\]: alone: it must not share a host with llama",
         ),
         ('models = ["llama"]', 'models = ["lama"]', "may use lama, and there is no such model"),
         ('"ALICE"', '"BOB"', r"\[keys.alice\]: the environment variable BOB is not set"),
@@ -260,7 +260,7 @@ def test_groups_and_idle_limits_are_passed_on(path: Path) -> None:
 def test_replicas_elsewhere_leave_a_host_to_the_group(path: Path) -> None:
     one = FILE.replace("replicas = 1", 'replicas = 1\ngroup = "g"').replace("_gb = 1\n", '_gb = 1\ngroup = "g"\n')
     path.write_text(one)
-    with pytest.raises(InvalidSlotError, match="shout]: group: it may not be on a host with llama, whose replicas"):
+    with pytest.raises(InvalidSlotError, match="shout]: group: it must not share a host with llama, whose replicas"):
         read(path, SECRETS)
     path.write_text(one.replace("[[hosts]]", "[[hosts]]\ncount = 2"))
     assert len(read(path, SECRETS).models) == 2

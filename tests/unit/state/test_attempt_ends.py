@@ -116,6 +116,7 @@ def test_retried_coscheduled_failure_counts_once_towards_max_task_failures(world
             world.report(job, S.FAILED, index, attempt=job.gang.attempt)
         world.confirm(job)
     assert (job.state, job.failures, job.gang.attempt) == (JobState.FAILED, limit + 1, limit + 1)
+    assert f"failed {limit + 1} times; max_task_failures={limit})" in (job.error or "")
 
 
 # -- attempts that are over as soon as they have begun ----------------------------------------------------------------

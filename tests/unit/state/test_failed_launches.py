@@ -12,7 +12,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
+from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, MOST_LAUNCHES_BEFORE_A_RUN
 from iris_ray.state.events import TaskDispatchFailedEvent, WorkerBlamedEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import MOST_AVOIDED, avoided_by
@@ -75,12 +75,15 @@ def test_dispatch_failures_in_a_row_lengthen_the_pause(world: World) -> None:
 # -- hosts that are avoided ------------------------------------------------------------------------------------------
 
 
-def test_launches_use_other_hosts_and_ten_failures_end_job(wide: World) -> None:
+def test_launches_use_other_hosts_and_a_fault_of_half_an_hour_ends_no_job(wide: World) -> None:
     job = wide.submit(max_retries_failure=100, max_retries_preemption=100)
-    tried = [fail_launch(wide, job) for _ in range(MOST_FAILED_LAUNCHES)]
+    began, tried = wide.now, [fail_launch(wide, job) for _ in range(MOST_FAILED_LAUNCHES)]
     assert tried == [(name,) for name in "abcdefghij"]
+    while job.state is JobState.PENDING:
+        fail_launch(wide, job)
+    assert wide.now - began > 1800
     assert (job.state, set(job.counts)) == (JobState.UNSCHEDULABLE, {S.UNSCHEDULABLE})
-    assert job.error == "10 launches in a row failed; the last one: the interpreter ended"
+    assert job.error == "19 launches in a row failed; the last one: the interpreter ended"
     assert (job.failures, job.preemptions) == (0, 0)
     assert not wide.state.pending()
 
@@ -189,12 +192,23 @@ def test_launches_waiting_for_another_task_end_no_job(world: World) -> None:
         fail_launch(world, job, counts=False)
         assert job.gang.not_before == world.now + 0.5
     assert job.gang.dispatch_failures == 0
-    for number in range(1, MOST_FAILED_LAUNCHES):
+    for number in range(1, MOST_LAUNCHES_BEFORE_A_RUN):
         fail_launch(world, job)
         assert (job.gang.dispatch_failures, job.state) == (number, JobState.PENDING)
         fail_launch(world, job, counts=False)
     fail_launch(world, job)
     assert job.state is JobState.UNSCHEDULABLE
+
+
+def test_job_with_a_scheduling_timeout_is_launched_until_then_and_says_why_none_succeeded(world: World) -> None:
+    job = world.submit(scheduling_timeout=3600.0)
+    began = world.now
+    for _ in range(MOST_LAUNCHES_BEFORE_A_RUN + 3):
+        fail_launch(world, job)
+    assert (job.state, world.now - began < 3600) == (JobState.PENDING, True)
+    world.now = began + 3601
+    (late,) = world.plan().timed_out
+    assert late.reason.startswith("it did not get to run within its scheduling_timeout of 3600 s")
 
 
 # -- what a launch that fails keeps from others ------------------------------------------------------------------------

@@ -73,6 +73,7 @@ def test_excess_task_failures_fail_job_whichever_task(world: World) -> None:
     assert instructions.finished == ["job"]
     assert (job.state, task_states(job)) == (JobState.FAILED, [S.FAILED, S.KILLED, S.FAILED])
     assert "job/task-2" in (job.tasks[1].error or "")
+    assert job.error == "boom (attempts of the job failed 2 times; max_task_failures=1)"
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3])

@@ -129,7 +129,7 @@ def test_moves_are_no_attempts_without_progress(world: World) -> None:
 
 
 def test_only_one_gang_can_be_without_progress() -> None:
-    with pytest.raises(InvalidJobError, match="one gang"):
+    with pytest.raises(InvalidJobError, match="a single gang"):
         tasks_spec(stop_without_progress=3)
     spec: dict[str, Any] = {"coscheduling": CoschedulingConfig("rack"), "resources": {"CPU": 1.0}}
     assert tasks_spec(stop_without_progress=3, **spec).stop_without_progress == 3

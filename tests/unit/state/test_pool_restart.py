@@ -7,7 +7,7 @@ from iris_ray.actors.protocol.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
+from iris_ray.state.attempt_ends import MOST_LAUNCHES_BEFORE_A_RUN, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
 from tests.support.worlds import S, World, charged, task_states, tasks_spec
@@ -54,16 +54,16 @@ def test_unstarted_gang_of_dead_pool_pauses_uncharged(world: World) -> None:
     assert (job.gang.waiting_since, job.gang.not_before, job.avoided) == (world.now, world.now + 0.5, ())
 
 
-def test_job_whose_pool_dies_at_ten_launches_ends(world: World) -> None:
+def test_job_whose_pool_dies_at_every_launch_ends(world: World) -> None:
     """Whether any user code had run, nobody knows; else a result that kills its pool would be returned for ever."""
     job = world.submit(max_retries_preemption=99, max_retries_failure=99)
-    for _ in range(MOST_FAILED_LAUNCHES):
+    for _ in range(MOST_LAUNCHES_BEFORE_A_RUN):
         assert job.state is JobState.PENDING
         world.now = max(world.now, job.gang.not_before)
         world.schedule()
         instructions = restart(world)
     assert (job.state, charged(job), instructions.finished) == (JobState.UNSCHEDULABLE, (0, 0), ["job"])
-    assert job.error == f"10 launches in a row failed; the last one: {REASON}"
+    assert job.error == f"19 launches in a row failed; the last one: {REASON}"
 
 
 @pytest.mark.parametrize("returned", [False, True])

@@ -133,4 +133,4 @@ def test_successor_of_a_job_whose_record_is_lost_ends(world: World) -> None:
     world.submit("last", after=["first"])
     new = World()
     new.restore(world, "last")
-    assert new.state.jobs["last"].error == "it comes after first, of which nothing is known any more"
+    assert new.state.jobs["last"].error == "it comes after first, which the cluster has forgotten"

@@ -139,7 +139,7 @@ def test_quotes_in_slurm_column_are_kept() -> None:
     [
         ("1002,u1,vcA,8", "line 4: it has no value for 'submit_time'"),
         ("1002,u1,vcA,inf,4,1,COMPLETED,2020-04-01 00:00:00,,,30,10", "line 4: .*infinity"),
-        ("1002,u1,vcA,8,4,1,COMPLETED,nan,,,30,10", "line 4: 'nan' is no time"),
+        ("1002,u1,vcA,8,4,1,COMPLETED,nan,,,30,10", "line 4: 'nan' is not a time"),
         (f'1002,u1,"{"vcA" * 50_000}', "after line 3: field larger than field limit"),
     ],
     ids=["torn", "inf", "nan", "open quote"],
@@ -154,7 +154,7 @@ def test_odd_line_is_refused_with_number(line: str, says: str) -> None:
     [
         ("JobID|User|Submit|State|AllocTRES\n", "no column elapsedraw or elapsed"),
         ("", "names none"),
-        (SLURM.replace("1-02:00:30|COMPLETED|billing", "soon|COMPLETED|billing"), "line 2: 'soon' is no duration"),
+        (SLURM.replace("1-02:00:30|COMPLETED|billing", "soon|COMPLETED|billing"), "line 2: 'soon' is not a duration"),
         (SLURM.replace("2026-01-05T09:59:00", "yesterday"), "line 4: .*yesterday"),
     ],
 )

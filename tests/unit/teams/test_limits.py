@@ -70,7 +70,7 @@ def test_limits_outlast_the_controller(world: ControllerInProcess) -> None:
 
 def test_senseless_limits_are_refused(world: ControllerInProcess) -> None:
     assert "whose limits?" in world.iris("cluster", "limits", "--chips", "8", code=USAGE).stderr
-    for user, chips, said in (("ann", "-1", "chips"), ("ann", "inf", "chips"), ("a b", "8", "not a name of a user")):
+    for user, chips, said in (("ann", "-1", "chips"), ("ann", "inf", "chips"), ("a b", "8", "not a valid user name")):
         assert said in world.iris("cluster", "limits", user, "--chips", chips, code=USAGE).stderr
 
 

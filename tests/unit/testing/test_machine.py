@@ -102,7 +102,9 @@ def test_machine_takes_the_containers_of_its_tasks_with_it(
 ) -> None:
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "1.owned-docker").write_text("{")  # damaged
+    damaged = TaskFiles.of_process(tmp_path, 1).owned("docker")
+    damaged.parent.mkdir()
+    damaged.write_text("{")
     with a_stand_in(tmp_path) as engine:
         ContainerRecord(str(engine.path), "one").write(TaskFiles.of_process(tmp_path, 77))
         arguments = ["run", "--name=one", "--label=iris-ray.container=one", "busybox", "sleep", "60"]

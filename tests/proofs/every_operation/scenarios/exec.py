@@ -73,7 +73,7 @@ async def _act(place: Path, said: Said) -> None:
     host.TOGETHER_S = 0.1
     with _own_process_as_task(place):
         try:
-            session = HostSession("127.0.0.1")
+            session = HostSession("127.0.0.1", "ann")
         except OSError as error:  # the person's process hears that the actor has died
             raise SessionError(str(error)) from None
         try:

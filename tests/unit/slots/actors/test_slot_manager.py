@@ -237,12 +237,14 @@ async def test_requests_for_unusable_gpus_are_refused_with_reason(
     await manager.register(order())
     answer = asyncio.ensure_future(manager.submit(ask("r")))
     for _ in range(2):
-        await manager.give_up_runner("gpu-0", "nvidia-ml-py is not installed there")
+        await manager.give_up_runner("gpu-0", "nvidia-ml-py is not installed on that host")
     await asyncio.sleep(0)
     assert not answer.done(), "another host may come"
-    await manager.give_up_runner("gpu-1", "nvidia-ml-py is not installed there")
+    await manager.give_up_runner("gpu-1", "nvidia-ml-py is not installed on that host")
     for asked in (answer, manager.submit(ask("later"))):
-        with pytest.raises(InvalidSlotError, match="gpu-1 can hold no slots: nvidia-ml-py is not installed there"):
+        with pytest.raises(
+            InvalidSlotError, match="gpu-1 can hold no slots: nvidia-ml-py is not installed on that host"
+        ):
             (await asked).open()
     assert caplog.text.count("gpu-0 can hold no slots") == 1
 

@@ -98,8 +98,8 @@ def test_missing_library_is_said_once_and_ends_the_job(
     hold(monkeypatch, calls, here=here)
     ((runner, why),) = said
     assert runner == "slots-0"
-    assert "nvidia-ml-py is not installed there (pip install 'iris-ray[gpu]'); mend that, or give SlotHosts(" in why
-    assert capfd.readouterr().out.count("nvidia-ml-py") == 1
+    assert "nvidia-ml-py is not installed on that host (pip install nvidia-ml-py); mend that, or give SlotHosts(" in why
+    assert capfd.readouterr().out.count("nvidia-ml-py is not installed") == 1
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"held": False}, {"held": False, "agent_gone": None}])

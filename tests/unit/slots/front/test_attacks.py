@@ -73,7 +73,7 @@ def test_large_requests_are_parsed_elsewhere_as_small_ones_here(front: HttpFront
     assert (status, said.count("a" * 100_000)) == (200, 1)
     assert '"usage": null' in said
     for body in (b"[" * 100_000, b"[" + asked("a" * 100_000) + b"]", asked("a" * 100_000)[:-1] + b"\xff"):
-        assert "no JSON object" in post(front, body)[2]
+        assert "not a JSON object" in post(front, body)[2]
 
 
 def test_small_request_is_answered_while_large_one_is_parsed(

@@ -38,7 +38,7 @@ def test_oversized_body_is_refused(front: HttpFront) -> None:
 def test_unreadable_body_is_callers_mistake(front: HttpFront, body: bytes, kind: str) -> None:
     status, _, answer = post(front, body, kind)
     assert status == 400
-    assert "no JSON object" in json.loads(answer)["error"]["message"]
+    assert "not a JSON object" in json.loads(answer)["error"]["message"]
 
 
 def test_unserved_models_may_come_back(front: HttpFront) -> None:

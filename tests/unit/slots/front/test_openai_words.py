@@ -35,11 +35,11 @@ def asked(route: Route, **body: Any) -> ModelQuestion:
 @pytest.mark.parametrize(
     ("route", "body", "why"),
     [
-        (Route.COMPLETION, [], "no JSON object"),
+        (Route.COMPLETION, [], "not a JSON object"),
         (Route.COMPLETION, {"prompt": "a"}, "'model' is None"),
         (Route.COMPLETION, {"model": "m"}, "'prompt' is missing; give a string or a list"),
         (Route.CHAT, {"model": "m", "messages": "hi"}, "'messages' is 'hi'; give a list"),
-        (Route.COMPLETION, {"model": "m", "prompt": "a", "n": 2}, "only one answer"),
+        (Route.COMPLETION, {"model": "m", "prompt": "a", "n": 2}, "one answer"),
         (Route.COMPLETION, {"model": "m", "prompt": "a", "stream": "yes"}, "'stream' is 'yes'"),
         (Route.COMPLETION, {"model": "m", "prompt": "a", "stream_options": 1}, "'stream_options' is 1"),
         (Route.EMBEDDING, {"model": "m", "input": "a", "encoding_format": "hex"}, "'encoding_format'"),

@@ -54,7 +54,7 @@ def test_defaults_of_groups_are_those_of_kuberays_crd() -> None:
         ("numOfHosts: 4", "numOfHosts: four", "numOfHosts: four", "a number from 1 on, not 'four'"),
         ("minReplicas: 0", "minReplicas: 9", "minReplicas: 9", "9 is more than maxReplicas"),
         ("groupName: v6e-8", "groupName: v6e-16", "groupName: v6e-16", "two groups are called v6e-16"),
-        ('google.com/tpu: "4"}', "google.com/tpu: four}", "google.com/tpu: four", "no quantity of Kubernetes"),
+        ('google.com/tpu: "4"}', "google.com/tpu: four}", "google.com/tpu: four", "not a quantity of Kubernetes"),
         ('rayVersion: "2.60.0"', 'rayVersion: "2.51.0"', "    mode: token", "from 2.52.0 on"),
         (
             "            cloud.google.com/gke-tpu-topology: 4x4\n",
@@ -84,7 +84,7 @@ def test_alpha_feature_is_refused_without_its_gate(tmp_path: Path) -> None:
     [
         (TEXT.replace("kind: RayCluster", "kind: RayJob"), f"holds 0 (RayJob in line {line_of(TEXT, 'apiVersion')})"),
         (f"{TEXT}\n---\n{TEXT}", "holds 2"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
         ("", "holds 0"),
     ],
 )

@@ -102,5 +102,5 @@ def test_quantity_is_read_as_kubernetes_does(quantity: object, number: float) ->
 
 @pytest.mark.parametrize("quantity", ["", "four", "4 Gi", "Gi", "4ii"])
 def test_wrong_quantity_is_refused(quantity: str) -> None:
-    with pytest.raises(ValueError, match="no quantity of Kubernetes"):
+    with pytest.raises(ValueError, match="not a quantity of Kubernetes"):
         amount(quantity)
