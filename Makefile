@@ -24,7 +24,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos soak marin pythons ray-versions clean
+.PHONY: demo pictures test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos soak marin pythons ray-versions clean
 .SECONDARY:  # environments stay
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
@@ -96,6 +96,15 @@ bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActor
 bench-dashboard: $(READY)  ## what the dashboard costs on 5,008 hosts with 20 open pages; about two minutes
 	$(BIN)/python benchmarks/dashboard.py
 
+pictures: $(READY)  ## the recording of the demo and the picture of the dashboard in docs/; two minutes
+	mkdir -p build/pictures
+	$(PYTHON) -m venv build/termtosvg
+	build/termtosvg/bin/python -m pip install $(QUIETLY) 'termtosvg==1.1.0' 'setuptools<81'
+	$(BIN)/python tools/record_demo.py build/pictures/demo.cast
+	build/termtosvg/bin/termtosvg render build/pictures/demo.cast docs/demo.svg -m 60 -t window_frame
+	IRIS_TEST_SCREENSHOTS=build/pictures $(BIN)/python -m pytest -q tests/unit/dashboard/test_pages.py -k 'fits_its_window and light'
+	cp build/pictures/light-fleet.png docs/dashboard-fleet.png
+
 KERNEL = build/kernel
 # What the kernel must do without any service: its own tests, a first script, and a gang that loses a slice. The pure core
 # (model, state, scheduler) is left to `make test`: an import contract ensures that services don't matter to it.
@@ -115,14 +124,14 @@ chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/
 soak: $(READY)  ## an hour of small jobs and faults, and what grows with them; shorter with: .venv/bin/python -m tests.proofs.soak --minutes 10
 	$(BIN)/python -m tests.proofs.soak
 
-marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
+marin: $(MARIN)/.ready  ## Levanter and Flax train, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
 	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/unit/history/test_parquet.py tests/cluster/marin $(ARGS)
 	$(MARIN)/bin/python -m tests.proofs.every_operation parquet --share 0.1
 	$(MARIN)/bin/python -m tests.proofs.every_operation fray
 
 $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
 	python=$$(tools/find_python $(MARINS_PYTHON)) && $$python -m venv $(MARIN)
-	$(MARIN)/bin/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED_MARIN)) --editable '.[test,levanter,fray]' marin-zephyr
+	$(MARIN)/bin/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED_MARIN)) --editable '.[test,levanter,fray,frameworks]' marin-zephyr
 	touch $@
 
 pythons: $(OTHER_PYTHONS:%=quick-on-%)  ## the tests of what an interpreter changes, on the other Pythons; two minutes
@@ -144,10 +153,15 @@ ray-versions: $(READY) $(OLDER_RAYS:%=.venv-ray-%/.ready)  ## the main paths on 
 	touch $@
 
 $(READY): pyproject.toml $(PINNED)
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	@echo "Ray, JAX and the tools of this repository are installed into .venv: 2.2 GB and some minutes, once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED)) --editable '.[dev]'
 	touch $(READY)
+
+.PHONY: release
+release: $(READY)  ## build, check and tag a release: make release VERSION=0.1.0; docs/releasing.md
+	$(BIN)/python -m tools.release $(VERSION)
 
 .PHONY: site
 site: $(READY)  ## the documentation as a site, in build/site; a warning fails it; ten seconds

@@ -13,6 +13,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # show every task's lines, not "re
 
 import functools
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -78,4 +79,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted; everything that the demo started has ended")

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import click
+
 from iris_ray import (
     IrisClient,
     run_docker_on_pod,
@@ -19,6 +21,8 @@ from iris_ray import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from iris_ray.cli.run import run as run_command
+from iris_ray.cli.submit import submit as submit_command
 from iris_ray.model.checks import Seconds
 from iris_ray.model.options import OPTIONS, Option, PriorityBand
 
@@ -32,15 +36,23 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "run_docker_on_pod": run_docker_on_pod,
     "IrisClient.submit": IrisClient.submit,
 }
-HEAD = """# The options of a run
+HEAD = """# Options of a run
 
-For users: every option of [`run_on_pod` and its kind](running.md), of `IrisClient.submit` and of the
-[command line](command-line.md). This page is made from the table in `iris_ray/model/options.py`.
+Every option of [`run_on_pod` and the other run functions](running.md), of `IrisClient.submit` and of the
+[command line](command-line.md). Pass options by name:
 
-All go by name. Times are in seconds. A value that makes no sense is refused before anything is acquired. `iris-ray run`
-and `iris-ray submit` take those that have a flag.
+```text
+run_on_pod(train, "v4-16", spares=1, preload=["jax"], max_retries_failure=0)
+iris-ray submit train.py --tpu v4-16 --spares 1 --max-retries-failure 0
+```
+
+In Python, times are in seconds; flags also take units, such as `90s`, `15m` and `2h`. iris_ray refuses an invalid value
+before it acquires anything. `iris-ray run` and `iris-ray submit` take the options that have a flag, and environment
+variables of the tasks as `--env`. Only `submit` takes {only_submit}.
+Only `run` takes {only_run}.
+
+<!-- Generated from iris_ray/model/options.py by `python -m tools.options_page`. -->
 """
-_COLUMNS = ("| option | default | takes | what it does |", "|---|---|---|---|")
 
 
 def options_page() -> str:
@@ -48,34 +60,64 @@ def options_page() -> str:
     takers: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for name in OPTIONS:
         takers[tuple(f for f, call in FUNCTIONS.items() if name in inspect.signature(call).parameters)].append(name)
-    parts = [HEAD]
+    run, submit = _flags(run_command), _flags(submit_command)
+    head = HEAD.format(only_run=_code(sorted(run - submit)), only_submit=_code(sorted(submit - run)))
+    parts = [head, "| option | flag | default | effect |", "|---|---|---|---|"]
+    parts += [
+        f"| [`{name}`](#{name}) | {_flag(option)} | {_shown(option, option.default)} | {option.help} |"
+        for name, option in OPTIONS.items()
+    ]
     for functions, names in takers.items():
-        parts += [f"## {_title(functions)}\n", *_COLUMNS, *(_row(name, OPTIONS[name]) for name in names), ""]
-    parts += ["## Other defaults\n", "| option | default | of | why |", "|---|---|---|---|"]
-    for name, option in OPTIONS.items():
-        for other in option.elsewhere:
-            of = ", ".join(f"`{function}`" if " of " not in function else function for function in other.of)
-            parts.append(f"| `{name}` | {_shown(option, other.value)} | {of} | {other.why} |")
-    return re.sub(r"docs/([\w/-]+\.md)", r"[\1](\1)", "\n".join(parts)) + "\n"
+        parts += ["", f"## {_title(functions)}", *(_section(name, OPTIONS[name]) for name in names)]
+    return re.sub(r"docs/([\w/-]+\.md)", _link, "\n".join(parts)) + "\n"
+
+
+def _flags(command: click.Command) -> set[str]:
+    """Return the flags of the options in the table that a command takes."""
+    table = {option.flag for option in OPTIONS.values()}
+    return table.intersection(flag for one in command.params for flag in one.opts)
+
+
+def _section(name: str, option: Option) -> str:
+    """Return the section of one option."""
+    lines = [
+        "",
+        f"### `{name}`",
+        "",
+        f"{option.help} {option.more}".strip(),
+        "",
+        f"- Example: `{name}={option.example}`",
+    ]
+    if option.flag:
+        lines.append(f"- Flag: {_flag(option)}")
+    lines.append(f"- Default: {_shown(option, option.default)}")
+    for other in option.elsewhere:
+        of = ", ".join(f"`{function}`" if " of " not in function else function for function in other.of)
+        lines.append(f"- Default in {of}: {_shown(option, other.value)} ({other.why})")
+    return "\n".join([*lines, f"- Values: {option.check.wanted}"])
+
+
+def _flag(option: Option) -> str:
+    return f"`{option.flag}`" if option.flag else ""
+
+
+def _link(found: re.Match[str]) -> str:
+    """Return a link to a page of docs/, with its title."""
+    title = (PAGE.parent / found[1]).read_text().partition("\n")[0].removeprefix("# ")
+    return f"[{title}]({found[1]})"
 
 
 def _title(functions: tuple[str, ...]) -> str:
     missing = [function for function in FUNCTIONS if function not in functions]
     if not missing:
-        return "Everywhere"
+        return "All functions"
     if len(missing) < len(functions):
-        return f"Everywhere but in {_code(missing)}"
-    return f"In {_code(functions)}"
+        return f"All functions except {_code(missing)}"
+    return f"Only {_code(functions)}"
 
 
 def _code(names: Iterable[str]) -> str:
     return " and ".join(f"`{name}`" for name in names)
-
-
-def _row(name: str, option: Option) -> str:
-    flag = f", `{option.flag}`" if option.flag else ""
-    text = f"{option.help} {option.more}".strip()
-    return f"| `{name}`{flag} | {_shown(option, option.default)} | {option.check.wanted} | {text} |"
 
 
 def _shown(option: Option, value: object) -> str:
