@@ -104,10 +104,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole modules and folders to the processes of ``pytest -n 4``: what a module shares is made once.
+    """Give whole modules and folders to the processes of ``pytest -n 3``: what a module shares is made once.
 
     Tests without Ray nodes wait more than they compute. Those in tests/cluster, which come after them, need a core for
-    each process, so two processes run them and the others end.
+    each process, so two processes run them and the third ends.
     Proofs and pages go test by test: some take long, and some need a cluster beside others that must come before it.
     The mark ``xdist_group`` does not serve: pytest-xdist 3.8 does not heed it with pytest 9.2.
     """
