@@ -405,7 +405,8 @@ class HostPreparation:
         return await asyncio.shield(self._latest)
 
     async def _prepare(self) -> NotFree | None:
-        if left := await asyncio.to_thread(self._ledger.end_leftovers):
+        mine = ProcessIdentity.of_this_process()  # its first zygote starts meanwhile
+        if left := await asyncio.to_thread(self._ledger.end_leftovers, except_for=mine):
             why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
             if self._devices is not None:
                 raise RuntimeError(why)

@@ -1,6 +1,7 @@
 """The zygotes of one host: one for each way to start a process, started when it is needed."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -159,6 +160,9 @@ class Zygotes:
         except (OSError, subprocess.SubprocessError, RayError) as error:
             raise ZygoteFailed(f"the process that forks tasks can't be started: {error}") from error
         zygote = Zygote(mine, how.token)
+        await zygote.known()
+        with contextlib.suppress(OSError):  # a full disk refuses its first fork, and has room until then
+            await self.record(zygote)
         await zygote.prepare(path, process.preload)
         return zygote, replace(cluster, runtime_env=_merged(cluster.runtime_env, more))
 
