@@ -157,6 +157,7 @@ class TPUHostActor:
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
+                self._zygotes.may_record()
                 return await self._start_process(start)
         except (ZygoteFailed, RuntimeEnvSetupError) as error:
             # Without anything of the user's it is the host, such as one without memory, that can't start a process.
@@ -405,8 +406,7 @@ class HostPreparation:
         return await asyncio.shield(self._latest)
 
     async def _prepare(self) -> NotFree | None:
-        mine = ProcessIdentity.of_this_process()  # its first zygote starts meanwhile
-        if left := await asyncio.to_thread(self._ledger.end_leftovers, except_for=mine):
+        if left := await asyncio.to_thread(self._ledger.end_leftovers):
             why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
             if self._devices is not None:
                 raise RuntimeError(why)

@@ -71,18 +71,12 @@ class ProcessLedger:
         remove_file(self._files(tree.pid).output)
         self._files(tree.pid).remove()
 
-    def end_leftovers(
-        self,
-        grace_s: float = TERM_GRACE_S,
-        recorder: ProcessIdentity | None = None,
-        except_for: ProcessIdentity | None = None,
-    ) -> list[str]:
+    def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: ProcessIdentity | None = None) -> list[str]:
         """End the processes that earlier actors left running, except the calling process.
 
         Args:
             grace_s: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
             recorder: an actor that is gone, to end only its tasks; None ends the tasks of all actors.
-            except_for: an actor whose tasks are not leftovers, such as a zygote that it starts meanwhile.
 
         Returns:
             The processes that run or may run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and what `end_owned`
@@ -93,7 +87,7 @@ class ProcessLedger:
         """
         trees: list[ProcessTree] = []
         unread: list[str] = []
-        for tree in self._entries(unread, partial(self._is_leftover, recorder, except_for)):
+        for tree in self._entries(unread, partial(self._is_leftover, recorder)):
             if tree.pid == os.getpid():
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
@@ -162,14 +156,10 @@ class ProcessLedger:
         entry = {**tree.root._asdict(), "token": tree.token, "descendants": descendants, "recorder": recorder}
         write_whole(self._entry(tree.pid), json.dumps(entry).encode())
 
-    def _is_leftover(
-        self, gone: ProcessIdentity | None, kept: ProcessIdentity | None, recorder: ProcessIdentity | None
-    ) -> bool:
+    def _is_leftover(self, gone: ProcessIdentity | None, recorder: ProcessIdentity | None) -> bool:
         """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""
         if gone is not None:
             return recorder == gone
-        if kept is not None and recorder == kept:
-            return False
         return self._exclusive or (recorder is not None and not recorder.exists())
 
     def _entries(

@@ -16,11 +16,10 @@ import pytest
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError
 
-from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.ray_internals import ClusterToJoin
 from iris_ray.actors.host import zygotes
 from iris_ray.actors.host.forks import Zygote, ZygoteFailed, ZygoteStart
-from iris_ray.actors.host.host_actor import HostPreparation, TPUHostActor
+from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.reaper import end_what_is_left
 from iris_ray.actors.host.zygotes import MOST_IDLE, Zygotes
@@ -202,13 +201,12 @@ async def test_zygote_that_hangs_in_an_import_ends_when_its_host_is_killed(tmp_p
     (tmp_path / "hangs.py").write_text("import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntime.sleep(600)")
     ledger = ProcessLedger(tmp_path)
     host = Zygotes("cpu-1", lambda: ledger)
+    host.may_record()
     spec = ProcessSpec({"env_vars": {"PYTHONPATH": str(tmp_path)}}, preload=("hangs",))
     starting = asyncio.ensure_future(host.ready(spec, None))
     await until(lambda: len(list(ledger._entries([]))) == 1 or starting.done())
     (tree,) = ledger._entries([])
     await until(lambda: any(b"sleep" in read_of_process(one.pid, "cmdline") for one in tree.search()))
-    await HostPreparation("cpu-1", ledger, None, BackgroundTasks()).ensure()
-    assert tree.root.runs(), "the host was prepared meanwhile"
     await asyncio.to_thread(end_what_is_left, ledger, ProcessIdentity.of_this_process())
     assert not any(one.runs() for one in tree.search())
     with pytest.raises(ZygoteFailed, match="has ended"):
