@@ -288,7 +288,7 @@ class Zygote:
     def let_go(self, fork: Fork) -> None:
         """Note that nobody waits for the end of a fork any more. A zygote that is stopped never tells it."""
         fork.is_wanted = False
-        if self._why_retired is not None:
+        if self._why_retired is not None and not self.ended:
             self._retire(self._why_retired)
 
     def end(self) -> None:

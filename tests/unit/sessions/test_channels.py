@@ -45,7 +45,7 @@ def test_start_that_is_cancelled_leaves_no_descriptor_and_no_command(delay_s: fl
         command = started(RunningCommand.start, ["sleep", "600"], dict(os.environ), "/", "", None, True)
         connection = started(PortConnection.to, *listener.getsockname())
         for start in (command, connection):
-            starting: asyncio.Task[Any] = asyncio.ensure_future(start)  # type: ignore[arg-type]
+            starting: asyncio.Task[Any] = asyncio.ensure_future(start)
             await asyncio.sleep(delay_s)
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
