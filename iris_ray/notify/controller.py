@@ -155,7 +155,7 @@ class NotifyInController(ControllerPart):
                 try:
                     news += self._news_of(job_id, job, now)
                 except Exception:
-                    logger.exception("nobody is told of %s; other jobs are not affected", job_id)
+                    logger.exception("the notifications about %s failed; other jobs are not affected", job_id)
             if count % TURN == TURN - 1:
                 await asyncio.sleep(0)
         assert self._sender is not None
