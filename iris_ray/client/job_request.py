@@ -155,8 +155,8 @@ def _make_spec(
     )
     if (size := len(pickle.dumps(spec))) > MAX_SPEC_BYTES:
         raise InvalidRequestError(
-            f"what job {name} asks for takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; name fewer or shorter"
-            " constraints, preferences, tolerations and resources"
+            f"the request for job {name} takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; give fewer or"
+            " shorter constraints, preferences, tolerations and resources"
         )
     return spec
 
