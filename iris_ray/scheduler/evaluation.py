@@ -19,7 +19,7 @@ LARGER = 0
 
 Rank = tuple[int, float, int, int, str]
 """Sort key of free groups, best first: unmet preferences (0 in an evaluation), chips and GPUs that may idle, 1 if an
-owner keeps actors there (negative if it is the job's), hosts left over, name."""
+owner keeps actors there (negative if it is the job's), hosts left over (for parts of slices, `Group.splits`), name."""
 
 Excluded = tuple[int | str, int]
 """A constraint (by position) or a taint (by name), and the number of workers that it excludes."""
@@ -348,9 +348,15 @@ def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
         0,
         0.0 if need.chips else accelerators(first.resources),
         int(held),
-        hosts_left if need.group_by or not need.chips else hosts_left_idle(first),
+        _hosts_left(group, need, hosts_left),
         group.name,
     )
+
+
+def _hosts_left(group: Group, need: Requirement, hosts_left: int) -> int:
+    if group.shape is not None:
+        return group.splits
+    return hosts_left if need.group_by or not need.chips else hosts_left_idle(group.workers[0])
 
 
 def _failing(constraint: Constraint, group: Group) -> Sequence[str]:
