@@ -36,6 +36,7 @@ __all__ = [
     "require_shape",
     "shape_of_attribute",
     "shape_of_part",
+    "shapes_of",
     "slice_of",
     "split_by",
 ]
@@ -110,15 +111,19 @@ def part_shapes(topology: str) -> tuple[str, ...]:
     return tuple(_in_words(sides) for sides in sorted(fitting, key=lambda sides: (prod(sides), sides)))
 
 
+def shapes_of(device: TPUConfig) -> tuple[str, ...]:
+    """Return the shapes of the parts of slices of a type, in their default shape, the smallest first."""
+    has_parts = device.vm_count > 1 and device.chips_per_vm == CHIPS_PER_HOST
+    return part_shapes(default_topology(device)) if has_parts else ()
+
+
 def require_shape(device: TPUConfig, topology: object) -> str:
     """Return the shape of a part of slices of a type.
 
     Raises:
         InvalidTopologyError: slices of this type have no such parts; the message lists the shapes that there are.
     """
-    whole = default_topology(device)
-    has_parts = device.vm_count > 1 and device.chips_per_vm == CHIPS_PER_HOST
-    shapes = part_shapes(whole) if has_parts else ()
+    whole, shapes = default_topology(device), shapes_of(device)
     given = topology.strip().lower() if isinstance(topology, str) else topology
     if given in shapes:
         return str(given)

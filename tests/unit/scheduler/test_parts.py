@@ -1,5 +1,6 @@
 """Gangs on parts of slices: which part a gang gets, what it leaves whole, and what it shares with its neighbours."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.parts import hosts_of_shape, part_attribute
+from iris_ray.model.parts import hosts_of_shape, part_attribute, part_shapes
 from iris_ray.model.workers import TOPOLOGY_LABEL, TPU_TOPOLOGY
 from iris_ray.state.events import (
     GangAssignedEvent,
@@ -356,6 +357,50 @@ def test_grouping_goes_with_the_last_job_that_needs_it(world: World) -> None:
     world.finish(job)
     world.do(SliceReleasedEvent("a:2x4:0", "pool-a"))
     assert not fleet.keeps(key, kept)
+
+
+# -- whatever happens --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_indexes_and_invariants_hold_whatever_happens(seed: int) -> None:
+    """Gangs on parts of all shapes and on whole slices, of two owners, come and go, and hosts are lost and return."""
+    random, world = Random(seed), World()
+    add_slices(world, "a", "b", tpu_type="v6e-64")
+    shapes = [None, *part_shapes("8x8")]
+    for number in range(60):
+        if random.random() < 0.6:
+            shape, owner = random.choice(shapes), random.choice(["pool-a", "pool-b"])
+            options = {"owner": owner, "max_retries_preemption": 3}
+            changes = {"tpu_type": "v6e-64"} if shape is None else of_parts(shape, "v6e-64")
+            world.submit(f"job-{number}", **changes, **options)
+        for done in world.schedule().values():
+            for one in done.reclaim:
+                world.do(SliceReleasedEvent(one.slice_name, one.holder))
+        running = [job for job in world.state.jobs.values() if job.gang.placed]
+        for job in running:
+            world.report_all(job, S.RUNNING)
+        if running and random.random() < 0.6:
+            world.finish(random.choice(running))
+        if random.random() < 0.3:
+            node_id = f"{random.choice('ab')}-{random.randrange(16)}"
+            if node_id in world.state.workers:
+                lost = [attempt.job_id for _, attempt in world.state.workers[node_id].occupants]
+                world.lose(node_id)
+                for job_id in lost:
+                    world.confirm(world.state.jobs[job_id])
+            else:
+                name, _, index = node_id.partition("-")
+                world.do(host(name, int(index), "v6e-64"))
+        held = [(name, owner) for name, owner in world.state.holders.items() if random.random() < 0.2]
+        in_use = {name for job in world.state.jobs.values() if job.gang.placed for name in job.gang.groups}
+        for name, owner in held:
+            if name not in in_use:
+                world.do(SliceReleasedEvent(name, owner))
+        world.now += 40.0
+        world.check()
+    taken = [{w.node_id for w in world.state.fleet.slice_workers(name)} for name in world.state.holders]
+    assert sum(map(len, taken)) == len(set().union(*taken)), "two owners hold one host"
 
 
 # -- specs that can't work ---------------------------------------------------------------------------------------------
