@@ -23,6 +23,7 @@ QUIETLY := --quiet --disable-pip-version-check
 # In the order of collection: tests without a cluster come first, while no process is connected to one. A process that
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
+THREE_PROCESSES := -n 3 --no-loadscope-reorder --max-worker-restart=0  # two run the tests on clusters; see tests/conftest.py
 
 .PHONY: demo pictures test proofs proofs-long check lint quick coverage bench bench-beside bench-scheduling bench-marin bench-kueue bench-controller bench-faults bench-progress bench-hangs bench-large-gang bench-dashboard bench-slots chaos soak marin pythons ray-versions clean
 .SECONDARY:  # environments stay
@@ -31,7 +32,7 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## every test, real Ray clusters included; ten to twenty minutes on two cores
-	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
+	$(BIN)/python -m pytest $(THREE_PROCESSES) $(ARGS)
 
 proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; a quarter of an hour
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
@@ -48,10 +49,10 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 quick: $(READY)  ## the tests without Ray nodes
-	$(BIN)/python -m pytest $(TWO_PROCESSES) tests/unit -q
+	$(BIN)/python -m pytest $(THREE_PROCESSES) tests/unit -q
 
 coverage: $(READY)  ## how much of iris_ray the tests without Ray nodes run; takes half as long again as make quick
-	$(BIN)/python -m pytest $(TWO_PROCESSES) tests/unit -q --cov --cov-report=
+	$(BIN)/python -m pytest $(THREE_PROCESSES) tests/unit -q --cov --cov-report=
 	@echo "The tests without Ray nodes run $$($(BIN)/coverage report --format=total) % of iris_ray's lines."
 
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
@@ -113,7 +114,7 @@ A_LOST_SLICE = tests/cluster/test_losses.py::test_lost_host_costs_slice_and_one_
 
 kernel: $(READY)  ## the kernel without any service, and everything else without each single one; about three minutes
 	$(BIN)/python -m tools.without_services kernel $(KERNEL)
-	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest $(TWO_PROCESSES) -q $(KERNELS_TESTS) $(ARGS)
+	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest $(THREE_PROCESSES) -q $(KERNELS_TESTS) $(ARGS)
 	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python examples/hello.py
 	cd $(KERNEL) && PYTHONPATH=. $(CURDIR)/$(BIN)/python -m pytest -q $(A_LOST_SLICE)
 	$(BIN)/python -m tools.without_services each build/without
@@ -137,7 +138,7 @@ $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
 pythons: $(OTHER_PYTHONS:%=quick-on-%)  ## the tests of what an interpreter changes, on the other Pythons; two minutes
 
 quick-on-%: .venv-python-%/.ready
-	$(<D)/bin/python -m pytest $(TWO_PROCESSES) $(ON_EVERY_PYTHON) -q $(ARGS)
+	$(<D)/bin/python -m pytest $(THREE_PROCESSES) $(ON_EVERY_PYTHON) -q $(ARGS)
 
 .venv-python-%/.ready: pyproject.toml $(PINNED_PYTHONS)
 	python=$$(tools/find_python $*) && $$python -m venv $(@D)

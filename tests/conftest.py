@@ -25,6 +25,8 @@ LOOK_AT_ALL_PROCESSES = tuple(
     f"tests/unit/{room}/" for room in ("actors/host", "docker", "hangs", "inspection", "logs", "preflight", "sessions")
 )
 """Tests there look for processes on the whole machine, so they don't run side by side."""
+CLUSTERS_AT_ONCE = 2
+"""How many processes run tests on clusters side by side."""
 CLUSTER_TESTS, PROOFS = TESTS / "cluster", TESTS / "proofs"
 PASSED = pytest.StashKey[bool]()
 SHRINKING_S = 20
@@ -74,7 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the profile doesn't ask for; have the tests that share a cluster run in a row.
+    """Leave out what the profile doesn't ask for; have the tests on clusters come last, those that share one in a row.
 
     Of several processes each has a cluster of its own, and runs whole modules on it. The largest modules come first, so
     that no process is idle at the end.
@@ -90,19 +92,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     of_module = Counter(item.path for item in wanted)
-    items[:] = sorted(wanted, key=lambda item: (turn(item), -of_module[item.path] if turn(item) else 0))
+    items[:] = sorted(
+        wanted,
+        key=lambda item: (
+            item.get_closest_marker("cluster") is not None,
+            turn(item),
+            -of_module[item.path] if turn(item) else 0,
+        ),
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give whole modules and folders to the processes of ``pytest -n 2``: what a module shares is made once.
+    """Give whole modules and folders to the processes of ``pytest -n 3``: what a module shares is made once.
 
+    Tests without Ray nodes wait more than they compute. Those in tests/cluster, which come after them, need a core for
+    each process, so two processes run them and the third ends.
     Proofs and pages go test by test: some take long, and some need a cluster beside others that must come before it.
     The mark ``xdist_group`` does not serve: pytest-xdist 3.8 does not heed it with pytest 9.2.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            only_clusters_are_left = next(iter(self.workqueue)).startswith("tests/cluster/")
+            if only_clusters_are_left and node not in self.nodes[:CLUSTERS_AT_ONCE]:
+                node.shutdown()  # when it has run what it has
+            else:
+                super()._assign_work_unit(node)
+
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
             if path.startswith(LOOK_AT_ALL_PROCESSES):

@@ -149,7 +149,7 @@ def check_gcs(variables: Mapping[str, str | None] | None) -> Finding:
     ]
     if not unbounded:
         return Finding(Level.OK, check, "bounded: it forgets old actors, workers and tasks")
-    found = "it remembers up to 100,000 dead actors, workers and tasks of each kind, and grows for as many"
+    found = "it remembers up to 100,000 dead actors, workers and tasks each, and a million ids of forgotten tasks"
     advice = f"set these on the head before `ray start`, see docs/operating.md: {' '.join(unbounded)}"
     return Finding(Level.WARNING, check, found, advice)
 

@@ -96,6 +96,7 @@ class EndKind(Enum):
     DISK_ERROR = "disk error"  # raised an OSError that reports a full, read-only or faulty disk
     EXITED = "exited"  # by sys.exit(), with a code that is not 0
     CRASHED = "crashed"
+    ZYGOTE_ENDED = "zygote ended"  # iris_ray's process that had forked it has ended, and the kernel has killed it then
     OUT_OF_MEMORY = "out of memory"  # raised MemoryError, or was killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
     HOST_UNFIT = "host unfit"  # a foreign process holds its chips, or its disk is full or faulty; no user code ran

@@ -2,9 +2,9 @@
 
 When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". The gang
 is therefore judged as a whole. Exhausted memory is the first candidate for the cause, since it also explains the loss
-of iris_ray's processes. Next come a task that could not run and a lost host, even if its task had returned, since its
-peers may have needed the process; then the earliest error. The text of a message never counts: a user's error may also
-say "timed out".
+of iris_ray's processes. Next come a task that could not run, one whose zygote has ended, and a lost host, even if its
+task had returned, since its peers may have needed the process; then the earliest error. The text of a message never
+counts: a user's error may also say "timed out".
 
 ============================================  ============  ====================
 first cause                                   outcome       charged
@@ -19,6 +19,7 @@ all tasks had saved after a notice            TpuPreempted  preemption budget
 exception, exit code, crash, out of memory    TpuRunError   failure budget
 no heartbeat of any task for stall_timeout    TpuRunError   failure budget
 no heartbeat for as long as the job's steps   TpuFailed     preemption budget
+the zygote of a task has ended                TpuFailed     preemption budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
 the host's disk is full, no user code ran     TpuFailed     nothing, but a pause
 moved to more slices, or evicted              TpuCancelled  nothing
@@ -75,7 +76,7 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
         return TpuPreempted(f"{host.draining}; the task ended with: {end.error if end else 'no report'}")
     if end is None:
         return TpuFailed("the task's end was not reported, though its host answers")
-    if end.kind in DID_NOT_RUN:
+    if end.kind in DID_NOT_RUN or end.kind is EndKind.ZYGOTE_ENDED:
         return TpuFailed(end.error)
     return TpuRunError(end.error, end.traceback, end.payload, _RUN_ERRORS.get(end.kind, RunErrorKind.APPLICATION))
 
@@ -167,10 +168,10 @@ def _is_lost(host: HostEvidence) -> bool:
 
 def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:
     """Return the sort key of a task as a candidate for the first cause; the smallest wins."""
-    ran = end is None or end.kind not in DID_NOT_RUN
+    was_user_code = end is None or (end.kind not in DID_NOT_RUN and end.kind is not EndKind.ZYGOTE_ENDED)
     if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
         rank = 0
-    elif isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
+    elif isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not was_user_code):
         rank = 1
     elif isinstance(result, TpuRunError) or by_notice:
         rank = 2

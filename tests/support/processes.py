@@ -233,7 +233,8 @@ class NoOutput(OutputPump):
 class ChildRunner:
     """The way to a child, which runs its exit handlers once it may exit; see `TaskRunner`."""
 
-    is_fork = True
+    is_fork = False
+    zygote_ended = False
 
     def __init__(self, child: Child) -> None:
         self._child = child

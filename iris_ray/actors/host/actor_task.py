@@ -21,6 +21,7 @@ class ActorProcess:
     """
 
     is_fork = False
+    zygote_ended = False
 
     def __init__(self, handle: ActorHandle) -> None:
         self._handle = handle

@@ -77,6 +77,7 @@ class ProcessExit:
         code: the exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
         stopped_for: why iris_ray ended it, or None if it ended by itself.
         killed_for_memory: why the host ended it for lack of memory, or None.
+        zygote_ended: whether the kernel has killed it because the process that had forked it has ended.
     """
 
     at: float
@@ -85,10 +86,11 @@ class ProcessExit:
     code: int | None
     stopped_for: str | None
     killed_for_memory: str | None = None
+    zygote_ended: bool = False
 
 
 def diagnose(found: ProcessExit) -> TaskEnd:
-    """Return how the task ended: stopped by iris_ray, never started, out of memory, or crashed, in this order."""
+    """Return how the task ended: stopped, out of memory, never started, with its zygote or crashed, in this order."""
     if found.stopped_for is not None:
         return TaskEnd(EndKind.STOPPED, found.at, error=found.stopped_for)
     if found.killed_for_memory is not None:
@@ -102,6 +104,9 @@ def diagnose(found: ProcessExit) -> TaskEnd:
     if found.memory_was_short and found.code in (None, -SIGKILL):
         reason = "the task process was killed by the kernel, because the host's memory was used up"
         return TaskEnd(EndKind.OUT_OF_MEMORY, found.at, error=reason, exit_code=exit_code)
+    if found.zygote_ended:
+        reason = "the process of iris_ray that had forked the task has ended, and the task with it"
+        return TaskEnd(EndKind.ZYGOTE_ENDED, found.at, error=reason, exit_code=exit_code)
     return TaskEnd(EndKind.CRASHED, found.at, error=f"the task process {how}", exit_code=exit_code)
 
 

@@ -436,10 +436,12 @@ class ForkedProcess:
         if self._identity is not None:
             self._identity.signal(signal.SIGKILL)
 
+    @property
+    def zygote_ended(self) -> bool:
+        return self._fork.code is None and self._zygote.ended
+
     def exit_code(self) -> int | None:
-        if self._fork.code is None and self._zygote.ended:  # the kernel has killed it with the zygote
-            return -signal.SIGKILL
-        return self._fork.code
+        return -signal.SIGKILL if self.zygote_ended else self._fork.code
 
     def close(self) -> None:
         """Close the connection. If `run` is still to read the rest of an answer, it closes it."""

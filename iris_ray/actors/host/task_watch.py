@@ -60,6 +60,10 @@ class TaskRunner(Protocol):
 
     is_fork: bool
 
+    @property
+    def zygote_ended(self) -> bool:
+        """Whether the process has ended because the one that had forked it has."""
+
     async def run(self, launch: TaskLaunch) -> TaskEnd | None:
         """Have the process run a task. Return how it ended; None if the process is gone without an answer."""
 
@@ -70,7 +74,10 @@ class TaskRunner(Protocol):
         """End the process, unless a signal does. Return at once."""
 
     def exit_code(self) -> int | None:
-        """Return the exit code of the process, or the negative number of a signal; None if it is not known here."""
+        """Return the exit code of the process, or the negative number of a signal; None if it is not known here.
+
+        A fork's is known unless its zygote hangs.
+        """
 
     def close(self) -> None:
         """Note that the process is gone."""
@@ -308,17 +315,18 @@ class TaskWatch:
         self._exit = self._background.start(learning, f"learning how pid {self._tree.pid} ended")
 
     async def _learn_exit(self, at: float, had_started: bool, memory_was_short: bool) -> ProcessExit:
-        """Ask the kernel how the process ended, unless we stopped it, and close its pidfd."""
+        """Ask its zygote, or the kernel, how the process ended, unless we stopped it, and close its pidfd."""
         for _ in range(int(ZYGOTE_TELLS_S / EXIT_STATUS_POLL_S) if self.is_fork else EXIT_STATUS_TRIES):
-            code = self._runner.exit_code()
-            if code is None:
-                code = self._process.exit_code()
+            code = self._runner.exit_code() if self.is_fork else self._process.exit_code()
             if code is not None or self._stopped_for is not None:
                 break
             await asyncio.sleep(EXIT_STATUS_POLL_S)
+        zygote_ended = self._runner.zygote_ended
         self._process.close()
         self._runner.close()
-        return ProcessExit(at, had_started, memory_was_short, code, self._stopped_for, self._killed_for_memory)
+        return ProcessExit(
+            at, had_started, memory_was_short, code, self._stopped_for, self._killed_for_memory, zygote_ended
+        )
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

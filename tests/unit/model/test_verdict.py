@@ -33,6 +33,7 @@ RETURNED = TaskEnd(EndKind.RETURNED, 9.0, b"result")
 STOPPED = TaskEnd(EndKind.STOPPED, 9.0, error="another task ended")
 BUSY = TaskEnd(EndKind.HOST_UNFIT, 6.0, error="its chips are held by pid 1 (python3)")
 NEVER_STARTED = TaskEnd(EndKind.NEVER_STARTED, 6.0, error="was killed by SIGKILL")
+ZYGOTE_ENDED = TaskEnd(EndKind.ZYGOTE_ENDED, 6.0, error="the process that had forked it has ended")
 
 
 def raised(at: float = 5.0, error: str = "ValueError: x") -> TaskEnd:
@@ -72,6 +73,8 @@ def gang(*tasks: tuple[TaskEnd | None, HostEvidence]) -> Verdict:
         (STOPPED, LOST, TpuFailed),
         (BUSY, HEALTHY, TpuFailed),
         (NEVER_STARTED, HEALTHY, TpuFailed),
+        (ZYGOTE_ENDED, HEALTHY, TpuFailed),
+        (ZYGOTE_ENDED, NOTICE, TpuPreempted),
         (BUSY, LOST_AFTER_NOTICE, TpuPreempted),
         (None, TAKEN, TpuPreempted),  # without notice, but the provider says so
         (crashed(), TAKEN, TpuPreempted),
@@ -113,7 +116,7 @@ def test_judge_gang_lost_host_explains_peers_earlier_aborts() -> None:
     assert verdict.charged_as is TaskState.WORKER_FAILED
 
 
-@pytest.mark.parametrize("end", [BUSY, NEVER_STARTED])
+@pytest.mark.parametrize("end", [BUSY, NEVER_STARTED, ZYGOTE_ENDED])
 def test_judge_gang_unstarted_task_explains_its_peers(end: TaskEnd) -> None:
     verdict = gang((raised(5.0), HEALTHY), (end, HEALTHY))
     assert verdict.cause == TaskKey(0, 1)

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,14 @@ def test_diagnosis_of_process_not_begun_blames_no_user_code(code: int | None, me
 def test_diagnosis_of_stopped_process_gives_our_reason(had_started: bool) -> None:
     end = diagnose(found(KILLED, had_started=had_started, memory_was_short=True, stopped_for="another task ended"))
     assert (end.kind, end.error) == (EndKind.STOPPED, "another task ended")
+
+
+def test_diagnosis_of_fork_killed_with_its_zygote_blames_no_user_code() -> None:
+    killed = replace(found(KILLED), zygote_ended=True)
+    assert (diagnose(killed).kind, diagnose(killed).exit_code) == (EndKind.ZYGOTE_ENDED, 137)
+    assert diagnose(replace(killed, memory_was_short=True)).kind is EndKind.OUT_OF_MEMORY
+    assert diagnose(replace(killed, had_started=False)).kind is EndKind.NEVER_STARTED
+    assert diagnose(replace(killed, stopped_for="cancelled")).kind is EndKind.STOPPED
 
 
 # -- kills by the kernel ----------------------------------------------------------------------------------------------

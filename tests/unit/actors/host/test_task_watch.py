@@ -356,6 +356,8 @@ async def test_chips_are_free_once_all_processes_of_the_host_have_ended(
 class KilledRunner(ChildRunner):
     """The way to a child whose exit code is known at once."""
 
+    is_fork = True
+
     def exit_code(self) -> int | None:
         return -signal.SIGKILL
 
