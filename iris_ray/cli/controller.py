@@ -198,7 +198,7 @@ def _require_installed(version: str) -> None:
     installed = installed_on_head()
     if installed is not None and installed["version"] != iris_ray.__version__:
         raise VersionMismatchError(
-            f"the Controller stays as it is, of iris_ray {version}: it runs what is installed on the head, which is"
+            f"the Controller stays as it is, of iris_ray {version}: it runs the version that is installed on the head,"
             f" {versions_in_words(installed)}, and this is {versions_in_words(versions_here())}: install"
             f" iris_ray {iris_ray.__version__} on the head, then upgrade"
         )

@@ -43,7 +43,7 @@ class SettingNow(TypedDict):
 @address_option
 @click.pass_context
 def settings(context: click.Context, form: ListForm) -> None:
-    """What operators have decided for the whole cluster: show it, or set it.
+    """Settings of the whole cluster: show, set or reset them.
 
     \b
       iris-ray cluster settings

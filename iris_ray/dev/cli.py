@@ -203,7 +203,7 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
 @list_options(list[HeldJob], "names")
 @address_option
 def ls(form: ListForm) -> None:
-    """What you hold: names, types, slices, and whether they are there yet.
+    """The slices that you hold: names, types, and whether they are there yet.
 
     \b
       iris-ray dev ls

@@ -128,6 +128,9 @@ def _add_what_pools_know(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
 
     asked = []
     for line in jobs:
+        if "/" in line["job_id"]:  # its pool may outlive the attempt of the task, but not the task's job
+            line["why_not"] = "a task has submitted it, and submits it again on the new cluster"
+            continue
         try:
             pool = Actor[HandoverCallsOfPool](ray.get_actor(detached_pool(line["job_id"]), NAMESPACE))
             asked.append((line, pool.call(HandoverCallsOfPool.what_it_runs)))

@@ -32,7 +32,7 @@ _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
 
 
 class LogText(TypedDict):
-    """What a task has printed in one attempt.
+    """The output of a task in one attempt.
 
     Attributes:
         job_id, task_index, attempt: whose output it is.
@@ -85,7 +85,7 @@ def logs(
     timestamps: bool,
     as_json: bool,
 ) -> None:
-    """What a task has printed, even after its end.
+    """The output of a task, even after its end.
 
     \b
       iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0

@@ -186,7 +186,7 @@ class SelfTest:
         self._job(functools.partial(on_host.leave_a_daemon, seconds))
         left = sum(self._job(functools.partial(on_host.daemons, seconds)))
         _expect("processes that tasks have left behind", left, 0)
-        return Finding(Level.OK, "", "what a task starts and leaves behind ends with it")
+        return Finding(Level.OK, "", "processes that a task leaves behind end with it")
 
     def _parts(self, shape: str) -> Finding:
         """Run a JAX program on each part of this shape at the same time."""
