@@ -344,19 +344,17 @@ def _prefers(preference: Constraint, group: Group) -> bool:
 
 def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
     first = group.workers[0]
+    if group.shape is not None:
+        hosts_left = group.splits
+    elif need.group_by is None and need.chips:
+        hosts_left = hosts_left_idle(first)
     return (
         0,
         0.0 if need.chips else accelerators(first.resources),
         int(held),
-        _hosts_left(group, need, hosts_left),
+        hosts_left,
         group.name,
     )
-
-
-def _hosts_left(group: Group, need: Requirement, hosts_left: int) -> int:
-    if group.shape is not None:
-        return group.splits
-    return hosts_left if need.group_by or not need.chips else hosts_left_idle(group.workers[0])
 
 
 def _failing(constraint: Constraint, group: Group) -> Sequence[str]:
