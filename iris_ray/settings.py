@@ -48,7 +48,7 @@ TEAM = Variable(
 NOTIFY = Variable(
     "IRIS_NOTIFY",
     "driver, command line",
-    "who is [told](notifications.md) of your jobs, unless a job says so itself; separated by spaces",
+    "destinations of [notifications](notifications.md) about your jobs, unless a job has its own; separated by spaces",
     str,
 )  # the Controller checks it
 PRIORITY = Variable(

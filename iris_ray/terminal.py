@@ -325,6 +325,11 @@ def printable(text: bytes | str, kept: str = "\t") -> str:
     return "".join(pieces)
 
 
+def without_colours(text: str) -> str:
+    """Return a text without the sequences that set colours, for readers that are no terminals."""
+    return _COLOUR.sub("", text)
+
+
 def one_line(text: object) -> str:
     """Return any text as one line for a cell or a terminal: without line ends and control characters."""
     return " ".join("".join(c if c.isprintable() or c.isspace() else "?" for c in str(text)).split())

@@ -143,7 +143,7 @@ class AutoscalerDemand(Demand):
             try:
                 self._launches = autoscaler_launches()
             except Exception as error:  # only what people read is lost; the demand stays
-                logger.info("what Ray's autoscaler is launching can't be read: %s", error)
+                logger.info("the list of launches of Ray's autoscaler can't be read: %s", error)
 
     def _update(self, tpu_type: str, count: int, there: frozenset[str]) -> None:
         groups = self._groups.get(tpu_type, [])

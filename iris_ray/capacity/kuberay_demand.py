@@ -206,7 +206,7 @@ class KubeRayDemand(Demand):
                     continue
                 changed = self._api.patch_ray_cluster(found.patch(cluster["metadata"]["resourceVersion"]))
             except ProviderError as error:  # such as a change at the same moment
-                logger.info("slices of group %s that nobody needs are not withdrawn yet: %s", group.name, error)
+                logger.info("superfluous requests for slices of group %s are not withdrawn yet: %s", group.name, error)
                 continue
             self._raised -= Counter({group.name: len(found.slices)})
             logger.info("KubeRay is no longer asked for %d slices of group %s", len(found.slices), group.name)

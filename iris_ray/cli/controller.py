@@ -44,7 +44,7 @@ class ControllerNow(TypedDict, total=False):
         pid, address, node_id: its process, and Ray's node id of its host.
         set_aside: jobs and records that it could not handle.
         clock_jumps: the jumps of its host's clock.
-        services, service_health: what each service has published about itself, and how it fares.
+        services, service_health: the status and the health of each service.
         statistics: counts since it began.
         jobs, slices: of ``status`` and ``upgrade``: how many are in each state.
         hosts: how many hosts it knows.
@@ -198,7 +198,7 @@ def _require_installed(version: str) -> None:
     installed = installed_on_head()
     if installed is not None and installed["version"] != iris_ray.__version__:
         raise VersionMismatchError(
-            f"the Controller stays as it is, of iris_ray {version}: it runs what is installed on the head, which is"
+            f"the Controller stays as it is, of iris_ray {version}: it runs the version that is installed on the head,"
             f" {versions_in_words(installed)}, and this is {versions_in_words(versions_here())}: install"
             f" iris_ray {iris_ray.__version__} on the head, then upgrade"
         )

@@ -50,7 +50,7 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.dashboard:dashboard", "Web pages of the fleet, the queue, jobs, users and events, live."
     ),
     "cluster settings": Command(
-        "iris_ray.cli.settings:settings", "What operators have decided for the whole cluster, or set it."
+        "iris_ray.cli.settings:settings", "Settings of the whole cluster: show, set or reset them."
     ),
     "cluster controller": Command(
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."

@@ -23,11 +23,11 @@ class SettingNow(TypedDict):
     """A setting of the cluster.
 
     Attributes:
-        value: its text now.
-        default: its text if nobody has set it.
-        form: which values it takes.
+        value: its present value, as text.
+        default: its default, as text.
+        form: the form of its values.
         help: its effect.
-        set_by, set_at: who has set it, and when, in seconds since the epoch; None for the default.
+        set_by, set_at: the user who set it, and the time, in seconds since the epoch; None for the default.
     """
 
     value: str
@@ -43,7 +43,7 @@ class SettingNow(TypedDict):
 @address_option
 @click.pass_context
 def settings(context: click.Context, form: ListForm) -> None:
-    """What operators have decided for the whole cluster: show it, or set it.
+    """Settings of the whole cluster: show, set or reset them.
 
     \b
       iris-ray cluster settings

@@ -69,7 +69,7 @@ class SubmittedRun(TypedDict):
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
 @click.option("--run-id", metavar="ID", help="What to call a --ray-job; a number is added if it is taken.")
 @click.option("--exclude", "excludes", multiple=True, metavar="PATTERN",
-              help="What a --ray-job does not need of the directory; as in .gitignore, repeatable.")  # fmt: skip
+              help="Files of the directory that a --ray-job does not need; as in .gitignore, repeatable.")  # fmt: skip
 @click.option("--env-file", metavar="FILE", help="Variables of a --ray-job, NAME=VALUE a line, such as secrets.")
 @json_option(Submitted | SubmittedRun)
 @address_option

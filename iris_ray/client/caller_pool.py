@@ -174,6 +174,8 @@ atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handl
 def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
     """Start a job that does not end with this process, in a pool of its own, which ends with the job.
 
+    A child that may be adopted ends with the job of its task instead.
+
     Return the reference to its results, and the pool that runs it.
     """
     spec = request.spec
@@ -188,7 +190,7 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Ac
         lifetime="detached",
         name=detached_pool(spec.job_id),
         namespace=NAMESPACE,
-    ).remote(None if passed_later else request)
+    ).remote(None if passed_later else request, child=request.child_of)
     pool = Actor[PoolInterface](actor)
     if passed_later:
         try:

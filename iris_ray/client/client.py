@@ -15,6 +15,7 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.children import as_child, children_outlive_attempts
 from iris_ray.client.connection import current_user, join, require_cluster
 from iris_ray.client.job_group import GroupHandle, JobGroup, submit_all
 from iris_ray.client.job_handle import JobHandle, job_id_of
@@ -160,7 +161,8 @@ class IrisClient:
         need = ResourceSpec() if resources is None else resources
         if not isinstance(need, ResourceSpec):
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
-        return self._launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
+        request = make_request(remote_fn, placement_of(need, coscheduling), name, **options)
+        return self._launch(as_child(request) if self.is_direct else request, detached)
 
     def submit_group(self, group: JobGroup, *, detached: bool = False) -> GroupHandle:
         """Put a group of jobs into the queue: they start together or not at all.
@@ -211,6 +213,8 @@ class IrisClient:
         try:
             job.wait(stream_logs=True)
         except BaseException:
+            if children_outlive_attempts():
+                raise  # it ends with the job of this task, whose next attempt may adopt it
             with contextlib.suppress(Exception):  # the first error tells more
                 job.cancel()
             raise
@@ -370,4 +374,5 @@ def launch(request: RunRequest, detached: bool, transport: Transport | None = No
         transport: the connection to the cluster; None: this process is connected.
     """
     transport = DirectTransport() if transport is None else transport
-    return JobHandle(request.spec.job_id, transport.submit(request, detached), transport)
+    job_id, results = transport.submit(request, detached)
+    return JobHandle(job_id, results, transport)

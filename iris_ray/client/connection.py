@@ -214,7 +214,7 @@ def _require_answer(address: str, source: str = "") -> None:
     with probe:
         if not _speaks_grpc(probe):
             raise NoClusterError(
-                f"what answers at {address} is not the head of a Ray cluster; give Ray's port, which is 6379 unless set"
+                f"the server at {address} is not the head of a Ray cluster; give Ray's port, which is 6379 unless set"
                 " otherwise (8265 is the dashboard's)"
             )
 

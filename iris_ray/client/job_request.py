@@ -22,11 +22,12 @@ from iris_ray.client.user_function import name_of, pickle_function, require_no_a
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.checks import OneOf, Seconds, require
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
-from iris_ray.model.options import ACTOR, OPTIONS, JobOptions, PriorityBand
+from iris_ray.model.options import ACTOR, END, OPTIONS, JobOptions, PriorityBand
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU
 from iris_ray.settings import NOTIFY, PRIORITY, TEAM, TEST_HOST_SILENCE_S
+from iris_ray.task.job_info import get_job_info
 
 MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
@@ -154,8 +155,8 @@ def _make_spec(
     )
     if (size := len(pickle.dumps(spec))) > MAX_SPEC_BYTES:
         raise InvalidRequestError(
-            f"what job {name} asks for takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; name fewer or shorter"
-            " constraints, preferences, tolerations and resources"
+            f"the request for job {name} takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; give fewer or"
+            " shorter constraints, preferences, tolerations and resources"
         )
     return spec
 
@@ -169,7 +170,14 @@ def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, 
         "team": options["team"] or TEAM.read() or "",
         "notify": (NOTIFY.read() or "").split() if options["notify"] is None else options["notify"],
         "priority": _own_band() if options["priority"] is None else options["priority"],
+        "children": _own_children() if options["children"] is None else options["children"],
     }
+
+
+def _own_children() -> str:
+    """Return what happens to the children of this process's jobs: as to this one, if it is a task's."""
+    me = get_job_info()
+    return END if me is None else me.children
 
 
 def _own_band() -> PriorityBand:

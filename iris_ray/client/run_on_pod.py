@@ -10,8 +10,8 @@ from ray.exceptions import RayTaskError
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.client.caller_pool import pool_of_this_process
-from iris_ray.client.connection import require_cluster
-from iris_ray.client.job_progress import results_of, say_if_it_runs_once
+from iris_ray.client.children import as_child, begin, children_outlive_attempts
+from iris_ray.client.job_progress import results_of
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.run_options import local_mode, takes, without_mode
 from iris_ray.client.user_function import callers_error
@@ -102,8 +102,8 @@ class _RunOnPodRay:
             max_retries_failure=max_retries_failure,
             **options,
         )
-        results = start_request(request, mode)
-        self._note(results, request.spec.job_id)
+        job_id, results = start_request(request, mode)
+        self._note(results, job_id)
         return results
 
     def job_id(self, reference: "ray.ObjectRef[list[Any]]") -> str:
@@ -188,30 +188,31 @@ def run_request(request: RunRequest, mode: "Mode | None") -> list[Any]:
     if mode is not None:
         results: list[Any] = module_of("local", "run").run_here(request, mode)
         return results
-    ref = start_request(request, mode)
+    job_id, ref = _start(request)
     try:
-        return results_of(request.spec.job_id, ref)
+        return results_of(job_id, ref)
     except RayTaskError as error:
         raise callers_error(error) from None
     except BaseException:  # such as Ctrl-C: the gang must not go on when its caller has stopped waiting
-        ray.cancel(ref)
+        if not children_outlive_attempts():
+            ray.cancel(ref)
         raise
 
 
-def start_request(request: RunRequest, mode: "Mode | None") -> "ray.ObjectRef[list[Any]]":
-    """Start a request and return a reference to its results at once.
+def start_request(request: RunRequest, mode: "Mode | None") -> tuple[str, "ray.ObjectRef[list[Any]]"]:
+    """Start a request, and return the job's id and a reference to its results at once.
 
     In a local mode a Ray of this machine carries the reference, and is started if this process has none.
     """
-    results: ray.ObjectRef[list[Any]]
     if mode is not None:
-        results = module_of("local", "run").start_here(request, mode)
-        return results
-    require_cluster()
-    say_if_it_runs_once(request.spec)
-    results, _ = pool_of_this_process.submit(request)
-    print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
-    return results
+        return request.spec.job_id, module_of("local", "run").start_here(request, mode)
+    return _start(request)
+
+
+def _start(request: RunRequest) -> tuple[str, "ray.ObjectRef[list[Any]]"]:
+    job_id, results, *_ = begin(as_child(request))
+    print(f"iris_ray: job {job_id}", file=sys.stderr)  # `RayJobs.status` reads it
+    return job_id, results
 
 
 def release() -> None:

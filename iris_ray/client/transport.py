@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import ray
 from ray.exceptions import RayTaskError
@@ -14,9 +14,8 @@ from iris_ray.actors.protocol.marks import PAGES
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import module_of
-from iris_ray.client.caller_pool import REPEATED, pool_of_this_process, submit_detached
-from iris_ray.client.connection import require_cluster
-from iris_ray.client.job_progress import say_if_it_runs_once
+from iris_ray.client.caller_pool import REPEATED
+from iris_ray.client.children import begin
 from iris_ray.client.user_function import callers_error
 from iris_ray.errors import ServiceUnavailableError
 
@@ -25,6 +24,18 @@ REMOTE: Final = "remote"
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Submitted(NamedTuple):
+    """A job that the Controller has accepted.
+
+    Attributes:
+        job_id: its id: that of the request, unless the task has adopted an earlier job.
+        results: the future of its results.
+    """
+
+    job_id: str
+    results: "Future[list[Any]]"
 
 
 class Transport(Protocol):
@@ -48,8 +59,8 @@ class Transport(Protocol):
     def show(self, function: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function like `call`, and print in this process what the function prints."""
 
-    def submit(self, request: RunRequest, detached: bool) -> "Future[list[Any]]":
-        """Submit a job; return the future of its results when the Controller has accepted the job.
+    def submit(self, request: RunRequest, detached: bool) -> Submitted:
+        """Submit a job; return when the Controller has accepted the job.
 
         An interruption ends the job, as the caller has no handle.
 
@@ -78,15 +89,15 @@ class DirectTransport:
     def show(self, function: Callable[P, None], /, *args: P.args, **kwargs: P.kwargs) -> None:
         function(*args, **kwargs)
 
-    def submit(self, request: RunRequest, detached: bool) -> "Future[list[Any]]":
-        require_cluster()
-        say_if_it_runs_once(request.spec)
-        results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
-        future: Future[list[Any]] = results.future()
+    def submit(self, request: RunRequest, detached: bool) -> Submitted:
+        job_id, results, pool, is_new = begin(request, detached)
+        submitted = Submitted(job_id, results.future())
+        if not is_new:
+            return submitted
         try:
-            accepted = ray.get(pool.with_options(**REPEATED).call(PoolInterface.accepted, request.spec.job_id))
+            accepted = ray.get(pool.with_options(**REPEATED).call(PoolInterface.accepted, job_id))
         except BaseException:  # Ctrl-C above all
-            if detached:
+            if detached or request.child_of is not None:
                 ray.kill(pool.handle)
             else:
                 ray.cancel(results)
@@ -96,7 +107,7 @@ class DirectTransport:
                 ray.get(results)  # raises the reason
             except RayTaskError as error:
                 raise callers_error(error) from None
-        return future
+        return submitted
 
     def close(self) -> None: ...
 

@@ -194,8 +194,8 @@ def looks_secret(name: str) -> bool:
 def secrets_in_words(names: Sequence[str], travel: bool) -> str:
     """Return a line about files that look like secrets, fit for a terminal."""
     more = f" and {len(names) - 4} more" if names[4:] else ""
-    how = "goes along" if travel else "is left out"
-    return f"what looks like a secret {how}: {', '.join(map(_printable, sorted(names)[:4]))}{more}"
+    how = "are sent as well" if travel else "are left out"
+    return f"files that look like secrets {how}: {', '.join(map(_printable, sorted(names)[:4]))}{more}"
 
 
 def _why_not(path: Path, name: str) -> tuple[str | None, int]:
@@ -206,7 +206,7 @@ def _why_not(path: Path, name: str) -> tuple[str | None, int]:
     try:
         name.encode()
     except UnicodeEncodeError:
-        return "its name is no UTF-8", 0
+        return "its name is not UTF-8", 0
     if os.path.islink(path / name):
         target = os.path.normpath(os.path.join(os.path.dirname(name), os.readlink(path / name)))
         leaves = os.path.isabs(target) or target.split("/")[0] == ".."

@@ -180,8 +180,8 @@ class HeldRun:
                     yield HostPiece(host, note=f"has ended with code {self._codes[host]}; so do the others")
         if self.lost:
             raise TaskMovedError(
-                f"{self.lost}, and the run has ended with it on all hosts. What it wrote there is gone. Run it again:"
-                f" iris-ray dev run {self._held.name} -- …, which waits for other hosts and sends everything there"
+                f"{self.lost}, and the run has ended with it on all hosts. Its files there are gone. Run it again,"
+                f" which waits for other hosts and sends everything there: iris-ray dev run {self._held.name} -- …"
             )
         if self.refused:
             raise SessionError(f"{self.refused}; the run has ended on all hosts; run it again")

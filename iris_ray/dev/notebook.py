@@ -77,8 +77,8 @@ class SliceMagic:
                 self.end(name)
                 again = ", ".join(f"In [{number}]" for number in cells.numbers)
                 raise SessionError(
-                    f"{error}. The next %%slice {name} begins with fresh processes, on other hosts if need be. What"
-                    f" cells had left in them is gone: run again what you need of {again}"
+                    f"{error}. The next %%slice {name} begins with fresh processes, on other hosts if need be. The"
+                    f" variables of earlier cells are gone: if you need them, run these cells again: {again}"
                 ) from None
             raise
 

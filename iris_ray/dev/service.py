@@ -11,7 +11,7 @@ SERVICE: Final = Service(
         "dev run": Command(
             "iris_ray.dev.cli:run", "Send what changed of this directory, and run a program on every held host."
         ),
-        "dev ls": Command("iris_ray.dev.cli:ls", "What you hold."),
+        "dev ls": Command("iris_ray.dev.cli:ls", "The slices that you hold."),
         "dev stop": Command("iris_ray.dev.cli:stop", "Give held slices back."),
         "dev": Command(
             "iris_ray.dev.cli:dev", "Hold slices, and run what you have just edited on all their hosts.", "Every day"

@@ -142,8 +142,10 @@ def check_about(about: Mapping[str, Any]) -> Iterator[Finding]:
         if cleaning["trouble"] is None:
             yield Finding(Level.OK, "cleaning", found)
         else:
-            advice = "remove it there, as its owner or root"
-            yield Finding(Level.WARNING, "cleaning", f"{found}; what can't be removed: {cleaning['trouble']}", advice)
+            advice = "remove them there, as their owner or root"
+            yield Finding(
+                Level.WARNING, "cleaning", f"{found}; some files can't be removed: {cleaning['trouble']}", advice
+            )
     history = services.get("history", {})
     if trouble := history.get("trouble"):
         found = f"{history['path']}: {trouble}; {history['lost']} records are lost"

@@ -9,6 +9,7 @@ import ray
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.actors.calls.ray_internals import is_connected
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.client.children import adopt, as_child
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
 from iris_ray.errors import InvalidRequestError, UnknownNameError
@@ -16,7 +17,9 @@ from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
-from iris_ray.fray.job_request import fray_request
+from iris_ray.fray.job_request import fray_request, inherited_place
+from iris_ray.model.checks import require
+from iris_ray.model.options import OPTIONS
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _submitting = threading.Lock()
 """Held while a job is looked up and submitted: two threads that submit the same job would both miss the other's."""
+_submitted: set[str] = set()
+"""The ids of jobs that this process has submitted or adopted."""
 
 
 class Client:
@@ -35,6 +40,8 @@ class Client:
         iris: the connection to the cluster: ``IrisClient.remote(address)`` from outside of it; None: the cluster in
             which this process runs.
         detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
+        children: what happens to the jobs that tasks of its jobs submit when the tasks restart: they "end", or the next
+            attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks.
 
     Raises:
         FrayMissingError: Fray is not installed here.
@@ -42,8 +49,9 @@ class Client:
         InvalidRequestError: ``detached`` in a task, or a client that reaches nothing but a dashboard.
     """
 
-    def __init__(self, iris: IrisClient | None = None, *, detached: bool = False) -> None:
+    def __init__(self, iris: IrisClient | None = None, *, detached: bool = False, children: str | None = None) -> None:
         require_fray()
+        require("children", children, OPTIONS["children"].check)
         if detached:
             require_may_detach()
         if iris is not None and not iris.is_direct:
@@ -53,6 +61,7 @@ class Client:
             )
         self._iris = IrisClient() if iris is None else iris
         self._detached = detached
+        self._children = children
         self._jobs: list[JobHandle] = []
         self._groups: list[ActorGroup] = []
 
@@ -64,17 +73,29 @@ class Client:
 
         Args:
             request: the job.
-            adopt_existing: whether to return an unfinished job of this name, whichever process submitted it.
+            adopt_existing: whether to return an unfinished job of this name, whichever process submitted it. In a task,
+                a job that an earlier attempt of the task has submitted is returned only if the request is the same;
+                otherwise it is ended, and the log says what differs. Of a job that has succeeded meanwhile, the handle
+                has the end.
 
         Raises:
             fray.client.JobAlreadyExists: there is one, and ``adopt_existing`` is False; the error has its handle.
             InvalidRequestError: an option can't work; nothing was acquired.
             UnsupportedOptionError: iris_ray does not support an option; a subclass of InvalidRequestError.
         """
-        made = fray_request(request, Client, region_here())
+        region = region_here()
+        made = fray_request(request, Client, region, self._children)
+        if adopt_existing:
+            made = as_child(made, inherited_place(request.resources, region))
         with _submitting:
-            if (job_id := unfinished_job(request.name)) is None:
-                self._jobs.append(JobHandle(launch(made, self._detached).job_id))
+            job_id = unfinished_job(request.name)
+            if job_id is not None and job_id not in _submitted and adopt_existing:
+                adopted = adopt(made)
+                job_id = unfinished_job(request.name) if adopted is None else adopted.job_id
+            if job_id is None:
+                job_id = launch(made, self._detached).job_id
+                self._jobs.append(JobHandle(job_id))
+                _submitted.add(job_id)
                 return self._jobs[-1]
         if adopt_existing:
             return JobHandle(job_id)

@@ -25,8 +25,8 @@ def require_fray() -> None:
         importlib.import_module("fray.client")
     except ImportError as error:
         raise FrayMissingError(
-            f"Fray can't be imported ({error}); install it with: pip install marin-fray. What is called fray"
-            " is another package"
+            f"Fray can't be imported ({error}); install it with: pip install marin-fray. The"
+            " package fray is a different one"
         ) from error
 
 

@@ -60,13 +60,16 @@ _IGNORED_ENVIRONMENT = {
 }
 
 
-def fray_request(request: "JobRequest", client: MakesClient, region: str | None = None) -> RunRequest:
+def fray_request(
+    request: "JobRequest", client: MakesClient, region: str | None = None, children: str | None = None
+) -> RunRequest:
     """Check a job of Fray's and return it as a request of iris_ray.
 
     Args:
         request: the job.
         client: makes Fray's current client in each task.
         region: the region of the host of the task that submits the job, for a job that names none.
+        children: as for `iris_ray.fray.Client`.
 
     Raises:
         InvalidRequestError: an option makes no sense; nothing was acquired.
@@ -89,6 +92,7 @@ def fray_request(request: "JobRequest", client: MakesClient, region: str | None 
         max_retries_preemption=request.max_retries_preemption,
         max_task_failures=getattr(request, "max_task_failures", None),
         max_runtime=None if timeout is None else timeout.to_seconds(),
+        children=children,
     )
 
 
@@ -242,12 +246,17 @@ def _of_tpu(resources: "ResourceConfig") -> tuple[Constraint, ...]:
     return (Constraint(TPU_TOPOLOGY, ConstraintOp.IN, [tpu.name for tpu in types]), *of_shape)
 
 
+def inherited_place(resources: "ResourceConfig", region: str | None) -> tuple[Constraint, ...]:
+    """Return the constraint for the region of the task that submits a job, for a job that names no place."""
+    if resources.regions or resources.zone or region is None:
+        return ()
+    return (Constraint("region", ConstraintOp.IN, [region]),)
+
+
 def _of_place(resources: "ResourceConfig", region: str | None) -> tuple[Constraint, ...]:
     """Return constraints for region and zone, which operators give as labels."""
-    found = []
+    found = list(inherited_place(resources, region))
     regions = list(resources.regions or ())
-    if not regions and not resources.zone and region is not None:
-        regions = [region]
     if ANY_REGION in regions and len(regions) > 1:
         raise InvalidRequestError(f"regions is {regions}: give regions, or {ANY_REGION!r} alone for any")
     if regions and ANY_REGION not in regions:

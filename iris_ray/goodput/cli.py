@@ -51,7 +51,7 @@ class GoodputOfAll(TypedDict):
 def goodput(
     job: str | None, user: str | None, by: str, since: float | None, as_csv: bool, failures: bool, as_json: bool
 ) -> None:
-    """What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.
+    """How the time of jobs was spent: productive steps, queueing, recovery from preemptions and more.
 
     \b
       iris-ray job goodput                     by user, and what the chips of the cluster were in

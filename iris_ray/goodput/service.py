@@ -11,7 +11,7 @@ SERVICE: Final = Service(
     commands={
         "job goodput": Command(
             "iris_ray.goodput.cli:goodput",
-            "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
+            "How the time of jobs was spent: productive steps, queueing, recovery from preemptions and more.",
         ),
     },
 )

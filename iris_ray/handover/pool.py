@@ -5,6 +5,7 @@ from typing import Any
 import ray
 
 from iris_ray.actors.pool.services import PoolPart
+from iris_ray.actors.protocol.payloads import fetched
 from iris_ray.handover.calls import HandoverCallsOfPool
 from iris_ray.handover.file import environment_line, run_line
 
@@ -20,6 +21,6 @@ class HandoverInPool(PoolPart):
             return None
         function = request.pickled_function
         return {
-            "run": run_line(request, function if isinstance(function, bytes) else await function),
+            "run": run_line(request, await fetched(function)),
             "ray_job": environment_line(ray.get_runtime_context().runtime_env or {}),
         }

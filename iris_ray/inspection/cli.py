@@ -40,7 +40,7 @@ _NAMED = 12
 @json_option(lambda: GenericAlias(list, module_of("inspection", "client").SameStacks))
 @address_option
 def stacks(job: str, task: int | None, as_json: bool) -> None:
-    """What each thread of a job's tasks does now, whether they hang or not.
+    """The stack of each thread of a job's tasks, whether they hang or not.
 
     Tasks with equal stacks are shown once, the largest group first, which often shows which task the others wait for.
     py-spy reads the stacks on the tasks' hosts; the tasks need not do anything for it.

@@ -82,7 +82,7 @@ def ask_for_trace(files: TaskFiles, pid: int, directory: str, seconds: float) ->
         except OSError as error:
             raise ConnectionError(f"process {pid} does not accept requests for traces: {error}") from None
         if _peer(connected) != os.getuid():
-            raise ConnectionError(f"what answers for process {pid} is not iris_ray")
+            raise ConnectionError(f"the program that answers for process {pid} is not iris_ray")
         connected.sendall(json.dumps({"directory": directory, "seconds": seconds}).encode() + b"\n")
         answers = _lines(connected)
         began = next(answers, None)

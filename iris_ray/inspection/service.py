@@ -9,7 +9,7 @@ SERVICE: Final = Service(
     in_process="iris_ray.inspection.jax_traces:answer_trace_requests",
     in_jax="iris_ray.inspection.jax_traces:answer_in_program",
     commands={
-        "job stacks": Command("iris_ray.inspection.cli:stacks", "What each thread of a job's tasks does now."),
+        "job stacks": Command("iris_ray.inspection.cli:stacks", "The stack of each thread of a job's tasks."),
         "job profile": Command(
             "iris_ray.inspection.cli:profile", "Where the time of a task goes: a picture, or a trace for XProf."
         ),

@@ -102,7 +102,7 @@ def outcome_file(job: Path) -> Path:
 def _outcome(path: Path, code: int | None) -> list[Any]:
     if not path.exists():
         raise TaskCrashedError(
-            f"the process of the simulated cluster ended with code {code}; what it printed above says why"
+            f"the process of the simulated cluster ended with code {code}; its output above says why"
         )
     outcome = cloudpickle.loads(path.read_bytes())
     if isinstance(outcome, Exception):

@@ -32,7 +32,7 @@ _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
 
 
 class LogText(TypedDict):
-    """What a task has printed in one attempt.
+    """The output of a task in one attempt.
 
     Attributes:
         job_id, task_index, attempt: whose output it is.
@@ -40,7 +40,7 @@ class LogText(TypedDict):
         finished: whether the attempt has ended, so that no more will come.
         job_finished: whether the job has ended.
         from_host: whether it was read on the task's host, and not from a copy.
-        note: what a person is told about it, such as that its beginning was removed; or None.
+        note: a remark, such as that its beginning was removed; or None.
         text: the output; bytes that are not UTF-8 are escaped.
         times: with ``--timestamps``, when each line of the text came, in seconds since the epoch, or None if that is
             not known; without it, None.
@@ -85,7 +85,7 @@ def logs(
     timestamps: bool,
     as_json: bool,
 ) -> None:
-    """What a task has printed, even after its end.
+    """The output of a task, even after its end.
 
     \b
       iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0

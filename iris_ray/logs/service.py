@@ -12,6 +12,6 @@ SERVICE: Final = Service(
     output="iris_ray.logs.host:TaskOutput",
     pages=(Page("/api/jobs/{job:[^/]+}/logs", "iris_ray.logs.pages:piece"),),
     commands={
-        "job logs": Command("iris_ray.logs.cli:logs", "What a task has printed, even after its end.", "Every day"),
+        "job logs": Command("iris_ray.logs.cli:logs", "The output of a task, even after its end.", "Every day"),
     },
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.options import EACH_SLICE, WHOLE_JOB
+from iris_ray.model.options import EACH_SLICE, END, WHOLE_JOB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ class JobInfo:
             ``local_dir`` to the job's tasks (see `iris_ray.checkpoint.peer_files`); "" for a host without one. An
             independent task has only its own host's. Empty without chips, in local processes, and in a gang whose
             addresses don't fit into a variable: about 5,000 hosts.
+        children: what happens to the jobs that the task submits when it restarts: they "end", or its next attempt may
+            "adopt" them.
     """
 
     job_id: str
@@ -61,6 +63,7 @@ class JobInfo:
     failure_domain: str = WHOLE_JOB
     file_services: tuple[str, ...] = field(default=(), repr=False)
     group: str = ""
+    children: str = END
 
     @property
     def group_jobs(self) -> dict[str, str]:

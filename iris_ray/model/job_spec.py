@@ -23,7 +23,7 @@ from iris_ray.model.checks import (
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import EACH_SLICE, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
+from iris_ray.model.options import ADOPT, EACH_SLICE, END, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.secret import MOST_STORED_NAMES, is_secret_name
@@ -133,6 +133,8 @@ class JobSpec:
         processes_per_host: the number of processes in each task of a gang on slices.
         failure_domain: "job": a coscheduled job is one gang. "slice": each of its slices is a gang, which is placed,
             fails and is retried independently.
+        children: what happens to the jobs that its tasks submit when the tasks restart: they "end", or the next attempt
+            "adopt"s them.
         task_placement: the placement of independent tasks without chips and GPUs: "spread" over as many hosts as
             possible, or "pack" onto as few as possible.
         group: the group of jobs that start together or not at all, or None.
@@ -171,6 +173,7 @@ class JobSpec:
     grow_after: float | Literal["auto"] | None = default_of("grow_after")
     processes_per_host: int = default_of("processes_per_host")
     failure_domain: str = default_of("failure_domain")
+    children: str = END
     task_placement: str = default_of("task_placement")
     group: GroupSpec | None = None
     stored_secrets: tuple[str, ...] = ()
@@ -282,6 +285,7 @@ _CHECKS: Mapping[str, Check] = {
     "may_evict": FLAG,
     **{name: OPTIONS[name].check for name in OPTIONS_OF_A_JOB},
     "priority": OneOf(tuple(PriorityBand)),
+    "children": OneOf((END, ADOPT)),
 }
 
 _ALREADY_PLAIN = {"priority", "coscheduling", "constraints", "preferences", "spare_for"}

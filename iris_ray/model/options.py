@@ -48,6 +48,8 @@ SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
 """Conditions on a predecessor: it has succeeded, it has ended, or one of its tasks has run."""
 FORK, ACTOR = "fork", "actor"
 """The ways in which a task's process starts."""
+END, ADOPT = "end", "adopt"
+"""What happens to the jobs that a task has submitted when the task starts again."""
 
 # -- checks ------------------------------------------------------------------------------------------------------------
 
@@ -354,8 +356,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Destinations(),
-            help="Who is told of the job's end, of stalls and long waits, and how. Default: $IRIS_NOTIFY.",
-            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: nobody. See docs/notifications.md.",
+            help="Destinations of notifications about the job's end, stalls and long waits. Default: $IRIS_NOTIFY.",
+            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: none. See docs/notifications.md.",
             example='["slack:TEAM_HOOK,on=failed+stalled"]',
             flag="--notify",
         ),
@@ -424,6 +426,19 @@ class GangOptions(ContainerOptions, total=False):
             more='With `"slice"`, each slice is a separate gang and a separate JAX program. See docs/local-sgd.md.',
             example='"slice"',
             flag="--failure-domain",
+        ),
+    ]
+    children: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=OneOf((END, ADOPT), or_none=True),
+            help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them.",
+            more='With `"adopt"`, a job that the next attempt submits again, under the same name and with the same'
+            " request, continues, or its results are there at once. It ends with the job of the task. Default: as the"
+            " job of the task that submits this one, or `end`. See docs/client.md.",
+            example='"adopt"',
+            flag="--children",
         ),
     ]
 

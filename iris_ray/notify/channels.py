@@ -5,21 +5,26 @@ An error says whether another try may help. None has the address of a webhook, a
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import smtplib
 import ssl
-from asyncio.subprocess import DEVNULL, PIPE, create_subprocess_exec
+import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from email.message import EmailMessage
-from typing import Final
+from typing import IO, Final
 
 import aiohttp
 from yarl import URL
 
 from iris_ray.notify.addresses import PublicResolver, RefusedAddressError, checked_url
 from iris_ray.notify.settings import PrivateHosts, Smtp
+from iris_ray.processes.identity import stat_of
+from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.terminal import one_line
+
+logger = logging.getLogger(__name__)
 
 HTTP_S: Final = 15.0
 COMMAND_S: Final = 30.0
@@ -48,7 +53,7 @@ class NotSentError(Exception):
 
 
 class NotAllowedError(NotSentError):
-    """A message was not sent, as users of some of its news may not use the destination's secret.
+    """A message was not sent, as users of some of its news may not use the destination's secret, or it was removed.
 
     Args:
         why: for people, without secrets.
@@ -117,24 +122,63 @@ async def run_command(words: Sequence[str], body: bytes) -> None:
     """
     environ = {name: os.environ[name] for name in COMMAND_VARIABLES if name in os.environ}
     try:
-        process = await create_subprocess_exec(
-            *words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, env=environ, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
+        with _in_memory(body) as stdin:
+            process = subprocess.Popen(
+                words, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ, cwd="/",
+                start_new_session=True,
+            )  # fmt: skip
     except OSError as error:
         raise NotSentError(f"the command can't be started: {error.strerror or 'an error'}") from None
     try:
         async with asyncio.timeout(COMMAND_S):
-            await process.communicate(body)
+            await _ended(process.pid)
     except TimeoutError:
         raise NotSentError(f"the command has not ended within {COMMAND_S:g} s") from None
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        # Nobody has reaped it yet, so its number is still that of its group and session, and of no others.
+        with contextlib.suppress(PermissionError):  # it is another user's, such as of sudo
             os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode is None:
-            await process.wait()
+        await asyncio.to_thread(_end_session, process.pid)
+        await _ended(process.pid)
+        process.wait()
     if process.returncode:
         raise NotSentError(f"the command has ended with code {process.returncode}")
+
+
+def _in_memory(data: bytes) -> IO[bytes]:
+    """Return a file with data, from its beginning. It needs neither a disk nor somebody who writes into a pipe."""
+    file = open(os.memfd_create("notifications"), "w+b")  # noqa: SIM115 — the caller closes it
+    try:
+        file.write(data)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+async def _ended(pid: int) -> None:
+    """Wait for the end of a child, without reaping it."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    pidfd = os.pidfd_open(pid)
+    try:
+        loop.add_reader(pidfd, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _end_session(leader: int) -> None:
+    """End the processes of a session, whose leader was killed and not reaped. Blocks."""
+    try:
+        stat = stat_of(leader)
+        assert stat is not None, "it was not reaped"
+        tree = ProcessTree(stat.identity)
+        if left := end_processes(tree.search(), tree.search):
+            logger.warning("processes of a command can't be ended: %s", ", ".join(left))
+    except OSError as error:
+        logger.warning("what a command has left running may go on: %s", error)
 
 
 def send_email(server: Smtp, message: EmailMessage, login: str, open_: Callable[[smtplib.SMTP], None]) -> None:

@@ -24,7 +24,7 @@ from iris_ray.notify.channels import NotSentError
 from iris_ray.notify.core import MOST_AGE_S, News, facts_of, news_id, news_of
 from iris_ray.notify.delivery import Config, Delivery
 from iris_ray.notify.destination import Channel, Destination, What, parse_destination
-from iris_ray.notify.messages import clean_lines, without_secret
+from iris_ray.notify.messages import clean_lines
 from iris_ray.notify.outbox import Entry, Outbox, Outcome
 from iris_ray.notify.sender import Sender
 from iris_ray.notify.settings import NOTIFY, NOTIFY_COMMANDS, NOTIFY_PRIVATE, NOTIFY_SMTP
@@ -155,7 +155,7 @@ class NotifyInController(ControllerPart):
                 try:
                     news += self._news_of(job_id, job, now)
                 except Exception:
-                    logger.exception("nobody is told of %s; other jobs are not affected", job_id)
+                    logger.exception("the notifications about %s failed; other jobs are not affected", job_id)
             if count % TURN == TURN - 1:
                 await asyncio.sleep(0)
         assert self._sender is not None
@@ -269,10 +269,9 @@ class NotifyInController(ControllerPart):
         attempt = news.number if news.what is What.STALLED else None
         at = LogPosition(attempt=attempt, tail_lines=news.lines)
         log = await self.controller.ask(LogCalls.fetch_task_logs, news.job_id, news.task, at, LINE_BYTES)
-        text = log.text
-        for name in self._state.jobs[news.job_id].spec.stored_secrets:  # without their values, there are no lines
-            text = without_secret(text, await self.in_thread(self._secret, name, news))
-        return clean_lines(text, news.lines)
+        names = self._state.jobs[news.job_id].spec.stored_secrets  # without their values, there are no lines
+        secrets = [await self.in_thread(self._secret, name, news) for name in names]
+        return clean_lines(log.text, news.lines, secrets)
 
     # -- calls and jobs ----------------------------------------------------------------------------------------------
 

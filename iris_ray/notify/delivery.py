@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from iris_ray.errors import IrisError, NotPermittedError
+from iris_ray.errors import IrisError, NotPermittedError, SecretNotFoundError
 from iris_ray.notify.channels import SMTP_S, NotAllowedError, NotSentError, post, run_command, send_email
 from iris_ray.notify.core import News, batch_id
 from iris_ray.notify.destination import Channel
@@ -117,13 +117,18 @@ class Delivery:
                 raise NotSentError(f"the SMTP server has not taken it within {SMTP_S:g} s") from None
 
     async def _read_for_all(self, name: str, news: Sequence[News]) -> str:
-        """Return the value of a secret. Raise NotAllowedError with the news whose users may not use it any more."""
+        """Return the value of a secret. Raise NotAllowedError with the news whose users may not use it any more.
+
+        A secret that was removed is nobody's any more. If it is a key, the news with other keys must not wait for it.
+        """
         value, refused = "", set[tuple[str, str, bool]]()
         for owner, one in {_owner(one): one for one in news}.items():
             try:
                 value = await self._read(name, one)
             except NotPermittedError:
                 refused.add(owner)
+            except SecretNotFoundError:
+                raise NotAllowedError(f"the secret {name} was removed", [one.id for one in news]) from None
         if refused:
             why = f"the user may not use the secret {name} any more"
             raise NotAllowedError(why, [one.id for one in news if _owner(one) in refused])
@@ -132,9 +137,9 @@ class Delivery:
     async def _read(self, name: str, news: News | None) -> str:
         try:
             return await asyncio.to_thread(self._secret, name, news)
-        except NotPermittedError:
-            raise
         except IrisError as error:
+            if news is not None and isinstance(error, (NotPermittedError, SecretNotFoundError)):
+                raise
             raise NotSentError(f"the secret {name} can't be used: {type(error).__name__}") from None
 
     async def _lines(self, news: Sequence[News]) -> Lines:

@@ -161,7 +161,7 @@ def _require_name(text: str, channel: Channel, name: str) -> None:
         wrong = "" if COMMAND_NAME.fullmatch(name) else "give the name of a command of the setting notify_commands"
     elif not is_secret_name(name):  # perhaps it is the address itself
         why = f"give the name of the secret with the address: {NAME_FORM}"
-        raise _invalid(f"{channel}:…", f"what follows {channel}: is not the name of a secret; {why}")
+        raise _invalid(f"{channel}:…", f"{channel}: is not followed by the name of a secret; {why}")
     else:
         wrong = ""
     if wrong:

@@ -9,14 +9,14 @@ import hashlib
 import hmac
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Any, Final
 
 from iris_ray.notify.core import News, batch_id
 from iris_ray.notify.destination import KEY_PREFIX, Channel, What
-from iris_ray.terminal import one_line, printable
+from iris_ray.terminal import one_line, printable, without_colours
 
 VERSION: Final = 1
 DIGEST_JOBS: Final = 20
@@ -149,9 +149,17 @@ def _rows(news: Sequence[News], more: int) -> list[str]:
     return rows
 
 
-def clean_lines(text: str, most: int) -> list[str]:
-    """Return the last lines of output, without what controls a terminal, each at most `MOST_LINE` long."""
-    return [printable(line)[:MOST_LINE] for line in text.splitlines()[-most:]] if most else []
+def clean_lines(text: str, most: int, secrets: Iterable[str] = ()) -> list[str]:
+    """Return the last lines of output, without secrets and what controls a terminal, each at most `MOST_LINE` long.
+
+    Colours go as well, and first: chats, e-mails and JSON would show their sequences, and one may be within a secret.
+    """
+    if not most:
+        return []
+    text = without_colours(text)
+    for secret in secrets:
+        text = without_secret(text, secret)
+    return [printable(line)[:MOST_LINE] for line in text.splitlines()[-most:]]
 
 
 def without_secret(text: str, secret: str) -> str:

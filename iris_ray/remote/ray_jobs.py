@@ -369,7 +369,7 @@ def _require_dashboard(address: str) -> None:
         return  # the first request of the client shows whether its token is good
     if not isinstance(found, dict) or not isinstance(found.get("ray_version"), str):
         came = f"status {answer.status_code}, {shown(answer.text[:100])}"
-        raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster ({came}); {_TRY}")
+        raise NoClusterError(f"the server at {address} is not the dashboard of a Ray cluster ({came}); {_TRY}")
     theirs = found["ray_version"]
     if theirs.split(".")[:2] != ray.__version__.split(".")[:2]:
         raise VersionMismatchError(

@@ -19,7 +19,7 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.client import launch
 from iris_ray.client.connection import current_user, require_workspace
 from iris_ray.client.job_progress import say_if_it_runs_once
-from iris_ray.client.transport import DirectTransport, Transport
+from iris_ray.client.transport import DirectTransport, Submitted, Transport
 from iris_ray.errors import InvalidRequestError, IrisError, RemoteUserError, ResultNotPicklableError
 from iris_ray.remote.calls import HeadCall
 from iris_ray.remote.ray_jobs import RayJobs
@@ -69,7 +69,7 @@ class RemoteTransport(Transport):
         call.follow(print_line)
         call.answer(None)
 
-    def submit(self, request: RunRequest, detached: bool) -> "Future[list[Any]]":
+    def submit(self, request: RunRequest, detached: bool) -> Submitted:
         if given := [name for name, one in request.secrets.items() if one.value]:
             raise InvalidRequestError(
                 f"the value of {given[0]} would go through Ray's job API, which keeps what it is given; have an"
@@ -91,7 +91,7 @@ class RemoteTransport(Transport):
         if not detached:
             self._at_the_end.callback(lambda: None if results.done() else call.stop())
         threading.Thread(target=_receive, args=(call, results), name=request.spec.job_id, daemon=True).start()
-        return results
+        return Submitted(request.spec.job_id, results)
 
     def close(self) -> None:
         self._at_the_end.close()

@@ -131,7 +131,7 @@ class ReachedLimit:
 
     @property
     def _of_team(self) -> str:
-        whose = f"what team {self.team} may have" if self.team else "what the teams lend"
+        whose = f"the limit of team {self.team}" if self.team else "chips that teams lend"
         return f"{whose}: {self.limit:,g} {self.what}, of which {self.held:,g} are taken or kept"
 
 

@@ -286,7 +286,7 @@ class Planner:
             if promise.leave:
                 logger.warning("%s takes hosts from others: %s", promise.job_id, ", ".join(map(str, promise.leave)))
             elif not promise.node_ids and promise.reason:
-                logger.warning("what was promised to %s is called off: %s", promise.job_id, promise.reason)
+                logger.warning("the promise to %s is called off: %s", promise.job_id, promise.reason)
         self.counts.update(
             evicted=len({one for promise in result.promises for one in promise.leave if self._is_to_run_on(one)}),
             starved=len(starved),

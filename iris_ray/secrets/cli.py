@@ -86,7 +86,8 @@ def set_(
     if rest:
         raise InvalidRequestError(
             "the value can't be an argument, as the shell's history and ps show arguments: give it by stdin, or by"
-            f" --from-file FILE. What was typed may be in the shell's history now: iris-ray cluster secrets set {name}"
+            " --from-file FILE. It may be in the shell's history now, so give a new one: iris-ray cluster secrets set"
+            f" {name}"
         )
     value = _read(name, from_file)
     text_of(value)

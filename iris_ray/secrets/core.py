@@ -72,7 +72,7 @@ class StoredSecret:
         whose += [f"teams {', '.join(self.teams)}"] if self.teams else []
         raise NotPermittedError(
             f"the secret {self.name} is for jobs of {' and '.join(whose)} only, and not for {user}"
-            f"{f' of team {team}' if team else ''}; ask {self.set_by}, who has set it, or another operator"
+            f"{f' of team {team}' if team else ''}; ask {self.set_by} (its owner) or another operator"
         )
 
 

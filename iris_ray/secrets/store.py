@@ -186,7 +186,7 @@ def _require_private(path: Path, found: os.stat_result, is_kind: Callable[[int],
         why, advice = "belongs to another account", "have it belong to the account that runs Ray, or move it away"
     elif found.st_mode & OTHERS:
         why = f"is open to other accounts (mode {stat.S_IMODE(found.st_mode):04o})"
-        advice = f"if nobody else has read it: chmod {mode:o} {path}; else set new secrets as well"
+        advice = f"run chmod {mode:o} {path}; if somebody else may have read it, also set new secrets"
     else:
         return
     raise SecretStoreError(f"the store of secrets is not used: {path} on the head {why}; {advice}")

@@ -176,7 +176,7 @@ class SelfTest:
         self._job(functools.partial(on_host.leave_a_daemon, seconds))
         left = sum(self._job(functools.partial(on_host.daemons, seconds)))
         _expect("processes that tasks have left behind", left, 0)
-        return Finding(Level.OK, "", "what a task starts and leaves behind ends with it")
+        return Finding(Level.OK, "", "processes that a task leaves behind end with it")
 
     def _notice(self, seconds: float) -> Finding:
         click.echo(f"iris_ray: waiting {seconds:g} s for a notice; have one sent, for example: {_SIMULATE}", err=True)

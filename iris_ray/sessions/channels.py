@@ -388,7 +388,7 @@ def _start_keeper(
 
 
 async def started(start: Callable[..., Channel], *arguments: Any) -> Channel:
-    """Start a channel in a thread of its own, and return it.
+    """Start a channel in a thread of its own, and return it. If this call is cancelled, drop it once it has started.
 
     `asyncio.to_thread` is of no use here: if there is no room for a thread, it raises but leaves the call in its queue.
     A thread that becomes free would then start a channel that nobody closes.
@@ -398,9 +398,25 @@ async def started(start: Callable[..., Channel], *arguments: Any) -> Channel:
     """
     thread = ThreadPoolExecutor(1)
     try:
-        return await asyncio.get_running_loop().run_in_executor(thread, partial(start, *arguments))
+        starting = asyncio.get_running_loop().run_in_executor(thread, partial(start, *arguments))
     finally:
         thread.shutdown(wait=False)
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        dropping = asyncio.ensure_future(_dropped(starting))
+        _DROPPING.add(dropping)
+        dropping.add_done_callback(_DROPPING.discard)
+        raise
+
+
+_DROPPING = set[asyncio.Future[None]]()
+"""asyncio holds only weak references."""
+
+
+async def _dropped(starting: asyncio.Future[Channel]) -> None:
+    with contextlib.suppress(OSError, RuntimeError, subprocess.SubprocessError):  # it has not started
+        await (await starting).drop()
 
 
 async def _ready(readers: Collection[int], writers: Collection[int], timeout_s: float) -> bool:

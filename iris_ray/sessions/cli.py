@@ -127,7 +127,7 @@ def port_forward(name: str, words: tuple[str, ...]) -> None:
     found = re.fullmatch(r"(?:(\d{1,5}):)?(\d{1,5})", ports)
     local, remote = (int(found[1] or found[2]), int(found[2])) if found else (-1, -1)
     if not (0 <= local < 65536 and 0 < remote < 65536):
-        raise InvalidRequestError(f"{ports!r} is no port; give REMOTE or LOCAL:REMOTE, such as 6006 or 8080:6006")
+        raise InvalidRequestError(f"{ports!r} is not a port; give REMOTE or LOCAL:REMOTE, such as 6006 or 8080:6006")
     if (head := head_of_dashboard()) is not None:
         head.forward(["port-forward", *_words(job, index), f"0:{remote}"], local, remote)
     with cluster():

@@ -207,7 +207,7 @@ class TaskSession:
         if has_moved:
             return moved(self.place)
         return SessionError(
-            f"{missing.reason}. What ran there ends by itself. If the host is lost, the job goes on elsewhere: see"
+            f"{missing.reason}. The command ends by itself. If the host is lost, the job continues elsewhere: see"
             f" iris-ray job events {job_id}; else try again"
         )
 

@@ -40,7 +40,7 @@ path = os.path.expanduser(sys.argv[1])
 if not os.path.exists(path):
     sys.exit(f"there is no {path} on the task's host")
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as stream:
-    stream.add(path, "copied")
+    stream.add(os.path.realpath(path), "copied")
 """
 RECEIVE = """\
 import os, shutil, sys, tarfile, tempfile
@@ -121,8 +121,9 @@ def cp(source: str, target: str, as_json: bool) -> None:
       iris-ray cp train-1a2b3c4d:profiles ./profiles       a directory; paths are relative to the task's directory
 
     One of the two is JOB/TASK:PATH, or JOB:PATH for task 0; a path here that has a colon begins with ./. A directory as
-    the target takes the source under its own name. A file is replaced, a directory is not. Links are copied as links,
-    and links out of the copied directory are refused. Only the job's user and operators may do this.
+    the target takes the source under its own name. A file is replaced, a directory is not. A link that is named is
+    followed; links in a directory are copied as links, and those out of it are refused. Only the job's user and
+    operators may do this.
     """
     match TaskPath.of(source), TaskPath.of(target):
         case TaskPath() as there, None:
@@ -177,13 +178,13 @@ def _send(source: Path, place: TaskPath) -> tuple[str, int]:
     with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as said:
         try:
             with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as files:
-                files.add(source, NAME)
+                files.add(source.resolve(), NAME)
                 copied = _size(files)
         except OSError as error:
             raise InvalidRequestError(f"{source} can't be read: {error.strerror or error}") from None
         length = packed.tell()
         packed.seek(0)
-        name = source.resolve().name
+        name = source.name if source.name not in ("", "..") else source.resolve().name
         code = _run(place, ("python", "-c", RECEIVE, place.path, name, str(length)), packed, said)
         if code != OK:
             raise click.exceptions.Exit(code)

@@ -73,7 +73,7 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
     _check_history(gang, who)
     assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
     assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
-    assert gang.placed or not gang.end_confirmed, f"{who}: what its attempt held should be free"
+    assert gang.placed or not gang.end_confirmed, f"{who}: its attempt should hold nothing"
     if not gang.placed:
         assert gang.notice is None, f"{who}: a notice for a gang that does not run"
         return

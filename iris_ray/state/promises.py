@@ -256,8 +256,8 @@ class Evictions:
         if victim.yields:
             return f"its owner has no use for its hosts now, and {taker} waits"
         if self._teams.share_quotas(job.spec, victim.spec):
-            whose = f"team {job.spec.team}" if job.spec.team else "what no team has"
-            return f"{taker} takes back hosts within the quota of {whose}, and its own team has more than its quota"
+            whose = f"the quota of team {job.spec.team}" if job.spec.team else "the quota that no team has"
+            return f"{taker} takes back hosts within {whose}, and its own team has more than its quota"
         return f"{job.spec.priority.name} job {taker} takes its hosts from {victim.spec.priority.name}"
 
     def _gives_way(self, attempt: AttemptId, gang: Gang, job_id: str) -> bool:
@@ -301,7 +301,7 @@ class Evictions:
                 assert gang.placed, f"{job_id} is evicted but does not run"
                 assert gang.notice is not None, f"{job_id} is evicted without notice"
                 assert job.spec.spare_for is None, f"{job_id} is a spare, which is dropped at once"
-                assert self._gives_way(attempt, gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
+                assert self._gives_way(attempt, gang, eviction.job_id), f"{job_id}: no job takes its hosts"
                 assert taker.pending, f"{job_id} gives way to {eviction.job_id}, which does not wait"
                 assert attempt in self._victims, f"{job_id}: its eviction is not known"
                 assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"

@@ -249,7 +249,7 @@ def _quota_change(kind: str, old: Quota | None, new: Quota | None, have: TeamSta
     chips = None if have is None else have.chips.get(kind)
     words = f"quota {kind} {_quota(old)} → {_quota(new)}" if old else f"quota {kind} {_quota(new)}"
     if chips is not None and new is not None and chips.used > new.chips:
-        words += f", and {_amount(chips.used)} are in use: what runs goes on"
+        words += f", and {_amount(chips.used)} are in use; running jobs continue"
     return words
 
 

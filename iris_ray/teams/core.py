@@ -25,7 +25,9 @@ def read_teams(text: str) -> tuple[Teams, str | None]:
         raise InvalidTeamsError(f"the teams can't be read: {error}") from None
     tables, version = raw.pop("teams", {}), raw.pop("version", None)
     if raw or not isinstance(tables, dict):
-        raise InvalidTeamsError(f"there is {shown(next(iter(raw), tables))} beside [teams.NAME]; give only teams")
+        raise InvalidTeamsError(
+            f"the file has {shown(next(iter(raw), tables))} in addition to [teams.NAME]; give only teams"
+        )
     if not isinstance(version, str | None):
         raise InvalidTeamsError(f"version is {shown(version)}; leave it as `iris-ray team show --toml` has written it")
     return Teams.from_tables(tables), version

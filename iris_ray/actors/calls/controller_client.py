@@ -18,6 +18,7 @@ from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question, ReportedEvent
+from iris_ray.actors.protocol.marks import DEADLINE
 from iris_ray.actors.protocol.messages import JobView, PoolProcess
 from iris_ray.actors.protocol.version import NO_VERSIONS, VERSIONS_DO_NOT_FIT, require_fitting_controller
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
@@ -103,7 +104,7 @@ class ControllerClient:
 
     async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
         """Return the Controller's answer, or `Unreachable`. Raise like `connect` if it has never met a Controller."""
-        return await self._ask_within(ANSWER_TIMEOUT_S, question, *args, **kwargs)
+        return await self._ask_within(getattr(question, DEADLINE, ANSWER_TIMEOUT_S), question, *args, **kwargs)
 
     async def report(self, job_id: str | None, events: Sequence[ReportedEvent], gang: int = 0) -> JobView | None:
         """Report events of this process. Return the state of a gang of the job. Raise like `ask`."""

@@ -41,7 +41,7 @@ def main(address: str) -> None:
         shipped = {"py_modules": [str(Path(iris_ray.__file__).parent)]}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, runtime_env=shipped)
     else:
-        who, advice = "what is installed on the cluster's head", "install this machine's version on the head"
+        who, advice = "the installation on the cluster's head", "install this machine's version on the head"
         require_fit(installed, versions_here(), who, advice)
     controller = (
         ray.remote(Controller)

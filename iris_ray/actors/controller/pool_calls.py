@@ -1,5 +1,6 @@
 """The Controller's answers to pools: jobs, reports, and evidence about their hosts."""
 
+import asyncio
 from dataclasses import replace
 
 from ray.actor import ActorHandle
@@ -8,7 +9,7 @@ from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
 from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.controller.progress_board import newer_marks, news_of_saves
-from iris_ray.actors.protocol.controller_interface import ReportedEvent
+from iris_ray.actors.protocol.controller_interface import OVER_WITHIN_S, ReportedEvent
 from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.protocol.status import JobFacts, job_status
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError, UnknownNameError
@@ -30,6 +31,8 @@ from iris_ray.state.events import (
 
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 """Reports that get the Controller's time: the clocks of other hosts may differ."""
+OVER_LOOK_S = 0.5
+"""The interval at which the Controller looks whether a job has ended for whose end a pool waits."""
 
 
 class PoolCalls(ControllerProcess):
@@ -113,6 +116,16 @@ class PoolCalls(ControllerProcess):
         found, state = job.gangs[gang], job.gang_state(gang)
         counts = found.attempt, found.failures, found.preemptions, found.dispatch_failures
         return JobView(state, *counts, found.error or job.error, job.state)
+
+    @checked
+    async def until_over(self, job_id: str) -> bool:
+        for _ in range(int(OVER_WITHIN_S / OVER_LOOK_S)):
+            await self.ping()
+            job = self._state.jobs.get(job_id)
+            if job is None or job.state.finished:
+                return True
+            await asyncio.sleep(OVER_LOOK_S)
+        return False
 
     @checked
     async def why(self, job_id: str) -> str:

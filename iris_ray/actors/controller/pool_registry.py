@@ -241,7 +241,7 @@ class PoolRegistry(Mapping[str, Pool]):
             answer = await pool.ask_once(PoolInterface.reconnect, self._journal.epoch)
             if isinstance(answer, Unreachable):
                 return None
-            view: PoolView = plain(PoolView, answer, "what a pool has")
+            view: PoolView = plain(PoolView, answer, "the report of a pool")
         except InvalidMessageError:
             return None
         except RayError:  # its runtime environment can't be set up again

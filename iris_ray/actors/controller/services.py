@@ -92,7 +92,7 @@ class ServiceBoard:
         Raises:
             InvalidMessageError: a value is not of its type.
         """
-        self._by_service[service] = plain(Published, published, f"what the service {service} publishes")
+        self._by_service[service] = plain(Published, published, f"the publication of the service {service}")
 
     def withdraw(self, service: str) -> None:
         """Remove what a service has published, because the service is failing."""

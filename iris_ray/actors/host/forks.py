@@ -149,10 +149,12 @@ class Fork:
     Attributes:
         pid: its number.
         code: the exit code that the zygote has told; None before that.
+        is_wanted: whether somebody waits for its end.
     """
 
     pid: int
     code: int | None = None
+    is_wanted: bool = True
 
 
 class Zygote:
@@ -173,6 +175,7 @@ class Zygote:
         self._channel = channel
         self._token = token
         self._module: str | None = None  # that it imports
+        self._is_known = asyncio.Event()
         self._has_begun = asyncio.Event()  # to import a module, or to serve
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked: deque[asyncio.Future[Fork]] = deque()
@@ -196,7 +199,27 @@ class Zygote:
     @property
     def is_idle(self) -> bool:
         """Whether it has no task, and is not asked for any."""
-        return not self.forked and not self._asked
+        return not self._has_tasks and not self._asked
+
+    @property
+    def _has_tasks(self) -> bool:
+        return any(fork.is_wanted for fork in self.forked.values())
+
+    async def known(self) -> None:
+        """Return once `tree` is known, or it has ended.
+
+        Raises:
+            ZygoteFailed: it has not started, and is ended.
+        """
+        try:
+            async with asyncio.timeout(START_S):
+                await self._is_known.wait()
+        except TimeoutError:
+            self.end()
+            raise ZygoteFailed(f"the process that forks tasks has not started within {START_S:g} s") from None
+        except BaseException:
+            self.end()
+            raise
 
     async def prepare(self, path: Sequence[str], preload: Sequence[str]) -> None:
         """Have it import modules. Return once it can fork.
@@ -259,8 +282,14 @@ class Zygote:
     def _retire(self, why: ZygoteFailed) -> None:
         """Ask for no further fork. Its tasks go on, and it ends with the last of them."""
         self._why_retired = why
-        if not self.forked:
+        if not self._has_tasks:
             self.end()
+
+    def let_go(self, fork: Fork) -> None:
+        """Note that nobody waits for the end of a fork any more. A zygote that is stopped never tells it."""
+        fork.is_wanted = False
+        if self._why_retired is not None and not self.ended:
+            self._retire(self._why_retired)
 
     def end(self) -> None:
         """End it and all its descendants. Return at once."""
@@ -283,13 +312,11 @@ class Zygote:
 
     def _take(self, said: dict[str, Any]) -> None:
         match said:
-            case {"importing": module, "pid": pid}:
+            case {"importing": module}:
                 self._module = module
-                self._know(pid)
                 self._has_begun.set()
-            case {"ready": versions, "pid": pid}:
+            case {"ready": versions}:
                 self.versions = versions
-                self._know(pid)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 self._has_begun.set()
@@ -312,6 +339,9 @@ class Zygote:
                 self.forked.pop(pid).code = code
                 if self._why_retired is not None:
                     self._retire(self._why_retired)
+            case {"pid": pid}:
+                self._know(pid)
+                self._is_known.set()
 
     def _failure(self, why: str) -> ZygoteFailed:
         """Return what has failed: the module that it imports, or all of it."""
@@ -334,6 +364,7 @@ class Zygote:
         self._why_ended = why
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._channel.close()
+        self._is_known.set()
         self._has_begun.set()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._asked]
         for one in waiting:
@@ -446,6 +477,7 @@ class ForkedProcess:
     def close(self) -> None:
         """Close the connection. If `run` is still to read the rest of an answer, it closes it."""
         self._is_gone = True
+        self._zygote.let_go(self._fork)
         if not self._runs_task:
             self._channel.close()
 

@@ -157,6 +157,7 @@ class TPUHostActor:
         try:
             not_free = await self._preparation.ensure()
             if not_free is None:
+                self._zygotes.may_record()
                 return await self._start_process(start)
         except (ZygoteFailed, RuntimeEnvSetupError) as error:
             # Without anything of the user's it is the host, such as one without memory, that can't start a process.

@@ -187,7 +187,7 @@ class OutputPump:
             if self._output is not None:
                 self._output.close()
         except BaseException:
-            logger.exception("what keeps the output of process %d can't be closed", self._pid)
+            logger.exception("the recorder of the output of process %d can't be closed", self._pid)
 
     def _pump(self) -> None:
         poll = select.poll()

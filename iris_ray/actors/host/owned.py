@@ -25,7 +25,7 @@ def end_owned(files: TaskFiles) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        return [f"what services may have started for pid {files.pid} ({folder} can't be read: {error})"]
+        return [f"processes that services may have started for pid {files.pid} ({folder} can't be read: {error})"]
     ends = {service.name: service.ends_owned for service in installed_services() if service.ends_owned}
     left: list[str] = []
     for name in names:
@@ -33,7 +33,7 @@ def end_owned(files: TaskFiles) -> list[str]:
             with contextlib.suppress(OSError):
                 (folder / name).unlink()
             continue
-        what = f"what the service {name} has started for pid {files.pid}"
+        what = f"processes that the service {name} has started for pid {files.pid}"
         if name not in ends:
             left.append(f"{what} (the service is not installed)")
             continue

@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 MOST_BYTES = 1 << 17
 """Limit for a message; each is a packet of its own."""
+MOST_CHARACTERS = 1 << 13
+"""Of a longer text only the beginning and the end travel. JSON may take twelve bytes for a character."""
 HARMLESS_DEVICES = "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/pts/", "/dev/tty", "/dev/shm/"
 REAP_S = 1.0
 """The interval between two looks for orphans that have ended; the kernel gives those of the tasks to the zygote."""
@@ -93,6 +95,7 @@ def main() -> None:
     faulthandler.enable(all_threads=False)  # as Ray does in its workers
     if os.fork():  # the TPUHostActor must not be its parent: Ray ends the children of its workers before us
         os._exit(0)
+    _tell(channel, pid=os.getpid())  # at once: what follows may hang, and then somebody has to end this process
     settings = json.loads(channel.recv(MOST_BYTES))
     own = [
         entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry not in ("", *settings["path"])
@@ -120,7 +123,7 @@ def run(channel: socket.socket, settings: dict[str, Any]) -> Program:
     if settings["preload"]:  # JAX reads its options when it is imported, and only tasks with chips have a preload
         expect_chips(os.environ)
     for module in settings["preload"]:
-        _tell(channel, importing=module, pid=os.getpid())
+        _tell(channel, importing=module)
         try:
             importlib.import_module(module)
         except (Exception, SystemExit) as error:
@@ -129,7 +132,7 @@ def run(channel: socket.socket, settings: dict[str, Any]) -> Program:
     flush_output()  # else each task would print it
     gc.collect()
     gc.freeze()  # else a collection in a task would write to the memory that it shares with the others
-    _tell(channel, ready=installed_versions(), pid=os.getpid())
+    _tell(channel, ready=installed_versions())
     return serve(channel, run_forked)
 
 
@@ -152,6 +155,8 @@ def serve(channel: socket.socket, run_forked: Callable[[socket.socket], None]) -
     """Fork for each packet with a socket, until the connection ends. Return the program, in a task's process only."""
     from iris_ray.processes.subtree import end_descendants
 
+    # A module that has SIGCHLD ignored, or that reaps all children by itself, would keep the exit codes from us.
+    tasks_own = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     poll, running, zygote = select.poll(), dict[int, int](), os.getpid()
     poll.register(channel, select.POLLIN)
     while True:
@@ -183,6 +188,7 @@ def serve(channel: socket.socket, run_forked: Callable[[socket.socket], None]) -
                 _tell(channel, failed=error.strerror)
                 continue
             if pid == 0:
+                signal.signal(signal.SIGCHLD, tasks_own or signal.SIG_DFL)  # None: a handler that is not Python's
                 return _in_fork(zygote, channel, [*running], descriptors[0], run_forked)
             os.close(descriptors[0])
             with contextlib.suppress(OSError):  # too many open files: it is reaped a moment later
@@ -224,8 +230,13 @@ def _reap(channel: socket.socket) -> None:
 
 
 def _tell(channel: socket.socket, **facts: Any) -> None:
+    half = MOST_CHARACTERS // 2
+    said = {
+        name: f"{fact[:half]} … {fact[-half:]}" if isinstance(fact, str) and len(fact) > MOST_CHARACTERS else fact
+        for name, fact in facts.items()
+    }
     with contextlib.suppress(OSError):  # the other end is gone; the next look at the channel says so
-        channel.send(json.dumps(facts).encode())
+        channel.send(json.dumps(said).encode())
 
 
 if __name__ == "__main__":

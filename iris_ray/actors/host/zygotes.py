@@ -1,6 +1,7 @@
 """The zygotes of one host: one for each way to start a process, started when it is needed."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -15,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from iris_ray.actors.calls.asking import Actor
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.misfit import misfit
 from iris_ray.actors.calls.ray_internals import ClusterToJoin
 from iris_ray.actors.host.environment_actor import EnvironmentActor
@@ -46,6 +48,8 @@ class Zygotes:
         self._unfit: dict[str, str] = {}  # modules that no zygote imports, and why
         self._raylet: dict[str, str] | None = None
         self._recorded: set[Zygote] = set()
+        self._may_record = asyncio.Event()
+        self._recording = BackgroundTasks()
 
     async def raylet(self) -> dict[str, str]:
         """Return the variables of the host's raylet."""
@@ -93,6 +97,19 @@ class Zygotes:
         """Begin to start a zygote, if it is not there. Return at once."""
         waiting = asyncio.ensure_future(self.ready(process, actor))
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # the fork raises it as well
+
+    def may_record(self) -> None:
+        """Have zygotes recorded from now on, even before their first fork, as an import may hang.
+
+        Call this once the host is prepared: that ends all recorded processes.
+        """
+        self._may_record.set()
+
+    async def _record_soon(self, zygote: Zygote) -> None:
+        await self._may_record.wait()
+        if not zygote.ended:
+            with contextlib.suppress(OSError):  # a full disk refuses its first fork, unless it has room by then
+                await self.record(zygote)
 
     async def record(self, zygote: Zygote) -> None:
         """Have the reaper end a zygote if this process ends, and the zygote can't end itself.
@@ -159,6 +176,8 @@ class Zygotes:
         except (OSError, subprocess.SubprocessError, RayError) as error:
             raise ZygoteFailed(f"the process that forks tasks can't be started: {error}") from error
         zygote = Zygote(mine, how.token)
+        await zygote.known()
+        self._recording.start(self._record_soon(zygote), f"recording a process that forks tasks on {self._name}")
         await zygote.prepare(path, process.preload)
         return zygote, replace(cluster, runtime_env=_merged(cluster.runtime_env, more))
 

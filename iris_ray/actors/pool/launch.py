@@ -242,6 +242,7 @@ def _launch(
         failure_domain=spec.failure_domain,
         file_services=file_services if place.on_slices else (),
         group=",".join(f"{name}={job_id}" for name, job_id in spec.group.members) if spec.group else "",
+        children=spec.children,
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port, own_port)

@@ -93,7 +93,7 @@ class ReservedSlices:
         held, hosts = self._held[name], tuple(host_indexes)
         for i, why in zip(hosts, await asyncio.gather(*map(held.end_tasks, hosts)), strict=True):
             if why is not None:
-                logger.warning("%s host %d: what ran there may run for a moment longer: %s", name, i, why)
+                logger.warning("%s host %d: its task may run for a moment longer: %s", name, i, why)
 
     def slice_names(self) -> tuple[str, ...]:
         """Return the slices. The pool also holds places for tasks without chips."""

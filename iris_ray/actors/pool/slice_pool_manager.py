@@ -17,18 +17,30 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.names import NAMESPACE, take_incarnation
+from iris_ray.actors.pool.children import differences, may_adopt
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.services import JobOver, Pool, pool_parts
-from iris_ray.actors.protocol.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
-from iris_ray.errors import DeposedError, NotYetError
+from iris_ray.actors.protocol.answers import Unreachable
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.messages import (
+    Adoption,
+    AttemptOrder,
+    ChildOf,
+    PoolProcess,
+    PoolView,
+    RunRequest,
+    with_stored_function,
+)
+from iris_ray.actors.protocol.payloads import fetched
+from iris_ray.errors import ControllerUnavailableError, DeposedError, NotYetError, VersionMismatchError
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU
 from iris_ray.processes.identity import ProcessIdentity
-from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.events import JobCancelledEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +72,15 @@ class SlicePoolManager:
     Args:
         alone: the only job of a pool that has no caller. The pool ends with it.
         starter: a process of this machine that the caller has begun, and that starts the Controller.
+        child: who submits the only job, if the next attempt of that task may adopt it.
     """
 
-    def __init__(self, alone: RunRequest | None = None, starter: ProcessIdentity | None = None) -> None:
+    def __init__(
+        self,
+        alone: RunRequest | None = None,
+        starter: ProcessIdentity | None = None,
+        child: ChildOf | None = None,
+    ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         owner = ray.get_runtime_context().get_actor_id() or ""
         self._incarnation = take_incarnation(owner)
@@ -89,6 +107,10 @@ class SlicePoolManager:
         self._had: set[str] = set()  # jobs that this process has run within `REPEATED_WITHIN_S` after its start
         self._began = time.monotonic()
         self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
+        self._only = alone
+        self._child = child  # the task's latest attempt that has submitted or adopted the only job
+        if child is not None:
+            self._background.start(self._end_with_parent(child.job_id), f"waiting for the end of {child.job_id}")
 
     def __repr__(self) -> str:
         return "iris_ray"  # Ray's driver shows this before our log messages
@@ -119,17 +141,74 @@ class SlicePoolManager:
             await self._notify()
 
     async def begin(self, request: RunRequest) -> None:
-        self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
+        self._only = with_stored_function(request)
+        self._alone = asyncio.ensure_future(self._run_alone(self._only))
 
     async def results(self) -> list[Any]:
         assert self._alone is not None
-        return await asyncio.shield(self._alone)
+        try:
+            return await asyncio.shield(self._alone)
+        except asyncio.CancelledError:
+            if self._child is not None and not self._alone.done():  # the task has called `ray.cancel`
+                self._background.start(self._end_only("cancelled by its owner"), "ending the only job")
+            raise
 
     async def _run_alone(self, request: RunRequest) -> list[Any]:
         try:
-            return await self.run(request)
-        finally:
+            results = await self.run(request)
+        except BaseException:
             self._background.start(self._end(), "ending this pool with its only job")
+            raise
+        if request.child_of is None:
+            self._background.start(self._end(), "ending this pool with its only job")
+        else:  # an attempt of its parent may still ask for the results
+            self._background.start(self.release(), "giving up the slices of the only job")
+        return results
+
+    async def adopt(self, request: RunRequest, replaces: bool = False) -> Adoption:
+        by, only = request.child_of, self._only
+        if by is None or only is None or only.spec.name != request.spec.name or not self._is_free_for(by):
+            return Adoption()
+        functions = [await fetched(one.pickled_function) for one in (only, request)]
+        differs = await asyncio.to_thread(differences, only, request, *functions)
+        if not self._is_free_for(by):  # another call of this attempt was first, or the job has failed
+            return Adoption()
+        if not differs:
+            self._child = by
+            logger.info("%s: attempt %d of %s has adopted it", only.spec.job_id, by.attempt, by.job_id)
+            return Adoption(only.spec.job_id)
+        if replaces:
+            self._child = by
+            await self._end_only(f"{by.job_id} has submitted another job of its name: {'; '.join(differs)}")
+        return Adoption(None, differs)
+
+    def _is_free_for(self, by: ChildOf) -> bool:
+        """Return whether an attempt may adopt the only job, which runs or has succeeded."""
+        if self._child is None or self._alone is None or not may_adopt(by, self._child):
+            return False
+        return not self._alone.done() or not (self._alone.cancelled() or self._alone.exception())
+
+    async def _end_with_parent(self, parent: str) -> None:
+        """End the only job, and this pool, when the job has ended whose task has submitted it."""
+        over: bool | Unreachable = False
+        while over is not True:
+            try:
+                over = await self._controller.ask_once(ControllerInterface.until_over, parent)
+            except (ControllerUnavailableError, VersionMismatchError) as error:
+                over = Unreachable(str(error))
+            if isinstance(over, Unreachable):
+                await asyncio.sleep(IDLE_LOOK_S)
+        await self._end_only(f"{parent}, whose task had submitted it, has ended")
+
+    async def _end_only(self, reason: str) -> None:
+        """End the only job, wait until its processes are gone, and end this pool."""
+        if self._only is not None and self._alone is not None:
+            job_id = self._only.spec.job_id
+            if not self._alone.done() and await self.accepted(job_id):
+                await self._controller.report(job_id, [JobCancelledEvent(job_id, reason)])
+            await asyncio.wait({self._alone})
+            await asyncio.gather(*(run.settled() for run in self._unsettled.values()))
+        self._background.start(self._end(), "ending this pool with its only job")
 
     async def _end(self) -> None:
         await self.release()

@@ -6,7 +6,7 @@ To add a question: write it here, give `UserCalls` or `PoolCalls` a method of th
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from iris_ray.actors.protocol.marks import in_pages
+from iris_ray.actors.protocol.marks import in_pages, within
 from iris_ray.actors.protocol.overview import Changes, Position
 from iris_ray.actors.protocol.status import (
     JobEvent,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # these import Ray, which would make each command slow
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+OVER_WITHIN_S, ANSWER_S = 60.0, 10.0
 
 ReportedEvent = (
     TaskStateChangedEvent
@@ -216,6 +218,10 @@ class ForPools(Protocol):
             NotPermittedError: an event is about a job or slice of another pool.
             InvalidMessageError: a host's notice has a kind that only the Controller gives.
         """
+
+    @within(OVER_WITHIN_S + ANSWER_S)
+    async def until_over(self, job_id: str) -> bool:
+        """Wait at most `OVER_WITHIN_S` until a job has ended or is forgotten. Return whether it has."""
 
     async def why(self, job_id: str) -> str:
         """Return in a sentence why a job, or a part of it, is not running."""

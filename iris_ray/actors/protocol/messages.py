@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ray.actor import ActorHandle
 
 from iris_ray.actors.protocol.payloads import Payload, stored_if_large
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import JobSpec
@@ -63,6 +64,35 @@ class ProcessSpec:
         return json.dumps([self.runtime_env, self.preload], sort_keys=True, default=repr)
 
 
+class ChildOf(NamedTuple):
+    """The task's attempt that submits a job which the task's next attempt may adopt.
+
+    Attributes:
+        job_id: of the task.
+        task_index: the task.
+        attempt: its attempt.
+        place: constraints that the request has only from the place where this attempt runs.
+    """
+
+    job_id: str
+    task_index: int
+    attempt: int
+    place: tuple[Constraint, ...] = ()
+
+
+class Adoption(NamedTuple):
+    """A pool's answer to a task that submits a job which the pool may be running already.
+
+    Attributes:
+        job_id: the job, if the task has adopted it; else None.
+        differs: what differs between the job's request and the task's, in words; empty if the job is not the task's, or
+            can't be adopted for another reason.
+    """
+
+    job_id: str | None = None
+    differs: tuple[Words, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """One job and its function. The client builds it once, complete, before it connects to a cluster.
@@ -80,6 +110,7 @@ class RunRequest:
         files_token: the token by which hosts let tasks see the job's files. It is as old as the job: a restarted pool
             gets the same request again.
         secrets: further variables, which are not even in an export.
+        child_of: who submits it, if it is a job that outlives the attempt of a task; else None.
     """
 
     spec: JobSpec
@@ -92,6 +123,7 @@ class RunRequest:
     exit_grace: float = default_of("exit_grace")
     files_token: str = field(default_factory=lambda: token_hex(16), repr=False, compare=False)
     secrets: Mapping[str, SecretValue] = field(default_factory=dict, repr=False)
+    child_of: ChildOf | None = None
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:

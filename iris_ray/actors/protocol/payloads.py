@@ -34,6 +34,11 @@ def load(payload: Payload) -> Any:
     return cloudpickle.loads(payload if isinstance(payload, bytes) else ray.get(payload))
 
 
+async def fetched(payload: Payload) -> bytes:
+    """Return the pickled object itself."""
+    return payload if isinstance(payload, bytes) else await payload
+
+
 def with_stored_payload(end: TaskEnd) -> TaskEnd:
     """Return a task's end with a large result moved into the object store, where it lives as long as this process."""
     return end if end.payload is None else replace(end, payload=stored_if_large(end.payload))

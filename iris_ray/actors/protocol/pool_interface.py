@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.protocol.messages import AttemptOrder, PoolView, RunRequest
+from iris_ray.actors.protocol.messages import Adoption, AttemptOrder, PoolView, RunRequest
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import HostNotice, Notice
 
@@ -22,6 +22,14 @@ class ForCallers(Protocol):
 
     async def results(self) -> list[Any]:
         """Wait for the only job of a pool without a caller. Return or raise as `run` does."""
+
+    async def adopt(self, request: RunRequest, replaces: bool = False) -> Adoption:
+        """Have the next attempt of the task that submitted this pool's only job adopt the job.
+
+        Args:
+            request: the task's new request.
+            replaces: whether to end the job if the requests differ. The answer then comes when its processes are gone.
+        """
 
     async def accepted(self, job_id: str) -> bool:
         """Wait until the Controller has accepted or refused a job. Return whether it has accepted."""

@@ -91,8 +91,8 @@ def require_fit(theirs: Mapping[str, Any], ours: Mapping[str, Any], who: str, up
         their, our = theirs.get(what.lower()), ours.get(what.lower())
         if their and our and their.split(".")[:2] != our.split(".")[:2]:
             raise VersionMismatchError(
-                f"{who} runs on {what} {their} ({in_words(theirs)}), and this on {what} {our} ({in_words(ours)}): what"
-                f" one pickles the other may be unable to read; use the same {what} in the image and here"
+                f"{who} runs on {what} {their} ({in_words(theirs)}), and this on {what} {our} ({in_words(ours)}):"
+                f" one may be unable to read the other's pickles; use the same {what} in the image and here"
             )
 
 

@@ -70,8 +70,7 @@ def find(name: str) -> Actor[SlotManager]:
     """
     if (manager := _of_name(name)) is None:
         raise UnknownNameError(
-            f"nobody serves models under the name {name!r}; they are served while the process runs that made "
-            f"SlotClient(…, name={name!r})"
+            f"no process serves models under the name {name!r}; start the one that creates SlotClient(…, name={name!r})"
         )
     return manager
 

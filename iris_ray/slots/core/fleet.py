@@ -475,7 +475,7 @@ class SlotFleet:
                 together = [slot for slot in self.on_runner(runner_id) if slot.state in state]
                 together = [slot for slot in together if slot.wanted or state is USES_MEMORY]
                 for one, other in combinations(together, 2):
-                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.model} beside {other.model}"
+                    assert not one.spec.excludes(other.spec), f"{runner_id}: {one.model} together with {other.model}"
             booked = self.books[runner_id].promised, self.books[runner_id].used
             assert booked == (promised, used), f"{runner_id}: the books are not those of its slots"
         for slot in self.slots.values():

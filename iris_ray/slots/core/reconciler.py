@@ -210,7 +210,9 @@ class Reconciler:
             self.queue.remove(event.request_id)
         elif active := self.active.by_id.get(event.request_id):
             active.given_up = True
-            yield self.active.stop(active, CLOSED if active.request.is_session else "nobody waits for it", now)
+            yield self.active.stop(
+                active, CLOSED if active.request.is_session else "its caller no longer waits for it", now
+            )
 
     def _request_ended(self, event: ev.RequestEnded, now: float) -> None:
         is_over = self.active.end(event.request_id, event.slot_id, now)

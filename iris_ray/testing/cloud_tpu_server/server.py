@@ -51,14 +51,14 @@ class Operations:
         """Return the operation about the resource ``name`` that this or an earlier request with the same id began.
 
         Raises:
-            ApiRefusal: the id is no UUID, or an earlier request used it for another resource.
+            ApiRefusal: the id is not a UUID, or an earlier request used it for another resource.
         """
         if not request_id:
             return begin()
         try:
             uuid.UUID(request_id)
         except ValueError:
-            raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id!r} is no UUID") from None
+            raise ApiRefusal(grpc.StatusCode.INVALID_ARGUMENT, f"request_id {request_id!r} is not a UUID") from None
         if request_id not in self._by_request_id:
             self._by_request_id[request_id] = name, begin().name
         about, operation = self._by_request_id[request_id]

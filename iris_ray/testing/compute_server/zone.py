@@ -213,9 +213,9 @@ class ComputeZone:
                 raise ComputeRefusal(400, "MIGs with TPU accelerator topology require BULK mode in target size policy")
             topology = policy["workloadPolicy"]["acceleratorTopology"]
             if math.prod(map(int, topology.split("x"))) != size * group.chips:
-                raise ComputeRefusal(400, f"{size} VMs of {group.chips} chips are no topology {topology}")
+                raise ComputeRefusal(400, f"{size} VMs of {group.chips} chips do not form the topology {topology}")
         elif is_bulk and size > 1:
-            raise ComputeRefusal(400, "several TPU VMs without a workload policy are no slice")
+            raise ComputeRefusal(400, "several TPU VMs without a workload policy are not a slice")
         on_failure = group.resource.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure")
         if group.model == "FLEX_START" and on_failure != "DO_NOTHING":
             raise ComputeRefusal(400, "flex-start in bulk mode requires defaultActionOnFailure DO_NOTHING")

@@ -189,7 +189,7 @@ class ApiServer(ServerThread):
             try:
                 body = json.loads(text) if text else None
             except ValueError:
-                raise ApiError(400, "BadRequest", "the body is no JSON") from None
+                raise ApiError(400, "BadRequest", "the body is not JSON") from None
             query, path = dict(request.query), request.path
             with self._store.lock:
                 answer = json.dumps(self._api.answer(request.method, path, query, request.content_type, body))

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -134,6 +135,36 @@ def test_job_is_found_by_name_until_terminated(client: Client) -> None:
     again = client.submit(job("long", print, resources=V4_16))
     assert again.job_id != handle.job_id
     assert again.wait(60) is STATUS.SUCCEEDED
+
+
+def test_restarted_task_finds_its_jobs_again_by_name(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    def step(name: str) -> None:
+        (tmp_path / f"{name}-{os.getpid()}").touch()
+        wait_until(lambda: name == "quick" or (tmp_path / "finish").exists(), 120)
+
+    def parent() -> None:
+        from fray.current_client import current_client
+
+        me = get_job_info()
+        assert me is not None
+        handles = [current_client().submit(job(name, step, name)) for name in ("quick", "long", "long")]
+        assert handles[0].wait(120) is STATUS.SUCCEEDED
+        (tmp_path / f"parent-{me.attempt}").write_text(" ".join([str(os.getpid()), *(h.job_id for h in handles)]))
+        wait_until(lambda: (tmp_path / "finish").exists(), 120)
+        assert handles[1].wait(120) is STATUS.SUCCEEDED
+
+    def written(attempt: int) -> list[str]:
+        file = tmp_path / f"parent-{attempt}"
+        return wait_until(lambda: file.exists() and file.read_text().split(), 120)
+
+    handle = Client(children="adopt").submit(job("parent", parent, max_retries_failure=1))
+    pid, *job_ids = written(1)
+    assert job_ids[1] == job_ids[2]
+    os.kill(int(pid), signal.SIGKILL)
+    assert written(2)[1:] == job_ids
+    (tmp_path / "finish").touch()
+    assert handle.wait(120) is STATUS.SUCCEEDED
+    assert len(list(tmp_path.glob("quick-*"))) == len(list(tmp_path.glob("long-*"))) == 1
 
 
 def test_preempted_gang_starts_again(client: Client, cluster: SimulatedCluster, trace: Trace) -> None:

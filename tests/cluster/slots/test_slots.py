@@ -297,4 +297,4 @@ def test_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
         iris(cluster, "slots", "evict", row["slot_id"])
         wait_until(lambda: not client.status().slots)
         assert "no model" in iris(cluster, "slots", "why", "Ecco", code=USAGE).stderr
-    assert "nobody serves models" in iris(cluster, "slots", "ls", code=USAGE).stderr
+    assert "no process serves models" in iris(cluster, "slots", "ls", code=USAGE).stderr

@@ -311,7 +311,7 @@ BULK = {"targetSizePolicy": {"mode": "BULK"}, "resourcePolicies": {"workloadPoli
     [
         ({"provisioningModel": "SPOT"}, BULK | {"targetSizePolicy": {}}, "require BULK mode in target size policy"),
         ({"provisioningModel": "SPOT"}, BULK | {"resourcePolicies": {"workloadPolicy": "p"}}, "The URL is malformed"),
-        ({"provisioningModel": "SPOT"}, BULK | {"targetSize": 3}, "3 VMs of 4 chips are no topology 2x2x2"),
+        ({"provisioningModel": "SPOT"}, BULK | {"targetSize": 3}, "3 VMs of 4 chips do not form the topology 2x2x2"),
         ({"provisioningModel": "FLEX_START"}, BULK, "maxRunDuration is required"),
         ({"provisioningModel": "FLEX_START", "maxRunDuration": {"seconds": 60}}, BULK, "DO_NOTHING"),
         ({"provisioningModel": "RESERVATION_BOUND"}, BULK, "requires a specific reservation"),

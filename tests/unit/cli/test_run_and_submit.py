@@ -153,7 +153,7 @@ def test_named_directory_travels_with_its_secrets_named(world: ControllerInProce
     Path(script).with_name(".env").write_text("KEY=1")
     directory = str(Path(script).parent)
     done = world.iris("submit", "--tpu", "v4-16", "--working-dir", directory, script)
-    assert "iris-ray: what looks like a secret goes along: .env\n" in done.stderr
+    assert "iris-ray: files that look like secrets are sent as well: .env\n" in done.stderr
 
 
 def test_following_submit_waits_to_the_end(world: ControllerInProcess, script: str) -> None:

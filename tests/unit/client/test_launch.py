@@ -13,7 +13,7 @@ from ray.exceptions import ObjectStoreFullError
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
-from iris_ray.client import caller_pool, client, transport
+from iris_ray.client import caller_pool, children, client
 from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 
@@ -54,8 +54,8 @@ class InterruptedPool:
 
 
 def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunRequest, detached: bool) -> None:
-    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: pool))
-    monkeypatch.setattr(transport, "require_cluster", lambda: None)
+    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _, child: pool))
+    monkeypatch.setattr(children, "require_cluster", lambda: None)
     monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results.remote(), Actor(pool)))
     for name in ("get", "kill", "cancel"):
         monkeypatch.setattr(ray, name, getattr(pool, name))
@@ -141,7 +141,7 @@ def test_large_environment_of_detached_job_outlives_caller(
     begun: list[RunRequest] = []
     pool = SimpleNamespace(begin=Method(begun.append), results=Method(lambda: None))
 
-    def make(alone: RunRequest | None) -> SimpleNamespace:
+    def make(alone: RunRequest | None, child: None) -> SimpleNamespace:
         made_with.append(alone)
         return pool
 

@@ -126,6 +126,7 @@ DEFAULTS = {
     "processes_per_host": 1,
     "stop_without_progress": None,
     "failure_domain": "job",
+    "children": None,
     "max_retries_preemption": 10_000,
     "max_retries_failure": 10,
     "mode": None,

@@ -87,7 +87,7 @@ def test_odd_names_travel_and_are_said_without_control_characters(here: Path) ->
     Path(os.fsdecode(os.fsencode(here) + b"/\xff.py")).write_text("4")
     found = CodeDirectory.look(here)
     assert set(found.files) == {"two\nlines.py", "a b.py"}
-    assert found.left_out == (r"'\x1b[31mred.key' (looks like a secret)", r"'\udcff.py' (its name is no UTF-8)")
+    assert found.left_out == (r"'\x1b[31mred.key' (looks like a secret)", r"'\udcff.py' (its name is not UTF-8)")
     assert found.in_words().isprintable()
 
 

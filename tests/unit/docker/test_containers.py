@@ -327,7 +327,7 @@ def test_container_whose_record_is_unreadable_blocks_the_host(
     aside = record.rename(tmp_path / "aside")
     record.mkdir()  # reading it fails
     (left,) = ProcessLedger(tmp_path).end_leftovers()
-    assert left.startswith(f"what the service docker has started for pid {process.pid} (IsADirectoryError")
+    assert left.startswith(f"processes that the service docker has started for pid {process.pid} (IsADirectoryError")
     assert alive(pid)
     record.rmdir()
     aside.rename(record)

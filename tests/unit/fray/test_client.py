@@ -27,7 +27,7 @@ def test_missing_fray_says_what_to_install() -> None:
         "import sys; sys.modules['fray.client'] = None\nfrom iris_ray.fray.current import require_fray\nrequire_fray()"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "pip install marin-fray. What is called fray is another package" in run.stderr.splitlines()[-1]
+    assert "pip install marin-fray. The package fray is a different one" in run.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def request(spec: JobSpec, **more: Any) -> RunRequest:
 
 def test_every_field_of_job_travels_or_is_excluded() -> None:
     assert {field.name for field in fields(JobSpec)} == SPEC.keys() | NOT_IN_FILE
-    apart = {"spec", "pickled_function", "env", "secrets", "process", "files_token"}  # the job gets a new token
+    apart = {"spec", "pickled_function", "env", "secrets", "process"}
+    apart |= {"files_token", "child_of"}  # the job gets a new token, and is nobody's child
     assert {field.name for field in fields(RunRequest)} == {*RUN} | apart
 
 
@@ -82,7 +83,7 @@ LATER = replace(ASKS_FOR_ALL, after={"prepare-1": "ended"}, group=OF_GROUP)
 
 SINGLE_TASKS = JobSpec(job_id="eval-1", owner=NO_OWNER_YET, team="research", task_placement="pack", max_runtime=60.0)
 TWO_PROCESSES = replace(gang_spec(), processes_per_host=2, stop_without_progress=3)
-EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice", notify=("slack:TEAM_HOOK",))
+EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice", notify=("slack:TEAM_HOOK",), children="adopt")
 SPECS = ASKS_FOR_ALL, LATER, SINGLE_TASKS, TWO_PROCESSES, EACH_SLICE_ALONE, gang_spec(), JobSpec(job_id="1", owner="x")
 
 

@@ -235,21 +235,63 @@ def test_command_that_fails_or_is_missing_is_tried_again(tmp_path: Path) -> None
     assert "has no command page" in problem(Config(), "command:page")
 
 
-def test_command_ends_with_all_that_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "COMMAND_S", 1.0)
-    words = script(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child; wait")
-    assert "has not ended within 1 s" in problem(Config(commands={"page": words}), "command:page")
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("group", ["its own group", "another group"])
+@pytest.mark.parametrize("ends", ["in time", "too late"])
+def test_command_ends_with_all_that_it_has_started_in_its_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, ends: str
+) -> None:
+    """The program `timeout`, or a shell with job control, begins a process group and stays in the session."""
+    monkeypatch.setattr(channels, "COMMAND_S", 1.0 if ends == "too late" else 30.0)
+    sleep, wait = "exec sleep 600", "; wait" if ends == "too late" else ""
+    if group == "another group":
+        sleep = "exec timeout 600 sh -c 'echo > begun; sleep 600'"
+    words = script(
+        tmp_path, f"cd {tmp_path}; ({sleep}) & echo $! > child; until [ -e begun ]; do sleep 0.01; done{wait}"
+    )
+    if group == "its own group":
+        (tmp_path / "begun").touch()
+    config = Config(commands={"page": words})
+    if ends == "too late":
+        assert "has not ended within 1 s" in problem(config, "command:page")
+    else:
+        send(config, [some_news(place="command:page")])
     child = int((tmp_path / "child").read_text())
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.05)
-    os.kill(child, 9)
-    pytest.fail("the child lives")
+    alive = runs(child)
+    if alive:
+        os.kill(child, 9)
+    assert not alive
+
+
+def test_no_group_is_killed_once_the_number_of_its_leader_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel gives the number to another process as soon as the leader was reaped and the group is empty."""
+    kill, leaders = os.killpg, list[str]()
+
+    def noted(group: int, number: int) -> None:
+        leaders.append(Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[0])
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", noted)
+    send(Config(commands={"page": script(tmp_path, "exit 0")}), [some_news(place="command:page")])
+    assert leaders == ["Z"], "it has ended, and nobody has reaped it"
+
+
+def test_commands_leave_no_descriptor_and_no_zombie(tmp_path: Path) -> None:
+    config, before = Config(commands={"page": script(tmp_path, "exit 0")}), len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        send(config, [some_news(place="command:page")])
+        problem(Config(commands={"page": ["/no/such"]}), "command:page")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
 
 
 def test_command_that_reads_nothing_gets_large_input(tmp_path: Path) -> None:

@@ -93,6 +93,12 @@ def test_last_lines_are_bounded_and_control_no_terminal() -> None:
     assert clean_lines("a\nb", 0) == []
 
 
+def test_last_lines_have_no_colours_and_no_secret_in_colours() -> None:
+    """Chats, e-mails and JSON show the sequences. Highlighters give numbers a colour, also those within a key."""
+    assert clean_lines("\x1b[1;31mERROR\x1b[0m: no", 1) == ["ERROR: no"]
+    assert clean_lines("key \x1b[1mhf_\x1b[1;36m12345678\x1b[0m!", 1, ["hf_12345678"]) == ["key ***!"]
+
+
 def test_secret_of_many_lines_is_left_out_also_in_part() -> None:
     key = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n  AoIBAQC7VJTUt9\n}\n-----END PRIVATE KEY-----\n"
     assert without_secret("AoIBAQC7VJTUt9\n}\n-----END PRIVATE KEY-----\nbye", key) == "***\n}\n***\nbye"

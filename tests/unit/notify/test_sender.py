@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.errors import NotPermittedError
+from iris_ray.errors import NotPermittedError, SecretNotFoundError
 from iris_ray.notify import sender as sender_module
 from iris_ray.notify.channels import NotSentError
 from iris_ray.notify.core import News, news_id
@@ -231,6 +231,29 @@ def test_user_who_may_not_use_a_channel_any_more_holds_up_nobody(hook: Webhook) 
     by_user = {(entry.news.user, entry.outcome) for entry in sender.entries}
     assert by_user == {("ann", Outcome.SENT), ("eve", Outcome.GIVEN_UP)}
     assert hook.got[0].json["text"].startswith("5 events of jobs")
+    sender.close()
+    delivery.close()
+
+
+def test_key_that_was_removed_holds_up_nobody_with_another_key(hook: Webhook) -> None:
+    def secret(name: str, _: News | None) -> str:
+        if name == "REMOVED":
+            raise SecretNotFoundError(f"no {name}")
+        return hook.url if name == "HOOK" else "key"
+
+    async def no_lines(_: News) -> Sequence[str]:
+        return []
+
+    delivery = Delivery(secret, no_lines)
+    delivery.config = Config(private=NOTIFY_PRIVATE.parse("127.0.0.1"))
+    sender = Sender(delivery.send, FAST)
+    sender.offer([some_news("a", place="http:HOOK", user="eve", key="REMOVED")])
+    sender.offer([some_news("b", place="http:HOOK", user="ann", key="KEY")])
+    wait_until(lambda: len(sender.entries) == 2, 10)
+    assert [(entry.news.user, entry.outcome, entry.error) for entry in sender.entries] == [
+        ("eve", Outcome.GIVEN_UP, "the secret REMOVED was removed"),
+        ("ann", Outcome.SENT, ""),
+    ]
     sender.close()
     delivery.close()
 

@@ -233,7 +233,7 @@ def test_named_directory_travels_with_options_of_the_job(
     done = invoke("--address", url, "submit", *sent, *words, A="a value", IRIS_USER="ann")
     assert done.exit_code == OK, done.output
     assert tunnelled == [("submit", *("train.py" if word == "./train.py" else word for word in words))]
-    assert "what looks like a secret goes along: tls.key\n" in done.output
+    assert "files that look like secrets are sent as well: tls.key\n" in done.output
     job = dashboard.jobs["mine"]
     assert " env IRIS_USER=ann python -m iris_ray.remote.calls " in job["entrypoint"]
     assert "a value" not in str(job)

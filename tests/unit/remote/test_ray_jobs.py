@@ -55,8 +55,8 @@ def test_what_looks_like_a_secret_stays_unless_it_is_wanted(
         (workspace / name).parent.mkdir(exist_ok=True)
         (workspace / name).write_text("1")
     submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace, ["data/"], with_secrets=with_secrets), url)
-    how = "goes along" if with_secrets else "is left out"
-    said = f"what looks like a secret {how}: .aws/config, .env, [1] #!*?.key, 'a\\nb.pem' and 1 more"
+    how = "are sent as well" if with_secrets else "are left out"
+    said = f"files that look like secrets {how}: .aws/config, .env, [1] #!*?.key, 'a\\nb.pem' and 1 more"
     assert f"iris_ray: {said}\n" in capsys.readouterr().err
     with zipfile.ZipFile(io.BytesIO(dashboard.packages[0])) as package:
         sent = {name for name in package.namelist() if not name.endswith("/")}

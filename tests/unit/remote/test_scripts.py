@@ -30,14 +30,14 @@ def test_script_and_programs_are_submitted_with_arguments(dashboard: Dashboard, 
     assert dashboard.jobs["other"]["entrypoint"] == "bash x.sh"
 
 
-@pytest.mark.parametrize(("named", "how"), [((), "is left out"), (("--working-dir", "."), "goes along")])
+@pytest.mark.parametrize(("named", "how"), [((), "are left out"), (("--working-dir", "."), "are sent as well")])
 def test_directory_that_is_named_is_sent_with_its_secrets(
     dashboard: Dashboard, url: str, named: tuple[str, ...], how: str
 ) -> None:
     Path("tls.key").write_text("key")
     done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", *named, "train.py")
     assert done.exit_code == OK, done.output
-    assert f"what looks like a secret {how}: tls.key\n" in done.stderr
+    assert f"files that look like secrets {how}: tls.key\n" in done.stderr
     assert (b"tls.key" in dashboard.packages[0]) == bool(named)
 
 

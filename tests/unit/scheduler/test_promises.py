@@ -410,7 +410,7 @@ def test_promise_that_is_called_off_says_why(world: PlannedWorld, caplog: pytest
     world.submit("prod", priority=PRODUCTION, slices=(2,))
     world.turn(1.0)
     world.turn(UNCONFIRMED_S)
-    assert "what was promised to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
+    assert "the promise to prod is called off: the end of what ran on b is not confirmed in time" in caplog.text
 
 
 def test_promise_past_a_limit_is_called_off_and_names_the_limit(
@@ -424,7 +424,7 @@ def test_promise_past_a_limit_is_called_off_and_names_the_limit(
     world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=1)))
     world.turn()
     why = "ann has reached the limit of 1 running jobs in band interactive"
-    assert f"what was promised to starving is called off: {why}" in caplog.text
+    assert f"the promise to starving is called off: {why}" in caplog.text
 
 
 def test_victim_of_two_jobs_leaves_for_the_one_that_is_left(world: PlannedWorld) -> None:

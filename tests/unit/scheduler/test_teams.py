@@ -156,7 +156,7 @@ def test_a_team_borrows_no_more_than_it_may(world: World) -> None:
         submit(world, f"ads-{number}", "ads")
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what team ads may have: 16 v4-16 chips, of which 16 are taken or kept, and it needs 8;"
+        "waiting for the limit of team ads: 16 v4-16 chips, of which 16 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
 
@@ -167,7 +167,7 @@ def test_what_a_team_does_not_lend_stays_free_for_it(world: World) -> None:
         submit(world, f"ads-{number}", "ads", priority=PRODUCTION)
     assert set(world.schedule()) == {"ads-0", "ads-1"}
     assert world.why("ads-2") == (
-        "waiting for what the teams lend: 32 v4-16 chips, of which 32 are taken or kept, and it needs 8;"
+        "waiting for chips that teams lend: 32 v4-16 chips, of which 32 are taken or kept, and it needs 8;"
         " iris-ray team show has all"
     )
     submit(world, "vision", "vision", slices=(2,))

@@ -1,12 +1,16 @@
 """How the bytes of a command or connection are carried."""
 
 import asyncio
+import contextlib
+import os
+import socket
 import threading
 from typing import Any
 
 import pytest
 
-from iris_ray.sessions.channels import started
+from iris_ray.sessions.channels import PortConnection, RunningCommand, started
+from tests.support.forks import until
 
 
 def test_channel_that_gets_no_thread_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +33,25 @@ def test_channel_that_gets_no_thread_is_never_started(monkeypatch: pytest.Monkey
 
     asyncio.run(story())
     assert not begun
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05])
+def test_start_that_is_cancelled_leaves_no_descriptor_and_no_command(delay_s: float) -> None:
+    """The thread can't be cancelled, and nobody else would close what it has opened."""
+
+    async def story() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        before = len(os.listdir("/proc/self/fd"))
+        command = started(RunningCommand.start, ["sleep", "600"], dict(os.environ), "/", "", None, True)
+        connection = started(PortConnection.to, *listener.getsockname())
+        for start in (command, connection):
+            starting: asyncio.Task[Any] = asyncio.ensure_future(start)
+            await asyncio.sleep(delay_s)
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await starting).drop()  # it was faster
+        await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        await until(lambda: not threading.active_count() > 1)
+        listener.close()
+
+    asyncio.run(story())

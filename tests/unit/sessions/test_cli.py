@@ -208,8 +208,8 @@ def test_broken_pipe_ends_exec_everywhere_without_traceback(
         (("port-forward", JOB, "x", "6006"), "a task's number and a port"),
         (("port-forward", JOB, "1", "2", "6006"), "a task's number and a port"),
         (("shell", JOB), "a shell needs a terminal"),
-        (("port-forward", JOB, "70000"), "no port"),
-        (("port-forward", JOB, "tensorboard"), "no port"),
+        (("port-forward", JOB, "70000"), "not a port"),
+        (("port-forward", JOB, "tensorboard"), "not a port"),
     ],
 )
 def test_what_can_not_work_is_refused_with_advice(

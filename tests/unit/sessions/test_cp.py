@@ -56,6 +56,29 @@ def test_directory_is_copied_with_what_is_in_it(world: ControllerInProcess, tmp_
     assert (tmp_path / "back" / "sent" / "deep" / "x").exists()
 
 
+def test_link_that_is_named_is_followed_both_ways(world: ControllerInProcess, tmp_path: Path) -> None:
+    """Such as latest.log. A copy of the link alone would lead nowhere, or to itself."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for made in (here, there):
+        made.mkdir()
+    (here / "run-7.log").write_text("seven")
+    (here / "latest").symlink_to("run-7.log")
+    sent = world.json("cp", str(here / "latest"), f"{JOB}:{there}")
+    assert sent["target"] == str(there / "latest")
+    assert sent["bytes"] == 5
+    assert (there / "latest").read_text() == "seven"
+    assert not (there / "latest").is_symlink()
+    (there / "link").symlink_to("latest")
+    world.iris("cp", f"{JOB}:{there}/link", str(tmp_path / "back"))
+    assert (tmp_path / "back").read_text() == "seven"
+    assert not (tmp_path / "back").is_symlink()
+    (there / "made").mkdir()
+    (there / "made" / "x").write_text("x")
+    (there / "directory").symlink_to("made")
+    world.iris("cp", f"{JOB}:{there}/directory", str(tmp_path / "copied"))
+    assert (tmp_path / "copied" / "x").read_text() == "x"
+
+
 def test_relative_path_is_that_of_the_task(world: ControllerInProcess, tmp_path: Path) -> None:
     (tmp_path / "of-the-task").write_text("x")
     world.iris("cp", f"{JOB}:of-the-task", str(tmp_path / "copy"))

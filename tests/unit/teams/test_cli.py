@@ -110,7 +110,7 @@ def test_quota_below_use_is_said_and_what_runs_goes_on(site: Site) -> None:
     site.apply(TREE)
     site.world.start("train", slices=(2,))
     said = site.apply(TREE.replace("chips = 8", "chips = 4"))
-    assert said[0].endswith("quota v4-16 8 (borrow 8) → 4 (borrow 8), and 16 are in use: what runs goes on")
+    assert said[0].endswith("quota v4-16 8 (borrow 8) → 4 (borrow 8), and 16 are in use; running jobs continue")
     assert "16 v4-16 chips, 12 more than its quota of 4" in site.world.iris("why", "train").stdout
     site.world.succeed("train")
 

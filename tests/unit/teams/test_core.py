@@ -70,8 +70,8 @@ def test_odd_numbers_and_names_survive_a_file() -> None:
         ("[teams.'']", "give a path"),
         ("[teams.'a\\u001b[31m']", "give a path"),
         (f"[teams.'{'/'.join('a' * (MOST_LEVELS + 1))}']", "give a path"),
-        ("[team.a]", "there is 'team' beside [teams.NAME]"),
-        ("teams = 3", "beside [teams.NAME]"),
+        ("[team.a]", "the file has 'team' in addition to [teams.NAME]"),
+        ("teams = 3", "in addition to [teams.NAME]"),
         ("version = 3", "leave it as `iris-ray team show --toml` has written it"),
     ],
 )

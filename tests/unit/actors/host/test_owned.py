@@ -74,7 +74,7 @@ def test_files_of_other_tasks_are_not_listed(files: TaskFiles, ends: Place, monk
 def test_host_is_not_free_if_a_service_fails(files: TaskFiles, ends: Place, function: Any) -> None:
     ends(function)
     (left,) = end_owned(files)
-    assert "what the service boxes has started for pid 7 (" in left
+    assert "processes that the service boxes has started for pid 7 (" in left
 
 
 def test_service_that_hangs_keeps_no_process_from_its_exit(files: TaskFiles, ends: Place) -> None:

@@ -120,6 +120,24 @@ async def test_module_that_cannot_be_imported_is_named(
     await nothing_left(zygote)
 
 
+@pytest.mark.parametrize("characters", [140_000, 400_000])
+async def test_module_is_named_however_long_its_error_is(modules: Path, characters: int) -> None:
+    """The socket takes no longer message, and the host reads no longer one."""
+    (modules / "verbose.py").write_text(f"raise ImportError('begins ' + '\U0001f4a5' * {characters} + ' ends')")
+    zygote, error = await prepared(modules, "verbose")
+    assert "can't be imported: ImportError: begins" in str(error)
+    assert str(error).endswith(" ends")
+    await nothing_left(zygote)
+
+
+async def test_zygote_that_hangs_before_any_module_is_ended(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "START_S", 3.0)
+    (modules / "ray.py").write_text("import time\ntime.sleep(600)")
+    zygote, error = await prepared(modules)
+    assert "has not started within 3 s" in str(error)
+    await nothing_left(zygote)
+
+
 async def test_task_has_preloaded_modules_and_none_of_their_unwritten_output(
     modules: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +187,32 @@ async def test_zygote_that_does_not_answer_is_asked_no_more_and_its_tasks_go_on(
         root.signal(signal.SIGCONT)
         await until(lambda: not root.exists())
         process.close()
+
+
+async def test_zygote_that_is_stopped_for_good_ends_with_its_last_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can't tell that its fork has ended. Nobody would ever end it on a host that goes on."""
+    async with a_zygote() as zygote:
+        assert zygote.tree is not None
+        root, (process, ready) = zygote.tree.root, await waiting_fork(zygote, tmp_path)
+        monkeypatch.setattr(forks, "ANSWER_S", 0.2)
+        root.signal(signal.SIGSTOP)
+        with pytest.raises(ZygoteFailed, match="has not answered"):
+            await zygote.fork()
+        process.kill()
+        await until(lambda: not ProcessIdentity(ready.pid, ready.started).runs())
+        process.close()
+        await until(lambda: not root.exists())
+
+
+async def test_module_that_reaps_children_keeps_no_exit_code_from_the_host(modules: Path, tmp_path: Path) -> None:
+    """Without the codes, the host would wait for each, and remember each fork for ever. The task has the handler."""
+    (modules / "ignores.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    async with a_zygote(["ignores"], path=[modules]) as zygote:
+        assert (await run_in(zygote, tmp_path, lambda: os._exit(7))).code == 7
+        done = await run_in(zygote, tmp_path, lambda: signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN)
+        assert done.result is True
 
 
 async def test_programs_of_a_task_do_not_have_its_connection(tmp_path: Path) -> None:

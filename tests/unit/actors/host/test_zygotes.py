@@ -21,12 +21,14 @@ from iris_ray.actors.host import zygotes
 from iris_ray.actors.host.forks import Zygote, ZygoteFailed, ZygoteStart
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
+from iris_ray.actors.host.reaper import end_what_is_left
 from iris_ray.actors.host.zygotes import MOST_IDLE, Zygotes
 from iris_ray.actors.protocol.answers import SetupFailed, Unfit, Unreachable
 from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.outcomes import EndKind
-from iris_ray.processes.identity import environ_of
+from iris_ray.processes.identity import ProcessIdentity, environ_of
+from iris_ray.processes.subtree import read_of_process
 from tests.support.forks import NOWHERE, ended, launch_of, run_in, until
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -193,6 +195,23 @@ async def test_idle_zygotes_beyond_a_few_end(monkeypatch: pytest.MonkeyPatch, tm
     assert [zygote.ended for zygote in made] == [True, True, False]
     for starting in host._started.values():
         await ended((await starting)[0])
+
+
+async def test_zygote_that_hangs_in_an_import_ends_when_its_host_is_killed(tmp_path: Path) -> None:
+    """It does not see the end of its connection. The reaper finds it in the host's record."""
+    (tmp_path / "hangs.py").write_text("import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntime.sleep(600)")
+    ledger = ProcessLedger(tmp_path)
+    host = Zygotes("cpu-1", lambda: ledger)
+    host.may_record()
+    spec = ProcessSpec({"env_vars": {"PYTHONPATH": str(tmp_path)}}, preload=("hangs",))
+    starting = asyncio.ensure_future(host.ready(spec, None))
+    await until(lambda: len(list(ledger._entries([]))) == 1 or starting.done())
+    (tree,) = ledger._entries([])
+    await until(lambda: any(b"sleep" in read_of_process(one.pid, "cmdline") for one in tree.search()))
+    await asyncio.to_thread(end_what_is_left, ledger, ProcessIdentity.of_this_process())
+    assert not any(one.runs() for one in tree.search())
+    with pytest.raises(ZygoteFailed, match="has ended"):
+        await starting
 
 
 # -- in an environment of Ray's ----------------------------------------------------------------------------------------
