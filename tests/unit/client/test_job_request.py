@@ -177,7 +177,7 @@ def test_oversized_name_or_spec_is_refused_with_limit() -> None:
     with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
         task_request(name="n" * 101)
     tolerations = tuple(f"taint-{i:01100}" for i in range(100))
-    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
+    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; give fewer or shorter"):
         task_request(name="n" * 100, tolerations=tolerations)
 
 
