@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray import IrisClient, JobState, ResourceSpec, get_job_info
+from iris_ray import IrisClient, JobState, ResourceSpec, Secret, get_job_info, tpu_device
 from iris_ray.client.job_handle import JobHandle
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import alive, kill_controller
@@ -220,6 +220,71 @@ def test_grandchild_stays_while_the_parent_restarts(family: Family, tmp_path: Pa
     grandchild = (tmp_path / "grandchild").read_text()
     assert family.ended(grandchild) == f"{job_id}, whose task had submitted it, has ended"
     wait_until(lambda: not alive(pid), 10)
+
+
+def test_children_with_a_secret_or_a_large_function_are_adopted(family: Family) -> None:
+    step, data = family.child("step"), bytes(300_000)
+
+    def large() -> tuple[int, Any]:
+        return len(data), step()
+
+    def submits(_: int) -> list[JobHandle]:
+        client = IrisClient()
+        with_secret = client.submit(step, "secret", resources=SMALL, secrets={"KEY": Secret("abc")})
+        return [with_secret, client.submit(large, "large", resources=SMALL)]
+
+    parent = family.submit(submits)
+    family.running("step", 2)
+    before = family.jobs_of(1)
+    family.kill_parent()
+    assert family.jobs_of(2) == before
+    family.finish("step")
+    assert parent.results(120)[0][1][0][0] == len(data)
+
+
+def test_each_task_of_a_gang_adopts_its_child_when_the_slice_is_preempted(
+    family: Family, cluster: SimulatedCluster, tmp_path: Path
+) -> None:
+    step = family.child("step")
+
+    def parent() -> Any:
+        me = get_job_info()
+        assert me is not None
+        job = IrisClient().submit(step, "step", resources=SMALL)
+        (tmp_path / f"task-{me.attempt}-{me.task_index}").write_text(f"{job.job_id} {me.slice_name}")
+        time.sleep(600 if me.attempt == 1 else 0)
+        return job.results(120)
+
+    def written(attempt: int) -> list[list[str]]:
+        files = sorted(tmp_path.glob(f"task-{attempt}-*"))
+        texts = wait_until(lambda: len(files) == 2 and all(found := [f.read_text() for f in files]) and found, 1)
+        return [text.split() for text in texts]
+
+    job = family.client.submit(parent, "parent", resources=ResourceSpec(device=tpu_device("v4-16")), children="adopt")
+    pids = family.running("step", 2)
+    wait_until(lambda: len(list(tmp_path.glob("task-1-*"))) == 2)
+    first = written(1)
+    cluster.preempt_slice(first[0][1])
+    wait_until(lambda: len(list(tmp_path.glob("task-2-*"))) == 2, 90)
+    assert [job_id for job_id, _ in written(2)] == [job_id for job_id, _ in first]
+    assert all(map(alive, pids))
+    family.finish("step")
+    assert sorted(job.results(120)) == sorted([pid] for pid in pids)
+
+
+def test_child_whose_pool_dies_while_the_parent_is_away_is_adopted(family: Family) -> None:
+    step = family.child("step")
+    parent = family.submit(lambda _: [IrisClient().submit(step, "step", resources=SMALL)])
+    family.running("step")
+    (job_id,) = family.jobs_of(1)
+    pool = ray.get_actor(f"pool/{job_id}", "iris_ray")
+    os.kill(ray.get(pool.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    family.kill_parent()
+    assert family.jobs_of(2) == [job_id]
+    family.running("step", 2)  # a pool that dies takes its attempts along
+    family.finish("step")
+    assert len(parent.results(120)) == 1
+    wait_until(lambda: not pools_left(parent.job_id), 30)
 
 
 def test_without_the_option_children_end_and_begin_again(family: Family) -> None:
