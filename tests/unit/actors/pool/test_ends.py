@@ -333,6 +333,18 @@ async def test_tasks_one_after_the_other_share_a_reservation(cluster: VirtualClu
 
 
 @played(slices=0)
+async def test_reservation_of_a_task_that_joined_ray_is_not_used_again(cluster: VirtualCluster) -> None:
+    """An actor of its making may run there, and has the CPU on which the next task would start its own."""
+
+    async def joins(task: Task) -> None:
+        task.joins_ray = True
+
+    await cluster.run_tasks("joins", 1, joins)
+    await cluster.run_tasks("next", 1, returns_at_once)
+    assert cluster.reservations_made == 2
+
+
+@played(slices=0)
 async def test_reservation_of_a_lost_task_is_not_used_again(
     cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
