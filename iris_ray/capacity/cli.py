@@ -42,9 +42,9 @@ class ProvisionerLine(TypedDict):
     """Something that the provisioner did, would do or could not do. It prints one such object on each line.
 
     Attributes:
-        at: when, in seconds since the epoch.
+        at: the time, in seconds since the epoch.
         problem: whether something is wrong.
-        text: what it was, in a sentence.
+        text: a description, in a sentence.
     """
 
     at: float

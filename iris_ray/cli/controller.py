@@ -44,7 +44,7 @@ class ControllerNow(TypedDict, total=False):
         pid, address, node_id: its process, and Ray's node id of its host.
         set_aside: jobs and records that it could not handle.
         clock_jumps: the jumps of its host's clock.
-        services, service_health: what each service has published about itself, and how it fares.
+        services, service_health: the status and the health of each service.
         statistics: counts since it began.
         jobs, slices: of ``status`` and ``upgrade``: how many are in each state.
         hosts: how many hosts it knows.

@@ -23,11 +23,11 @@ class SettingNow(TypedDict):
     """A setting of the cluster.
 
     Attributes:
-        value: its text now.
-        default: its text if nobody has set it.
-        form: which values it takes.
+        value: its present value, as text.
+        default: its default, as text.
+        form: the form of its values.
         help: its effect.
-        set_by, set_at: who has set it, and when, in seconds since the epoch; None for the default.
+        set_by, set_at: the user who set it, and the time, in seconds since the epoch; None for the default.
     """
 
     value: str

@@ -67,8 +67,8 @@ class HeldSlices(TypedDict):
     """Slices that are held.
 
     Attributes:
-        name: what they are called.
-        job_id: of the job that holds them.
+        name: the name under which they are held.
+        job_id: the job that holds them.
         hosts: the names of their hosts, once they are there.
     """
 
@@ -81,9 +81,9 @@ class HeldJob(TypedDict):
     """A job that holds slices for you.
 
     Attributes:
-        name: what they are called.
-        job_id, state, type: of the job.
-        slices: those that it has.
+        name: the name under which it holds them.
+        job_id, state, type: its id, state and TPU type.
+        slices: the slices that it has now.
         held_since: when it was submitted.
         waiting: why it waits for slices, or None.
     """
@@ -101,8 +101,8 @@ class GivenBack(TypedDict):
     """Slices that were given back.
 
     Attributes:
-        name: what they were called.
-        job_id: of the job that held them.
+        name: the name under which they were held.
+        job_id: the job that held them.
     """
 
     name: str

@@ -42,7 +42,7 @@ class Exported(TypedDict):
     Attributes:
         file: its path.
         lines: how many lines of each kind it has.
-        left_out: what can't be carried over, and why.
+        left_out: jobs and settings that can't be exported, each with the reason.
     """
 
     file: str
@@ -51,12 +51,12 @@ class Exported(TypedDict):
 
 
 class Imported(TypedDict):
-    """What was taken over.
+    """The result of an import.
 
     Attributes:
         jobs: the ids of the jobs that are in the queue now.
-        left_out: what was not carried over, and why.
-        remarks: what else a person should know.
+        left_out: jobs and settings that were not imported, each with the reason.
+        remarks: further information for the operator.
     """
 
     jobs: list[str]
@@ -80,8 +80,8 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
 
     Nothing changes in the cluster. The file is one JSON object on each line; only its owner may read it (mode 0600). A
     detached job (iris-ray submit) can be started again from it: its function and its working directory are in the file.
-    The values of its environment variables are not, unless you say --variables. What can't be carried over is named:
-    above all jobs whose caller waits for their results, because that caller ends with the cluster.
+    The values of its environment variables are not, unless you say --variables. The command names jobs that can't be
+    exported, above all those whose caller waits for their results, because that caller ends with the cluster.
     """
     from iris_ray.actors.controller.journal import Journal
     from iris_ray.handover.controller import hand_over
@@ -187,8 +187,9 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
 
     The Controller must be empty, and is started if none runs. Settings that are set here already stay. The jobs enter
     the queue in their old order, under their old ids, with the rest of their budgets; jobs that ran begin another
-    attempt, and go on from their own checkpoints. What can't be carried over is named; the jobs of a group are carried
-    over together or not at all. --jobs-only submits the rest: after an interruption, or with the missing variables.
+    attempt, and continue from their own checkpoints. The command names jobs that can't be imported; the jobs of a
+    group are imported together or not at all. --jobs-only submits the rest, after an interruption or with the missing
+    variables.
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.remote_options import read_env_file

@@ -121,7 +121,7 @@ class MonthReport(TypedDict):
 
     Attributes:
         month: such as 2026-11.
-        by: what the lines sum up by.
+        by: the key of the lines, such as ``user``.
         lines: the largest first.
         by_cause: the cost of failures.
     """

@@ -40,7 +40,7 @@ class LogText(TypedDict):
         finished: whether the attempt has ended, so that no more will come.
         job_finished: whether the job has ended.
         from_host: whether it was read on the task's host, and not from a copy.
-        note: what a person is told about it, such as that its beginning was removed; or None.
+        note: a remark, such as that its beginning was removed; or None.
         text: the output; bytes that are not UTF-8 are escaped.
         times: with ``--timestamps``, when each line of the text came, in seconds since the epoch, or None if that is
             not known; without it, None.

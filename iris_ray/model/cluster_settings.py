@@ -81,7 +81,7 @@ OPERATORS = ClusterSetting(
     "operators",
     EVERYBODY,
     "user names, separated by commas",
-    "Who may act on jobs of other users, drain and taint hosts, and set limits, teams, secrets and settings.",
+    "Users who may act on jobs of other users, drain and taint hosts, and set limits, teams, secrets and settings.",
     _users,
 )
 EVICTIONS = ClusterSetting(

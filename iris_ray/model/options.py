@@ -356,8 +356,8 @@ class ContainerOptions(TypedDict, total=False):
         Option(
             default=None,
             check=Destinations(),
-            help="Who is told of the job's end, of stalls and long waits, and how. Default: $IRIS_NOTIFY.",
-            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: nobody. See docs/notifications.md.",
+            help="Destinations of notifications about the job's end, stalls and long waits. Default: $IRIS_NOTIFY.",
+            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: none. See docs/notifications.md.",
             example='["slack:TEAM_HOOK,on=failed+stalled"]',
             flag="--notify",
         ),

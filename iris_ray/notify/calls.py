@@ -10,7 +10,7 @@ MOST_LISTED = 1000
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A notification, and what has become of it.
+    """A notification and its outcome.
 
     Attributes:
         id: the id that a receiver gets.
@@ -21,7 +21,7 @@ class Notification:
         to: the destination, such as ``slack:TEAM_HOOK``.
         outcome: ``waits``, ``sent``, ``given up``, ``merged`` or ``dropped``.
         changed_at: since when, in seconds since the epoch.
-        tries: how often it was tried to send it.
+        tries: the number of times that sending was tried.
         error: why the last try failed; empty if it did not.
     """
 

@@ -66,7 +66,7 @@ class FitOfModel(TypedDict):
 
     Attributes:
         model: its name.
-        serves: what it serves.
+        serves: the class or program that serves it, in words.
         fits_on: where it fits.
         replicas: how many slots are kept.
         aliases: its other names.

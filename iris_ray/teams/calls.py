@@ -17,9 +17,9 @@ class TeamChips:
 
     Attributes:
         quota: its own, or the sum of its parts'.
-        used: what its jobs and those of its parts hold.
-        borrowed: how much of that is beyond the quota.
-        lent: how much of the quota it does not use, and others do.
+        used: the chips that jobs of the team and its subteams hold.
+        borrowed: the part of ``used`` that exceeds the quota.
+        lent: the part of the quota that other teams use.
         by_band: ``used`` by band; bands with nothing are left out.
     """
 

@@ -120,7 +120,7 @@ class JobStatus:
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
-        failure_domain: what starts again together, the whole "job" or each "slice".
+        failure_domain: the tasks that restart together: those of the whole "job", or of each "slice".
         team: the team for which it counts; empty for none.
         about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
         started_at: when its first task ran, seconds since the epoch; None if none has.

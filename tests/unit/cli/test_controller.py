@@ -233,7 +233,7 @@ def test_job_of_other_protocol_than_heads_starts_no_controller(bare_cluster: Con
         world.submit("train")
     assert isinstance(refused.value.cause, VersionMismatchError)
     said = str(refused.value.cause)
-    assert f"installed on the cluster's head is iris_ray 7.0 (protocol {PROTOCOL_VERSION + 1}) from /opt/i on" in said
+    assert f"on the cluster's head is iris_ray 7.0 (protocol {PROTOCOL_VERSION + 1}) from /opt/i on" in said
     assert f"and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION}) from {package_directory()} on" in said
     assert "install iris_ray 7.0 here" in said
     assert not world.store.keys("epoch/")
