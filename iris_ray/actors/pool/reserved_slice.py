@@ -168,6 +168,11 @@ class SharedHosts:
             del self._hosts[shared.node_id]
 
 
+Shape = tuple[list[str], Bundle]
+"""The nodes of a reservation, and what it has of each."""
+KeptReservation = tuple[Shape, PlacementGroup]
+
+
 class KeptReservations:
     """Reservations of tasks that have just ended, for the next task of the same shape on the same hosts.
 
@@ -175,7 +180,7 @@ class KeptReservations:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[object, PlacementGroup]] = []
+        self._kept: list[KeptReservation] = []
 
     def keep(self, hosts: Sequence[HostPlace], bundle: Bundle, group: PlacementGroup) -> None:
         """Keep a reservation in which no process runs for `KEPT_S`. Return at once."""
@@ -184,22 +189,27 @@ class KeptReservations:
         asyncio.get_running_loop().call_later(KEPT_S, self._remove, kept)
 
     def take(self, hosts: Sequence[HostPlace], bundle: Bundle) -> PlacementGroup | None:
-        """Return a reservation of this shape, if there is one. It is the caller's then."""
+        """Return a reservation of this shape, if there is one. It is the caller's then.
+
+        If there is none, those that are kept on these hosts go at once: the task may need their CPUs.
+        """
         shape = self._shape(hosts, bundle)
         for kept in self._kept:
             if kept[0] == shape:
                 self._kept.remove(kept)
                 return kept[1]
+        for kept in [kept for kept in self._kept if not set(kept[0][0]).isdisjoint(shape[0])]:
+            self._remove(kept)
         return None
 
-    def _remove(self, kept: tuple[object, PlacementGroup]) -> None:
+    def _remove(self, kept: "KeptReservation") -> None:
         for i, one in enumerate(self._kept):
             if one is kept:  # not kept anew since
                 del self._kept[i]
                 _remove_later(kept[1])
 
     @staticmethod
-    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> object:
+    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> "Shape":
         return [host.node_id for host in hosts], bundle
 
 
