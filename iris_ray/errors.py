@@ -6,6 +6,7 @@
     ├── InvalidRequestError (ValueError)     refused when it is made; nothing was acquired
     │   ├── UnknownTPUTypeError
     │   ├── InvalidSliceCountError
+    │   ├── InvalidTopologyError             slices of the type have no such parts; the message lists the others
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
@@ -87,6 +88,10 @@ class UnknownTPUTypeError(InvalidRequestError):
 
 class InvalidSliceCountError(InvalidRequestError):
     """``num_slices`` is not a positive int or a sequence of distinct positive ints."""
+
+
+class InvalidTopologyError(InvalidRequestError):
+    """Slices of the type have no parts of this shape, or these can't be used together; the message says what can."""
 
 
 class InvalidConstraintError(InvalidRequestError):

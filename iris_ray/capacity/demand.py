@@ -7,6 +7,7 @@ from functools import cache
 
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.jobs import Job
+from iris_ray.model.parts import is_on_slices
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import (
@@ -28,7 +29,8 @@ ARRIVAL_S = 600.0
 def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> dict[str, list[int]]:
     """Return how many more slices of its type each waiting gang needs to run on its least number of slices.
 
-    The gangs of a type are in the order of band and age. Single tasks need one slice for as many tasks as it has hosts.
+    The gangs of a type are in the order of band and age. Single tasks need one slice for as many tasks as it has hosts,
+    and gangs on parts one for as many parts.
 
     A job that waits because other jobs use all slices counts. A job does not count if it pauses after a failed launch,
     waits for a limit of its user, or was not considered by the latest plan; nor if a new slice would not suit it,
@@ -43,6 +45,7 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
 
     missing: defaultdict[str, list[int]] = defaultdict(list)
     free: dict[Requirement, int] = {}
+    parts_left: dict[Requirement, int] = {}  # of the slices that are missing so far
     for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
         unknown = PendingKind.PAUSED, PendingKind.LIMITED, PendingKind.NOT_LOOKED_AT
         if waiting.kind in unknown or job.spec.device is None:
@@ -53,10 +56,17 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
         needed = waiting.num_groups[0] if job.spec.is_one_gang else len(job.pending)
         there = min(needed, free.setdefault(requirement, waiting.free))
         free[requirement] -= there
-        if short := needed - there:
+        short = needed - there
+        if job.spec.part is not None:
+            parts = config.vm_count // job.spec.replicas
+            short -= (taken := min(short, parts_left.get(requirement, 0)))
+            slices = -(-short // parts)
+            parts_left[requirement] = parts_left.get(requirement, 0) - taken + slices * parts - short
+            missing[config.name] += [1] * slices
+        elif short:
             slices = -(-short // config.vm_count) if job.spec.coscheduling is None else short
             missing[config.name] += [slices] if job.spec.is_one_gang else [1] * slices
-    return dict(missing)
+    return {name: slices for name, slices in missing.items() if slices}
 
 
 def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:
@@ -64,7 +74,7 @@ def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resou
 
     ``host`` is the resources of its hosts; None if the cluster has had none yet.
     """
-    if not requirement.chips or requirement.group_by not in (TPU_NAME, None):
+    if not requirement.chips or not (requirement.group_by is None or is_on_slices(requirement.group_by)):
         return False
     if not requirement.fits_into(host or {**dict(requirement.resources), TPU: float(config.chips_per_vm)}):
         return False

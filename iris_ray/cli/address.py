@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 import click
 
-from iris_ray.cli.conventions import say_error
+from iris_ray.cli.conventions import say_error, sigterm_interrupts
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import guarded_output, live_line
@@ -176,7 +176,7 @@ def cluster(show_logs: bool = False, name_it: bool = False, **options: Any) -> I
         say_error(f"joined the Ray cluster at {address}, found on this machine (--address chooses another)")
     within = _is_within.set(True)
     try:
-        with guarded_output(not show_logs):  # own tasks may draw what they like
+        with sigterm_interrupts(), guarded_output(not show_logs):  # own tasks may draw what they like
             yield
     finally:
         _is_within.reset(within)

@@ -3,12 +3,14 @@
 import difflib
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -16,7 +18,7 @@ from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, Iri
 from iris_ray.settings import DEBUG
 from iris_ray.terminal import printable
 
-OK, FAILED, USAGE, NO_CLUSTER, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 124, 130
+OK, FAILED, USAGE, NO_CLUSTER, TIMED_OUT, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 124, 130, 143
 _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
@@ -39,6 +41,41 @@ def say_error(message: str) -> None:
     click.echo("iris-ray: " + printable(short, "\n\t"), err=True)
 
 
+_terminated = threading.Event()
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Have SIGTERM raise KeyboardInterrupt within the block; `was_terminated` tells it from Ctrl-C.
+
+    Ray's own handler would print a stack of native code. Ray raises a KeyboardInterrupt of its own in place of ours.
+    """
+
+    def terminated(_number: int, _frame: object) -> NoReturn:
+        _terminated.set()
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    _terminated.clear()
+    before = signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def was_terminated() -> bool:
+    """Return whether a KeyboardInterrupt came from SIGTERM, so that no person can answer a question."""
+    return _terminated.is_set()
+
+
+def interrupted() -> click.exceptions.Exit:
+    """Return what ends a command after a KeyboardInterrupt, with its exit code."""
+    return click.exceptions.Exit(TERMINATED if was_terminated() else INTERRUPTED)
+
+
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
     """Turn every error in the block into one line on stderr and an exit code. IRIS_DEBUG=1 shows tracebacks."""
@@ -53,8 +90,8 @@ def errors_as_lines() -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise  # click handles them
     except (KeyboardInterrupt, click.Abort):  # the latter is Ctrl-C, or Ctrl-D, at a question
-        say_error("interrupted")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        say_error("ended by SIGTERM" if was_terminated() else "interrupted")
+        raise interrupted() from None
     except Exception as error:
         if DEBUG.read():
             raise

@@ -11,7 +11,7 @@ import click
 
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import tpu_types
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
+from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
 from iris_ray.cli.printing import one_line
 from iris_ray.cli.rerun import remember_command
@@ -184,10 +184,11 @@ def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
             with _failure_told(name):
                 return results_of(job_id, ref)
         except KeyboardInterrupt:
-            if not on_a_terminal() or really_cancel("go on waiting for it", default=True):
+            asks = on_a_terminal() and not was_terminated()
+            if not asks or really_cancel("go on waiting for it", default=True):
                 _cancel(ref)
                 say_error(f"{name} is cancelled")
-                raise click.exceptions.Exit(INTERRUPTED) from None
+                raise interrupted() from None
             goes_on = True
 
 

@@ -10,7 +10,7 @@ import tty
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from iris_ray.cli.conventions import INTERRUPTED, say_error
+from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, say_error
 from iris_ray.terminal import guarded, unguarded
 
 if TYPE_CHECKING:  # they import Ray
@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # they import Ray
 
 T = TypeVar("T")
 
-KILLED, TERMINATED = 137, 143
-"""The exit codes for a command that was killed or terminated, as shells have them."""
+KILLED = 137
+"""The exit code for a command that was killed, as shells have it."""
 INTERRUPT_S = 5.0
 """The time for a command to end by itself after Ctrl-C. A second Ctrl-C ends it at once."""
 INPUT_BYTES = 1 << 16

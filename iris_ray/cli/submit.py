@@ -16,7 +16,7 @@ from iris_ray.cli.address import (
     head_for_ray_jobs,
     head_of_dashboard,
 )
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, on_a_terminal, really_cancel, say_error
+from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import one_line, print_json
@@ -225,12 +225,13 @@ def _follow(job_id: str) -> None:
             for line in stream_logs(logs, job_id, live=live):
                 show(line, prefixed=True)
     except KeyboardInterrupt:
-        if on_a_terminal() and really_cancel("leave it running", default=False):
+        asks = on_a_terminal() and not was_terminated()
+        if asks and really_cancel("leave it running", default=False):
             controller.ask(ControllerInterface.cancel, job_id, "cancelled with Ctrl-C", current_user())
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
-        raise click.exceptions.Exit(INTERRUPTED) from None
+        raise interrupted() from None
     status = controller.ask(ControllerInterface.job_status, job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")

@@ -72,6 +72,7 @@ def make_request(
         InvalidRequestError: the first thing that is wrong, and how to mend it.
     """
     require_valid(options)
+    placement = placement.on_parts(options["topology"])
     function, asked = function_and_options(remote_fn, placement.device)
     own_name = name_of(function)
     secrets = {

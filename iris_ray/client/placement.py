@@ -1,11 +1,13 @@
 """Translates a TPU type and a `ResourceSpec` into a job's demands on its hosts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from iris_ray.errors import InvalidJobError
+from iris_ray.errors import InvalidJobError, InvalidTopologyError
+from iris_ray.model.checks import shown
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.parts import hosts_of_shape, part_attribute, require_shape
 from iris_ray.model.requirement import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import TPUConfig
 from iris_ray.model.workers import GPU, TPU, TPU_NAME, TPU_TOPOLOGY
@@ -29,6 +31,28 @@ class Placement:
     preferences: tuple[Constraint, ...] = ()
     coscheduling: CoschedulingConfig | None = None
     whole_groups: bool = False
+
+    def on_parts(self, topology: str | None) -> "Placement":
+        """Return the placement on parts of slices of this shape; the same placement if it is None.
+
+        Raises:
+            InvalidTopologyError: slices of the type have no such parts, or the job does not run on slices.
+        """
+        if topology is None:
+            return self
+        if self.device is None:
+            raise InvalidTopologyError(
+                f"topology is {shown(topology)}, which is for parts of TPU slices, and the job names no TPU type; name"
+                " one, such as v6e-16, or leave topology out"
+            )
+        shape = require_shape(self.device, topology)
+        assert self.coscheduling is not None, "types with several hosts have gangs"
+        return replace(
+            self,
+            replicas=hosts_of_shape(shape),
+            coscheduling=CoschedulingConfig(part_attribute(shape), self.coscheduling.num_groups),
+            whole_groups=False,
+        )
 
 
 def on_slices(

@@ -13,7 +13,7 @@ import click
 
 from iris_ray.cli.address import address_option, chosen_address, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import tpu_types
-from iris_ray.cli.conventions import ALIASES, INTERRUPTED, say_error
+from iris_ray.cli.conventions import ALIASES, INTERRUPTED, interrupted, say_error
 from iris_ray.cli.main import Commands, section_of
 from iris_ray.cli.options import ENV, JobFlags, ScriptCommand, job_options
 from iris_ray.cli.output import ListForm, json_option, list_options
@@ -153,7 +153,7 @@ def hold(
                 hosts = wait_for_hosts(name, chosen_address(), job_id, line).hosts
         except KeyboardInterrupt:
             say_error(f"{job_id} goes on, and holds them once it has them; to end it: iris-ray dev stop {name}")
-            raise click.exceptions.Exit(INTERRUPTED) from None
+            raise interrupted() from None
     if as_json:
         print_json(HeldSlices(name=name, job_id=job_id, hosts=[host.label for host in hosts]))
         return

@@ -15,7 +15,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.conventions import INTERRUPTED, private_file, require_place
+from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, private_file, require_place
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.errors import IrisError
@@ -125,7 +125,7 @@ def _said_by(*words: str) -> str:
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         options = () if address is None else ("--address", address)
         code = main.main([*options, *words], prog_name="iris-ray", standalone_mode=False)
-    if code == INTERRUPTED:
+    if code in (INTERRUPTED, TERMINATED):
         raise KeyboardInterrupt
     printed.seek(0)
     return printed.read()

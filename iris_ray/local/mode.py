@@ -222,14 +222,19 @@ def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
     assert spec.coscheduling is not None, "and numbers of slices"
     config, counts = get_tpu_config(spec.device), spec.coscheduling.num_groups
     one_of = " or ".join(map(str, counts))
-    yield "slices", f"{one_of} of {config.name}, each of {config.vm_count} hosts with {config.chips_per_vm} chips"
+    if spec.part is None:
+        unit, hosts = "slice", config.vm_count
+        yield "slices", f"{one_of} of {config.name}, each of {hosts} hosts with {config.chips_per_vm} chips"
+    else:
+        unit, hosts = "part", spec.replicas
+        yield "parts", f"{one_of} of {config.name} in the shape {spec.part}, each of {hosts} host{'s' * (hosts > 1)}"
     most = max(counts)
-    on = f"{most} slice{'s' * (most > 1)}"
+    on = f"{most} {unit}{'s' * (most > 1)}"
     each = "one process" if spec.processes_per_host == 1 else f"{spec.processes_per_host} processes"
     tasks = spec.replicas * spec.processes_per_host
     yield "tasks", f"{most * tasks} on {on}, {each} on each host, all or none"
     for slice_id in range(min(most, 8)):
-        yield "", f"slice {slice_id}: tasks {slice_id * tasks} to {(slice_id + 1) * tasks - 1}"
+        yield "", f"{unit} {slice_id}: tasks {slice_id * tasks} to {(slice_id + 1) * tasks - 1}"
     if most > 8:
         yield "", "…"
     yield "retries", f"{spec.max_retries_failure:,} after failures, {spec.max_retries_preemption:,} after lost hosts"

@@ -70,7 +70,7 @@ class MetadataInController(ControllerPart):
             and worker.notice.kind is NoticeKind.MAINTENANCE
             and worker.final is None  # else the host goes anyway, and Ray may start no actor there
             and worker.slice_name is not None
-            and worker.slice_name not in state.holders  # else its TPUHostActor listens
+            and state.fleet.holder_of(worker) is None  # else its TPUHostActor listens
         ]
         for node_id in self._listening.keys() - {worker.node_id for worker in wanted}:
             self._listening.pop(node_id).cancel()

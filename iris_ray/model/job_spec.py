@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, get_type_hints
 
-from iris_ray.errors import InvalidJobError, InvalidMessageError
+from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidTopologyError
 from iris_ray.model.checks import (
     FLAG,
     Check,
@@ -24,10 +24,11 @@ from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import ADOPT, EACH_SLICE, END, OPTIONS, SPREAD, WHOLE_JOB, After, PriorityBand, default_of
+from iris_ray.model.parts import hosts_of_shape, is_on_slices, require_shape, shape_of_attribute
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.secret import MOST_STORED_NAMES, is_secret_name
-from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.tpu_processes import CHIPS_PER_HOST
 from iris_ray.model.workers import GPU, TPU, TPU_NAME, accelerators
 
@@ -41,8 +42,9 @@ class CoschedulingConfig:
     for tasks without TPUs that must run in the same rack.
 
     Args:
-        group_by: the attribute whose value the hosts of a group share. For TPUs it is the slice's name, the default;
-            for other tasks an attribute of your cluster, such as ``rack`` or ``zone``.
+        group_by: the attribute whose value the hosts of a group share. For TPUs it is the slice's name, the default, or
+            what `part_attribute` returns, for parts of slices; for other tasks an attribute of your cluster, such as
+            ``rack`` or ``zone``.
         num_groups: how many groups (slices, racks) the job needs: a number, or several of which any will do, such as
             ``[2, 4]``. Kept as an ascending tuple.
 
@@ -212,6 +214,11 @@ class JobSpec:
         return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
 
     @property
+    def part(self) -> str | None:
+        """The shape of the parts of slices on which its gangs run; None if they run on anything else."""
+        return shape_of_attribute(self.coscheduling.group_by) if self.coscheduling else None
+
+    @property
     def runs_once(self) -> bool:
         """Whether each gang runs at most once: the job ends if a gang that ran loses its hosts or is evicted."""
         return self.max_retries_preemption == 0
@@ -357,6 +364,9 @@ def _require_gang(who: str, spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
         return
     group_by = spec.coscheduling.group_by
+    if (shape := shape_of_attribute(group_by)) is not None:
+        _require_parts(who, spec, config, shape)
+        return
     if config is None:
         if group_by == TPU_NAME:
             raise InvalidJobError(
@@ -377,10 +387,26 @@ def _require_gang(who: str, spec: JobSpec) -> None:
         )
 
 
+def _require_parts(who: str, spec: JobSpec, config: TPUConfig | None, shape: str) -> None:
+    """Refuse a gang on parts of slices that can't work."""
+    if config is None:
+        raise InvalidJobError(f"{who}: topology={shape!r} is for gangs on TPU slices; name a TPU type, such as v6e-16")
+    require_shape(config, shape)
+    if max(spec.groups_per_gang) > 1:
+        raise InvalidTopologyError(
+            f"{who}: num_slices={max(spec.groups_per_gang)} with topology={shape!r} would connect parts by MEGASCALE,"
+            f" which is documented for whole slices only; with failure_domain={EACH_SLICE!r} each part is a gang and a"
+            " JAX program of its own"
+        )
+    hosts = hosts_of_shape(shape)
+    if spec.replicas != hosts or spec.whole_groups:
+        raise InvalidJobError(f"{who}: a {shape} part has {hosts} hosts, so a gang on it has {hosts} replicas")
+
+
 def _require_one_slice_each(who: str, spec: JobSpec) -> None:
     """Refuse options that are incompatible with one gang for each slice."""
     asked = f"{who}: failure_domain={EACH_SLICE!r}"
-    if spec.coscheduling is None or spec.coscheduling.group_by != TPU_NAME or spec.device is None:
+    if spec.coscheduling is None or not is_on_slices(spec.coscheduling.group_by) or spec.device is None:
         raise InvalidJobError(
             f"{asked} is for jobs on TPU slices, and this job has none; give a TPU type and a number of slices, or"
             " leave it out: tasks without slices are placed and retried one by one anyway"

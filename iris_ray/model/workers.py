@@ -18,6 +18,8 @@ TPU_NAME = "tpu-name"
 TPU_WORKER_ID = "tpu-worker-id"
 TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
+"""Ray's label with the slice's shape in chips, such as ``4x4``."""
 TPU_PER_CHIP = "tpu-per-chip"
 """The attribute with Ray's count for each chip, if it isn't 1: on TPU7x, Ray may count the two devices of a chip."""
 

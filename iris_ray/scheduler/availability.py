@@ -10,8 +10,9 @@ from types import MappingProxyType
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.parts import is_on_slices
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_NAME, Worker, rounded
+from iris_ray.model.workers import TPU, Worker, rounded
 from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
@@ -335,11 +336,12 @@ class Availability:
         left = sum(1 for _ in self.with_room(name)) - self.tasks(name)
         if left < 0:
             return None
-        return (*rank[:3], left, name) if self.requirement.group_by else rank
+        counts_left = self.requirement.group_by and self.candidates.grouping.shape is None
+        return (*rank[:3], left, name) if counts_left else rank
 
     def _best_of(self, own: Mapping[str, int], bucket: int, count: int) -> list[Rank]:
         """Return the ranks of the best free preferred slices, which precede those of all other slices."""
-        if not own or self.requirement.group_by != TPU_NAME:
+        if not own or not is_on_slices(self.requirement.group_by):
             return []
         self.candidates.evaluate([name for name in own if name not in self.candidates.known])
         rooms = self._groups(bucket).rooms

@@ -8,7 +8,7 @@ changed since.
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 
 from iris_ray.model.constraints import Constraint
@@ -177,10 +177,10 @@ class Candidates:
         self._ahead: _Ahead | None = _Ahead(shape, fleet)
         self._rechecks: list[tuple[float, str]] = []  # a heap: when to evaluate a group again, and its name
 
-    def update(self, changed: Iterable[Worker], now: float) -> None:
+    def update(self, changed: Collection[Worker], now: float) -> None:
         """Evaluate the groups of changed workers again, and those whose evaluation has expired."""
         self._now, self._changes_kept = now, 4 * len(self.grouping) + 1000
-        names = dict.fromkeys(map(self.grouping.name_of, changed))
+        names = self.grouping.affected_by(changed)
         while self._rechecks and self._rechecks[0][0] <= now:
             names[heapq.heappop(self._rechecks)[1]] = None
         for name in names:
@@ -305,7 +305,7 @@ class Candidates:
             return group.name in self._holders
         if not self.shape.chips:
             return False
-        return any(worker.slice_name in self._holders for worker in group.workers)
+        return group.name in self._holders or any(worker.slice_name in self._holders for worker in group.workers)
 
     def _note(self, found: Evaluation, group: Group) -> None:
         """Store an evaluation, and update the counts."""

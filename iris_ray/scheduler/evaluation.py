@@ -19,7 +19,7 @@ LARGER = 0
 
 Rank = tuple[int, float, int, int, str]
 """Sort key of free groups, best first: unmet preferences (0 in an evaluation), chips and GPUs that may idle, 1 if an
-owner keeps actors there (negative if it is the job's), hosts left over, name."""
+owner keeps actors there (negative if it is the job's), hosts left over (for parts of slices, `Group.splits`), name."""
 
 Excluded = tuple[int | str, int]
 """A constraint (by position) or a taint (by name), and the number of workers that it excludes."""
@@ -344,11 +344,15 @@ def _prefers(preference: Constraint, group: Group) -> bool:
 
 def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
     first = group.workers[0]
+    if group.shape is not None:
+        hosts_left = group.splits
+    elif need.group_by is None and need.chips:
+        hosts_left = hosts_left_idle(first)
     return (
         0,
         0.0 if need.chips else accelerators(first.resources),
         int(held),
-        hosts_left if need.group_by or not need.chips else hosts_left_idle(first),
+        hosts_left,
         group.name,
     )
 

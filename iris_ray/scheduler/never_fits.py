@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.workers import TPU, TPU_NAME, Worker, rounded
+from iris_ray.state.groups import Grouping
 
 _Hosts = frozenset[str]
 
@@ -30,7 +31,7 @@ def never_fits(specs: Sequence[JobSpec], workers: Collection[Worker]) -> str | N
 def _suits(spec: JobSpec, worker: Worker) -> bool:
     """Return whether a task of a job could run on an idle host."""
     need = spec.requirement
-    if need.group_by is not None and need.group_by not in worker.attributes:
+    if need.group_by is not None and Grouping(need.group_by).name_of(worker) is None:
         return False
     try:
         if not all(one.matches(worker.reported or worker.attributes) for one in need.constraints):

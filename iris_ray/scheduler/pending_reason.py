@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import is_on_slices, shape_of_attribute
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import GPU, TPU_NAME
 
@@ -283,6 +284,8 @@ class PendingReason:
     @property
     def _group_noun(self) -> str:
         group_by = self.requirement.group_by
+        if (shape := shape_of_attribute(group_by)) is not None:
+            return f"{shape} part"
         return {None: "host", TPU_NAME: "slice"}.get(group_by, f"group by {group_by}")
 
     @property
@@ -298,7 +301,7 @@ class PendingReason:
     def _there_are(self) -> str:
         assert self.shortage is not None
         need, none = self.requirement, "none like that in the cluster"
-        if need.group_by not in (None, TPU_NAME) and not self.shortage.groups:
+        if need.group_by is not None and not is_on_slices(need.group_by) and not self.shortage.groups:
             return f"no host has the attribute {need.group_by}"
         if not need.chips:
             return none

@@ -269,7 +269,7 @@ class Planner:
             placed = [(job, job.gangs[position], one) for job, one in of_each for position in gangs_of(one)]
             slices = [(job, gang, {*gang.groups} if job.requirement.chips else (), one) for job, gang, one in placed]
             return [
-                PlacedGang(job, gang, [slice for slice in wanted.reclaim if slice.slice_name in names], one)
+                PlacedGang(job, gang, [slice for slice in wanted.reclaim if slice.wanted in names], one)
                 for job, gang, names, one in slices
             ]
         return [PlacedGang(job, job.gangs[position], wanted.reclaim, assignment) for position in gangs_of(assignment)]

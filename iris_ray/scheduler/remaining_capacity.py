@@ -237,7 +237,8 @@ class RemainingCapacity:
         rooms = [room for _, room in idle]
         now: Rank | None = None
         if len(rooms) >= tasks:
-            now = (*first[:3], len(rooms) - tasks, name) if self.candidates.shape.group_by else first
+            counts_left = self.candidates.shape.group_by and self.candidates.grouping.shape is None
+            now = (*first[:3], len(rooms) - tasks, name) if counts_left else first
             room, is_mixed = room_of(rooms, tasks)
             if now == before and is_mixed == (name in free.mixed):
                 free.change_room(now, room)

@@ -18,12 +18,17 @@ from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import Finding, Level, counted, one_line, print_finding, print_json
 from iris_ray.cli.times import Duration
 from iris_ray.errors import TaskCrashedError
+from iris_ray.model.options import EACH_SLICE, WHOLE_JOB
+from iris_ray.model.parts import hosts_of_shape, shapes_of
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.selftest import task as on_host
 
 KEEP_WARM_S = 120.0
 """Slices stay reserved from one step to the next."""
 _SIMULATE = "gcloud compute tpus tpu-vm simulate-maintenance-event NODE --zone ZONE"
+
+
+_NEEDS_TPU = "on TPU hosts: pip install 'jax[tpu]', and leave JAX_PLATFORMS unset"
 
 
 class NotAsExpected(Exception):
@@ -91,6 +96,8 @@ class SelfTest:
             yield self._step("crash", self._crash)
             yield self._step("recovery", self._recovery)
             yield self._step("processes left behind", self._daemons)
+            if shapes := shapes_of(self._config):
+                yield self._step("parts", functools.partial(self._parts, shapes[-1]))
             if self._slices > 1:
                 yield self._step("across slices", functools.partial(self._chips, self._slices))
             if await_notice_s:
@@ -107,7 +114,9 @@ class SelfTest:
             found = Finding(Level.ERROR, name, one_line(error), "iris-ray doctor examines the hosts")
         return Finding(found.level, name, f"{found.found}; {time.monotonic() - began:.1f} s", found.advice)
 
-    def _job(self, function: Callable[[], Any], slices: int = 1, crashes: int = 0) -> list[Any]:
+    def _job(
+        self, function: Callable[[], Any], slices: int = 1, crashes: int = 0, topology: str | None = None
+    ) -> list[Any]:
         from iris_ray.client.run_on_pod import run_on_pod
 
         return run_on_pod(
@@ -117,6 +126,8 @@ class SelfTest:
             max_retries_failure=crashes,
             scheduling_timeout=self._timeout_s,
             keep_warm=KEEP_WARM_S,
+            topology=topology,
+            failure_domain=WHOLE_JOB if topology is None else EACH_SLICE,
             mode="cluster",
         )
 
@@ -140,8 +151,7 @@ class SelfTest:
             raise NotAsExpected(f"tasks see different numbers of devices: {_counts(seen, 'devices')}")
         found = f"{counted(first['devices'], 'device')} ({first['kind']}) of {counted(len(seen), 'task')}"
         if first["platform"] != "tpu":
-            advice = "on TPU hosts: pip install 'jax[tpu]', and leave JAX_PLATFORMS unset"
-            return Finding(Level.WARNING, "", f"{found}, but JAX runs on {first['platform']}", advice)
+            return Finding(Level.WARNING, "", f"{found}, but JAX runs on {first['platform']}", _NEEDS_TPU)
         _expect("devices", first["devices"], slices * self._config.chip_count * self._config.devices_per_chip)
         _expect("MEGASCALE_NUM_SLICES", first["megascale_slices"], slices)
         return Finding(Level.OK, "", found)
@@ -177,6 +187,22 @@ class SelfTest:
         left = sum(self._job(functools.partial(on_host.daemons, seconds)))
         _expect("processes that tasks have left behind", left, 0)
         return Finding(Level.OK, "", "processes that a task leaves behind end with it")
+
+    def _parts(self, shape: str) -> Finding:
+        """Run a JAX program on each part of this shape at the same time."""
+        hosts = hosts_of_shape(shape)
+        parts = self._config.vm_count // hosts
+        seen = self._job(on_host.devices, parts, topology=shape)
+        for host in seen:
+            _expect("processes that joined on a part", host["processes"], hosts)
+            _expect("a sum of ones over all devices of a part", host["sum"], host["devices"])
+        found = f"{parts} programs on parts of {shape} chips side by side, each on {counted(hosts, 'host')}"
+        if seen[0]["platform"] != "tpu":
+            return Finding(Level.WARNING, "", f"{found}, but JAX runs on {seen[0]['platform']}", _NEEDS_TPU)
+        each = hosts * self._config.chips_per_vm * self._config.devices_per_chip
+        for host in seen:
+            _expect("devices of a part", host["devices"], each)
+        return Finding(Level.OK, "", found)
 
     def _notice(self, seconds: float) -> Finding:
         click.echo(f"iris_ray: waiting {seconds:g} s for a notice; have one sent, for example: {_SIMULATE}", err=True)

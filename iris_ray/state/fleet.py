@@ -13,9 +13,10 @@ from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import shape_of_part, slice_of
 from iris_ray.model.plain_values import Words, plain
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
-from iris_ray.state.groups import Group, Grouping
+from iris_ray.state.groups import Group, Grouping, part_name
 from iris_ray.state.instructions import ChangeLog
 from iris_ray.state.team_use import TeamUse
 from iris_ray.state.user_limits import PastUsage, UserLimits
@@ -46,7 +47,7 @@ class Fleet:
 
     Attributes:
         workers: the live workers by node_id.
-        holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
+        holders: name of a slice or part → owner that keeps actors there, whether tasks run there or not.
         totals: the total resources of all workers, by Ray's names.
         chips: the number of chips by TPU type.
         taints: target (node_id or slice name) → taint's name → taint.
@@ -65,6 +66,7 @@ class Fleet:
         self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may expire, its target, its name
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
+        self._parts_held: defaultdict[str, set[str]] = defaultdict(set)  # slice name → its parts in ``holders``
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
         self._changes: ChangeLog[Worker] = ChangeLog()
 
@@ -79,7 +81,7 @@ class Fleet:
         """Return the workers grouped by the values of an attribute."""
         grouping = self._groupings.get(key)
         if grouping is None:
-            grouping = self._groupings[key] = Grouping(key, self.workers.values())
+            grouping = self._groupings[key] = Grouping(key, self.workers.values(), self._groupings[TPU_NAME])
         return grouping
 
     def keeps(self, key: str | None, grouping: Grouping) -> bool:
@@ -91,8 +93,25 @@ class Fleet:
         return self._changes.since(version)
 
     def held_by(self, owner: str) -> Iterable[str]:
-        """Return the names of the slices on which an owner keeps actors."""
+        """Return the names of the slices and parts on which an owner keeps actors."""
         return self._held_by.get(owner, ())
+
+    def held_on(self, name: str) -> list[str]:
+        """Return the slices and parts on which an owner keeps actors and that share hosts with a slice or part."""
+        whole = slice_of(name)
+        found = [whole] if whole in self.holders else []
+        if parts := self._parts_held.get(whole):
+            hosts = {worker.node_id for worker in self.slice_workers(name)}
+            found += sorted(part for part in parts if hosts & {w.node_id for w in self.slice_workers(part)})
+        return found
+
+    def holder_of(self, worker: Worker) -> str | None:
+        """Return the owner that keeps actors on a worker's chips, or None."""
+        name = worker.slice_name or ""
+        for part in self._parts_held.get(name, ()):
+            if part == part_name(worker, shape_of_part(part) or ""):
+                return self.holders[part]
+        return self.holders.get(name)
 
     def slice_types(self) -> Counter[str]:
         """Return the number of slices of each TPU type."""
@@ -100,9 +119,10 @@ class Fleet:
         return Counter(string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "unknown type" for g in groups)
 
     def slice_workers(self, name: str) -> Sequence[Worker]:
-        """Return the live hosts of a slice."""
-        group = self._groupings[TPU_NAME].get(name)
-        return group.workers if group else ()
+        """Return the live hosts of a slice, or of a part of one."""
+        whole, shape = slice_of(name), shape_of_part(name)
+        workers = group.workers if (group := self._groupings[TPU_NAME].get(whole)) else ()
+        return workers if shape is None else [worker for worker in workers if part_name(worker, shape) == name]
 
     def avoided_by(self, user: str, now: float) -> tuple[str, ...]:
         """Return the node ids of the hosts that a user's jobs avoid."""
@@ -255,7 +275,7 @@ class Fleet:
             self._record_change(worker)
 
     def hold(self, slice_name: str, owner: str | None) -> None:
-        """Record which owner keeps actors on a slice; None if no owner does."""
+        """Record which owner keeps actors on a slice or part; None if no owner does."""
         if before := self.holders.pop(slice_name, None):
             self._held_by[before].discard(slice_name)
             if not self._held_by[before]:
@@ -263,6 +283,13 @@ class Fleet:
         if owner is not None:
             self.holders[slice_name] = owner
             self._held_by[owner].add(slice_name)
+        if (whole := slice_of(slice_name)) != slice_name:
+            parts = self._parts_held[whole]
+            parts.discard(slice_name)
+            if owner is not None:
+                parts.add(slice_name)
+            if not parts:
+                del self._parts_held[whole]
         for worker in self.slice_workers(slice_name):
             self._record_change(worker)
 
@@ -282,6 +309,8 @@ class Fleet:
         assert +self.totals == +sum((Counter(w.resources) for w in self.workers.values()), Counter())
         for owner, names in self._held_by.items():
             assert names == {name for name, holder in self.holders.items() if holder == owner}
+        parts = {part for parts in self._parts_held.values() for part in parts}
+        assert parts == {name for name in self.holders if shape_of_part(name)}, "the index of held parts is wrong"
         for key, grouping in self._groupings.items():
             fresh = Grouping(key, self.workers.values())
             assert set(grouping) == set(fresh), f"groups by {key} differ"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.parts import is_on_slices
 from iris_ray.state import job_table, quarantine
 from iris_ray.state.attempt_ends import AttemptEnds, has_begun
 from iris_ray.state.events import (
@@ -39,17 +39,20 @@ class SliceHolders:
         self._table = table
         self._fleet = fleet
 
-    def take(self, job: Job, node_ids: tuple[str, ...], change: Change) -> None:
-        """Make the job's owner the holder of these hosts' slices, or instruct the present holders to release them."""
+    def take(self, job: Job, groups: tuple[str, ...], change: Change) -> None:
+        """Make the job's owner the holder of its slices or parts, or instruct the present holders to release them.
+
+        A slice can't be held together with a part of it, by the same owner either, nor parts that share hosts.
+        """
         if not job.requirement.chips:
             return
-        slices = dict.fromkeys(self._fleet.workers[node_id].slice_name for node_id in node_ids)
-        for name in filter(None, slices):
-            holder = self._fleet.holders.get(name)
-            if holder is None:
+        for name in groups:
+            held = self._fleet.holders
+            for other in self._fleet.held_on(name):
+                if other != name or held[other] != job.spec.owner:  # it stays the holder until it has released it
+                    change.instructions.reclaim.append(ReclaimSlice(other, held[other], name))
+            if name not in held:
                 self._fleet.hold(name, job.spec.owner)
-            elif holder != job.spec.owner:  # it stays the holder until it has released the slice
-                change.instructions.reclaim.append(ReclaimSlice(name, holder))
 
     def held(self, slice_name: str, owner: str) -> None:
         """Record that an owner holds a slice, unless another owner does."""
@@ -65,7 +68,8 @@ class SliceHolders:
             for _, attempt in worker.occupants:
                 job = self._table.jobs[attempt.job_id]
                 gang = job.gangs[attempt.gang]
-                if gang.attempt == attempt.number and gang.placed and job.requirement.chips:
+                runs_here = gang.attempt == attempt.number and gang.placed and slice_name in gang.groups
+                if runs_here and job.requirement.chips:
                     next_owner = job.spec.owner
         self._fleet.hold(slice_name, next_owner)
 
@@ -158,7 +162,7 @@ class Gangs:
         if config is None or not equal or len(event.groups) not in job.spec.groups_per_gang:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} does not fit its gang")
         self._require_groups(event, config.group_by)
-        groups = _numbered(gang, event, keep_hosts=config.group_by != TPU_NAME)
+        groups = _numbered(gang, event, keep_hosts=not is_on_slices(config.group_by))
         node_ids = tuple(node_id for group in groups.values() for node_id in group)
         self._require_pending(job, gang)
         if len(set(node_ids)) != len(node_ids):
@@ -241,7 +245,7 @@ class Gangs:
         for allocation in allocations.values():
             job_table.note_assigned(job, allocation, change.now)
         self._promises.kept_by(job, hosts, any(change.now < gang.returning_until for gang, _ in placed))
-        self._holders.take(job, hosts, change)
+        self._holders.take(job, groups, change)
         for gang, _ in placed:
             self._notices.tell_host_notices(job, gang, change)
             self._runtimes.placed(job, gang, change)
@@ -349,7 +353,7 @@ class Gangs:
             self._allocations.mark_ending(attempt, change.now)
             change.instructions.stop.append(StopAttempt(attempt, gang.error or "the job is over"))
             return
-        self._holders.take(job, tuple(node_id for node_id, _, _ in there), change)
+        self._holders.take(job, gang.groups, change)
         lost = next((task for task in gang.tasks if task.node_id not in workers), None)
         if lost is not None:
             reason = f"{lost.node_id} was lost while no Controller was there to see it"

@@ -1,11 +1,12 @@
-"""Groups of workers by the value of an attribute: slices, racks, or single workers."""
+"""Groups of workers by the value of an attribute: slices, parts of slices, racks, or single workers."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 
 from iris_ray.model.constraints import AttributeValue
-from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
+from iris_ray.model.parts import hosts_of_shape, part_of_host, shape_of_attribute, split_by
+from iris_ray.model.workers import TOPOLOGY_LABEL, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, Worker, string_attribute
 
 
 class Group:
@@ -16,10 +17,11 @@ class Group:
     Attributes:
         name: the shared value.
         is_slice: whether it is a TPU slice, which is usable only if it is complete.
+        shape: the shape of the part of a slice that the group is, such as ``2x4``; None for any other group.
         workers: the members; those of a slice in the order of host_index, others by slice, host_index and node_id.
         node_ids: the members' node ids, in the order of ``workers``.
         size: the number of hosts in the complete group.
-        defect: why a slice is incomplete, or None.
+        defect: why a slice, or a part of one, is incomplete; None if it is complete, and for other groups.
         taints: keys of the taints of any member.
         unhealthy: node_id → why the member takes no new tasks.
         foreign_use: node_id → the process outside iris_ray that uses the member's chips.
@@ -31,12 +33,14 @@ class Group:
         "_chips_idle",
         "_room",
         "_shared",
+        "_slices",
         "defect",
         "foreign_use",
         "has_issues",
         "is_slice",
         "name",
         "node_ids",
+        "shape",
         "size",
         "suspected",
         "taints",
@@ -44,9 +48,18 @@ class Group:
         "workers",
     )
 
-    def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        workers: Sequence[Worker],
+        is_slice: bool,
+        shape: str | None = None,
+        slices: "Grouping | None" = None,
+    ) -> None:
         self.name = name
         self.is_slice = is_slice
+        self.shape = shape
+        self._slices = slices
         numbers = [worker.host_index for worker in workers]
         if len(numbers) == 1 or (is_slice and numbers == list(range(len(numbers)))):
             self.workers = tuple(workers)
@@ -69,7 +82,11 @@ class Group:
         self.suspected = [worker for worker in odd if worker.suspected]
         counts = [count.value for worker in workers if (count := worker.attributes.get(TPU_VM_COUNT)) is not None]
         self.size = slice_size(counts, len(workers)) if is_slice else len(workers)
-        self.defect = slice_defect([worker.host_index for worker in self.workers], self.size) if is_slice else None
+        self.defect = None
+        if is_slice:
+            self.defect = slice_defect([worker.host_index for worker in self.workers], self.size)
+        elif shape is not None and len(workers) != hosts_of_shape(shape):
+            self.defect = f"has {len(workers)} of its {hosts_of_shape(shape)} hosts"
         self.has_issues = bool(self.defect or self.unhealthy or self.foreign_use or self.suspected or self.taints)
         self._room: dict[str, float] | None = None
         self._chips_idle: bool | None = None
@@ -83,6 +100,21 @@ class Group:
         if shared is None:
             shared = self._shared[key] = _is_shared(key, self.workers)
         return shared
+
+    @property
+    def splits(self) -> int:
+        """The hosts of all larger parts, and of the whole slice, that are idle now and that a gang on a part splits."""
+        first = self.workers[0]
+        whole = self._slices.members(first.slice_name) if self._slices is not None and first.slice_name else ()
+        if self.shape is None or first.host_index is None:
+            return 0
+        idle = {worker.host_index for worker in whole if worker.chips_idle}
+        tpu_type, told = (
+            string_attribute(first.attributes, TPU_TOPOLOGY),
+            string_attribute(first.attributes, TOPOLOGY_LABEL),
+        )
+        larger = split_by(tpu_type or "", told, self.shape, first.host_index)
+        return sum(len(hosts) for hosts in larger if hosts <= idle)
 
     def occupants_changed(self) -> None:
         """Invalidate the cached free resources."""
@@ -109,10 +141,23 @@ class Group:
 
 
 class Grouping:
-    """The workers grouped by an attribute; None makes every worker a group. Groups are made when first read."""
+    """The workers grouped by an attribute; None makes every worker a group. Groups are made when first read.
 
-    def __init__(self, key: str | None, workers: Iterable[Worker] = ()) -> None:
+    Workers do not carry the attributes that number the parts of their slices: these values follow from others.
+
+    Args:
+        key: the attribute.
+        workers: the workers.
+        slices: the slices of these workers, for groups that are parts of slices.
+
+    Attributes:
+        shape: the shape of the parts of slices that the groups are, or None.
+    """
+
+    def __init__(self, key: str | None, workers: Iterable[Worker] = (), slices: "Grouping | None" = None) -> None:
         self._key = key
+        self._slices = slices
+        self.shape = shape_of_attribute(key)
         self._groups: dict[str, Group] = {}
         self._members: dict[str, dict[str, Worker]] = {}
         if key is None:
@@ -136,8 +181,21 @@ class Grouping:
             return worker.node_id
         if self._key == TPU_NAME:
             return worker.slice_name
+        if self.shape is not None:
+            return part_name(worker, self.shape)
         value = worker.attributes.get(self._key)
         return None if value is None else group_name(value)
+
+    def affected_by(self, changed: Iterable[Worker]) -> dict[str | None, None]:
+        """Return the names of the groups whose evaluation depends on these workers, which have changed.
+
+        A part's place among the free parts depends on the other hosts of its slice.
+        """
+        names = dict.fromkeys(map(self.name_of, changed))
+        if self.shape is not None and self._slices is not None:
+            for name in dict.fromkeys(worker.slice_name for worker in changed):
+                names |= dict.fromkeys(map(self.name_of, self._slices.members(name or "")))
+        return names
 
     def members(self, name: str) -> Collection[Worker]:
         """Return the workers of a group, in no particular order."""
@@ -151,7 +209,9 @@ class Grouping:
         """Return a group by name; None if it has no live workers."""
         group = self._groups.get(name)
         if group is None and (members := self._members.get(name)):
-            group = self._groups[name] = Group(name, list(members.values()), self._key == TPU_NAME)
+            group = self._groups[name] = Group(
+                name, list(members.values()), self._key == TPU_NAME, self.shape, self._slices
+            )
         return group
 
     def add(self, worker: Worker) -> None:
@@ -173,6 +233,16 @@ class Grouping:
         """Record that a worker's occupants have changed."""
         if (name := self.name_of(worker)) and (group := self._groups.get(name)):
             group.occupants_changed()
+
+
+def part_name(worker: Worker, shape: str) -> str | None:
+    """Return the name of the part of this shape that a worker belongs to, or None."""
+    tpu_type, count = string_attribute(worker.attributes, TPU_TOPOLOGY), worker.attributes.get(TPU_VM_COUNT)
+    if worker.slice_name is None or worker.host_index is None or tpu_type is None or count is None:
+        return None
+    told = string_attribute(worker.attributes, TOPOLOGY_LABEL)
+    end = part_of_host(tpu_type, told, int(count.value), worker.host_index, shape)
+    return None if end is None else worker.slice_name + end
 
 
 def group_name(value: AttributeValue) -> str:

@@ -19,10 +19,14 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimSlice:
-    """The holder must release a warm slice, which another owner needs."""
+    """The holder must release a warm slice, or a part of one, whose hosts a gang needs.
+
+    ``wanted`` is the slice or part that the gang gets, which may share only some hosts with the one to be released.
+    """
 
     slice_name: str
     holder: str
+    wanted: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from iris_ray.model.jobs import ATTEMPTS_KEPT, Allocation, Gang, Job
 from iris_ray.model.lifecycle import ACTIVE, AttemptId, TaskState
-from iris_ray.model.workers import TPU_NAME, Worker
+from iris_ray.model.parts import is_on_slices
+from iris_ray.model.workers import Worker
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.waiting_jobs import WaitingJobs
 
@@ -96,7 +97,7 @@ def _check_numbers(job: Job, gang: Gang, fleet: Fleet) -> None:
 
     The hosts of a slice must be in the order of their worker ids, unless some have got none or the same since.
     """
-    who, on_slices = job.spec.job_id, job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
+    who, on_slices = job.spec.job_id, is_on_slices(job.spec.coscheduling.group_by if job.spec.coscheduling else None)
     before = {name: (number, node_ids) for number, (name, node_ids) in enumerate(gang.last_ran)}
     for number, (name, node_ids) in enumerate(gang.layout):
         known, node_ids_before = before.get(name, (number, ()))

@@ -26,7 +26,7 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli import completion
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, TERMINATED
 from iris_ray.cli.main import main
 from iris_ray.doctor.hosts import ask_hosts, tpu_hosts
 from iris_ray.model.lifecycle import JobState
@@ -247,6 +247,14 @@ def test_run_passes_script_arguments_and_exit_code(
     assert "\nTraceback" not in asked.says("work is cancelled")
     assert asked.end() == INTERRUPTED
     wait_until(lambda: free_chips() == 16.0)
+
+
+def test_sigterm_cancels_run_without_a_question(cluster: SimulatedCluster, script: str, tmp_path: Path) -> None:
+    terminated = Terminal(cluster, "run", script, "v4-16", "--", str(tmp_path), "never")
+    terminated.says("up")
+    terminated.process.terminate()
+    assert "SIGTERM received" not in terminated.says("work is cancelled"), "Ray prints a stack of native code"
+    assert terminated.end() == TERMINATED
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.node_table import TOPOLOGY_LABEL
 from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
@@ -15,7 +14,7 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
-from iris_ray.model.workers import string_attribute
+from iris_ray.model.workers import TOPOLOGY_LABEL, string_attribute
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (

@@ -18,6 +18,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.model.workers import (
+    TOPOLOGY_LABEL,
     TPU,
     TPU_NAME,
     TPU_PER_CHIP,
@@ -34,7 +35,6 @@ from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent, 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
-TOPOLOGY_LABEL = "ray.io/tpu-topology"
 OPERATOR_PREFIX = "iris/"
 TAINT_LABEL = "taint."
 NODE_POLL_S = 0.5
@@ -391,8 +391,10 @@ class NodeDiff:
     def _alive(self, node: Mapping[str, Any], table: NodeTable) -> list[Event]:
         node_id = node["NodeID"]
         before = self._state.workers.get(node_id)
-        name = before.slice_name if before is not None else node.get("Labels", {}).get(SLICE_NAME_LABEL)
-        held = name in self._state.holders
+        if before is not None:
+            held = self._state.fleet.holder_of(before) is not None
+        else:
+            held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
         reading = node, table.draining.get(node_id), table.available.get(node_id), held
         if self._readings.get(node_id) == reading and self._elsewhere.is_judged(node_id):
             return []

@@ -100,7 +100,8 @@ class Permissions:
             return False
         worker = self._state.workers.get(node_id)
         users = {self._state.jobs[attempt.job_id].spec.owner for _, attempt in worker.occupants} if worker else set()
-        holder = self._state.holders.get(self._nodes.slices_of([node_id]).get(node_id, ""))
+        last_slice = self._nodes.slices_of([node_id]).get(node_id, "")
+        holder = self._state.fleet.holder_of(worker) if worker else self._state.holders.get(last_slice)
         if owner in users or owner == holder or not (users or holder):
             return False
         logger.warning("refused: pool %s reports about host %s, which others use: %s", owner, node_id, event)

@@ -74,7 +74,7 @@ async def repeat_orders(
     """Give the pools of all jobs their orders again, some at a time. Pools ignore orders that they have already."""
     job_ids = [record.job.spec.job_id for record in records]
     for number, (job, gang) in enumerate(_placed(job_ids, state, pools), 1):
-        wanted = [one for one in reclaim if one.slice_name in gang.groups]
+        wanted = [one for one in reclaim if one.wanted in gang.groups]
         dispatcher.dispatch(dispatcher.order(job, gang), PlacedGang(job, gang, wanted))
         if number % CALLS_IN_A_TURN == 0:
             await asyncio.sleep(0)  # else all answers would be read late

@@ -98,7 +98,7 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         attributes={name: value.value for name, value in worker.attributes.items()},
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
-        holder=state.holders.get(worker.slice_name or ""),
+        holder=state.fleet.holder_of(worker),
         condition=next(conditions_of(worker, state, now)),
         draining=worker.draining,
         suspected=suspicion,
@@ -134,7 +134,7 @@ def conditions_of(worker: Worker, state: ControllerState, now: float) -> Iterato
         HostCondition.QUARANTINED: TAINT_PREFIX + QUARANTINE in worker.taints,
         HostCondition.CLOSED: worker.taints,
         HostCondition.ELSEWHERE: worker.foreign,
-        HostCondition.WARM: worker.slice_name in state.holders,
+        HostCondition.WARM: state.fleet.holder_of(worker) is not None,
         HostCondition.FREE: True,
     }
     return (condition for condition, held in holds.items() if held)

@@ -12,7 +12,7 @@ import psutil
 
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
-from iris_ray.model.tpu_processes import DECIDED_BY_US, TpuProcess
+from iris_ray.model.tpu_processes import TpuProcess
 
 # Read by the dynamic loader, the allocator, the interpreter, the C library's locale and time zone, Ray or gRPC before
 # any of our code runs: setting them in a running process is too late.
@@ -84,7 +84,7 @@ def task_environment(
         num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
             (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
         num_gpus: GPUs that the task claims.
-        tpu_process: its place among the processes of its slice, if its host has several.
+        tpu_process: its place among the processes of its slice or part, if its host has several or it has only a part.
     """
     changes = {name: host_env.get(name) for name in _CHIP_VISIBILITY}
     if num_cpus is not None:
@@ -108,7 +108,7 @@ def task_environment(
         own = tpu_process.to_env()
         changes |= own
         changes |= user_env
-        changes |= {name: own.get(name) for name in DECIDED_BY_US}
+        changes |= {name: own.get(name) for name in tpu_process.decided_by_us}
 
     megascale = multislice.to_env()
     for name in {*inherited, *user_env}:

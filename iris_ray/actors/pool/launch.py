@@ -17,7 +17,7 @@ from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import EACH_SLICE
 from iris_ray.model.outcomes import Fault, TaskKey
 from iris_ray.model.topology import default_topology, get_tpu_config
-from iris_ray.model.tpu_processes import TpuProcess
+from iris_ray.model.tpu_processes import LIBTPU_PORT, TpuProcess
 from iris_ray.model.workers import GPU
 from iris_ray.settings import PRIORITY, TEAM, USER
 
@@ -186,7 +186,7 @@ def launch_plan(
         ports: for this attempt alone.
         file_services: where the hosts serve files of the job, by slice and then host; empty if they don't.
     """
-    addresses = _process_addresses(place, ports)
+    addresses = _process_addresses(place, ports, request.spec.part is not None)
     if sum(map(len, file_services)) + len(file_services) > MOST_ADDRESS_CHARS:
         file_services = ()
     of_tasks = tuple(address for address in file_services for _ in range(place.order.processes_per_host))
@@ -196,11 +196,16 @@ def launch_plan(
     return launches
 
 
-def _process_addresses(place: AttemptPlace, ports: Ports) -> dict[str, tuple[str, ...]]:
-    """Return the address of libtpu in each process, by slice name; an empty dict if each host has one process."""
+def _process_addresses(place: AttemptPlace, ports: Ports, on_parts: bool) -> dict[str, tuple[str, ...]]:
+    """Return the address of libtpu in each process, by slice name.
+
+    It is empty for whole slices with one process on each host, which libtpu finds by itself.
+    """
     per_host = place.order.processes_per_host
     if per_host == 1:
-        return {}
+        hosts_of = zip(place.names, place.order.slices, strict=True)
+        by_name = {name: tuple(f"{host.address}:{LIBTPU_PORT}" for host in hosts) for name, hosts in hosts_of}
+        return by_name if on_parts else {}
     found = {}
     for name, hosts in zip(place.names, place.order.slices, strict=True):
         each = (host.address for host in hosts for _ in range(per_host))
@@ -258,7 +263,7 @@ def _launch(
         spec.resources.get("CPU"),
         f"{spec.name} {label}",
         spec.resources.get(GPU, 0.0),
-        _tpu_process(spec.device, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
+        _tpu_process(spec, place, key, addresses[place.name(key)]) if addresses and spec.device else None,
         request.files_token,
         {name: one.value for name, one in request.secrets.items() if one.as_file},
     )
@@ -270,7 +275,9 @@ def _for_its_jobs(spec: JobSpec) -> dict[str, str]:
     return {variable.name: value for variable, value in values.items() if value}
 
 
-def _tpu_process(device: str, place: AttemptPlace, key: TaskKey, addresses: tuple[str, ...]) -> TpuProcess:
+def _tpu_process(spec: JobSpec, place: AttemptPlace, key: TaskKey, addresses: tuple[str, ...]) -> TpuProcess:
     told = "".join(place.order.topologies[key.slice_id : key.slice_id + 1])
-    topology = told or default_topology(get_tpu_config(device))
-    return TpuProcess(addresses, place.process(key), place.order.processes_per_host, topology)
+    config = get_tpu_config(spec.device or "")
+    topology = spec.part or told or default_topology(config)
+    part_of = config.accelerator_type if spec.part else ""
+    return TpuProcess(addresses, place.process(key), place.order.processes_per_host, topology, part_of)

@@ -33,9 +33,11 @@ def test_every_step_reports_without_chips(cluster: SimulatedCluster) -> None:
         "crash": "OK",
         "recovery": "OK",
         "processes left behind": "OK",
+        "parts": "WARNING",
         "across slices": "WARNING",
     }
     assert "2 tasks on v4-16-" in found["start"]["found"]
+    assert "2 programs on parts of 2x2x1 chips side by side, each on 1 host" in found["parts"]["found"]
     assert "67 MB a host from memory" in found["recovery"]["found"]
     assert "4 devices agree in every bit" in found["same results"]["found"]
     assert "4 devices (cpu) of 4 tasks, but JAX runs on cpu" in found["across slices"]["found"]

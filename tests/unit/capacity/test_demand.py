@@ -1,10 +1,14 @@
 """How many slices are missing, and which are just arriving. On paper: no provider, no clock."""
 
+from typing import Any
+
 import pytest
 
 from iris_ray.capacity.demand import ARRIVAL_S, Arrivals, missing_slices, net_demand, slices_in
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import part_attribute
 from tests.support.costs import calls
 from tests.support.worlds import World, add_slices
 
@@ -123,3 +127,20 @@ def test_slice_that_lost_host_is_not_arriving() -> None:
     world.lose("a-1")
     assert slices_in(world.state.fleet) == {"a": ("v4-16", False)}
     assert arrivals.arriving(slices_in(world.state.fleet), 1.0) == {}
+
+
+def test_missing_counts_gangs_on_parts_by_slices() -> None:
+    """Three gangs on halves need two slices, and a fourth none more; a free half counts."""
+    world = World()
+    half: dict[str, Any] = {"tpu_type": "v6e-16", "replicas": 2}
+    half["coscheduling"] = CoschedulingConfig(part_attribute("2x4"))
+    counts = []
+    for number in range(4):
+        world.submit(f"job-{number}", **half)
+        counts.append(missing(world))
+    assert counts == [{"v6e-16": [1] * slices} for slices in (1, 1, 2, 2)]
+    several = half | {"coscheduling": CoschedulingConfig(part_attribute("2x4"), 3), "failure_domain": "slice"}
+    world.submit("several", **several)
+    assert missing(world) == {"v6e-16": [1] * 4}
+    add_slices(world, "a", tpu_type="v6e-16")
+    assert missing(world) == {"v6e-16": [1] * 3}

@@ -1,11 +1,21 @@
 """Files and error lines of commands."""
 
+import signal
 import stat
 from pathlib import Path
 
+import click
 import pytest
 
-from iris_ray.cli.conventions import MOST_SHOWN, private_file, require_place, say_error
+from iris_ray.cli.conventions import (
+    MOST_SHOWN,
+    TERMINATED,
+    errors_as_lines,
+    private_file,
+    require_place,
+    say_error,
+    sigterm_interrupts,
+)
 from iris_ray.errors import InvalidRequestError
 
 
@@ -45,3 +55,12 @@ def test_error_line_is_short_and_controls_no_terminal(capsys: pytest.CaptureFixt
     assert len(said) < MOST_SHOWN + 100
     assert said.isprintable() or said[:-1].isprintable()
     assert said.endswith("the end\n")
+
+
+def test_sigterm_ends_command_with_its_code_and_handler_goes_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(click.exceptions.Exit) as end, errors_as_lines(), sigterm_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+    assert end.value.exit_code == TERMINATED
+    assert capsys.readouterr().err == "iris-ray: ended by SIGTERM\n"
+    assert signal.getsignal(signal.SIGTERM) is before

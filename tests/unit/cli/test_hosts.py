@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.calls import ray_internals
 from iris_ray.actors.calls.controller_connection import ControllerConnection
-from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, TOPOLOGY_LABEL, WORKER_ID_LABEL
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.host import announced_end
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
@@ -21,7 +21,7 @@ from iris_ray.cli.conventions import FAILED, USAGE
 from iris_ray.cli.give_notice import LocalNode
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.notices import HostNotice, NoticeKind
-from iris_ray.model.workers import SUB_SLICE
+from iris_ray.model.workers import SUB_SLICE, TOPOLOGY_LABEL
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 

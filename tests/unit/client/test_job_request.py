@@ -12,12 +12,18 @@ from iris_ray.cli.conventions import USAGE
 from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import placement_of
 from iris_ray.client.remote_options import MAX_VARIABLE_BYTES
-from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
+from iris_ray.errors import (
+    InvalidJobError,
+    InvalidRequestError,
+    InvalidSliceCountError,
+    InvalidTopologyError,
+    UnknownTPUTypeError,
+)
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.requirement import ResourceSpec
+from iris_ray.model.requirement import ResourceSpec, tpu_device
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.settings import TEST_HOST_SILENCE_S
 from tests.support.command_line import address_of_nobody, invoke
@@ -171,7 +177,7 @@ def test_oversized_name_or_spec_is_refused_with_limit() -> None:
     with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
         task_request(name="n" * 101)
     tolerations = tuple(f"taint-{i:01100}" for i in range(100))
-    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
+    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; give fewer or shorter"):
         task_request(name="n" * 100, tolerations=tolerations)
 
 
@@ -262,3 +268,43 @@ def test_request_has_the_band_of_the_option_or_the_variable(monkeypatch: pytest.
 def test_odd_name_of_a_team_is_refused(team: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give the name of a team"):
         pod_request(team=team)
+
+
+# -- parts of slices ---------------------------------------------------------------------------------------------------
+
+
+def test_gang_on_a_part_has_a_task_on_each_of_its_hosts() -> None:
+    spec = pod_request(tpu_type="v6e-16", topology=" 2X4").spec
+    assert (spec.device, spec.part, spec.replicas, spec.whole_groups) == ("v6e-16", "2x4", 2, False)
+    assert spec.requirement.chips
+    several = pod_request(tpu_type="v6e-16", topology="2x2", num_slices=3, failure_domain="slice").spec
+    assert (several.num_gangs, several.most_tasks) == (3, 3)
+    assert pod_request(tpu_type="v6e-16").spec.part is None
+
+
+def test_client_takes_parts_by_its_resources() -> None:
+    device = ResourceSpec(cpu=2, device=tpu_device("v6e-16"))
+    spec = make_request(hello, placement_of(device, None), topology="2x4").spec
+    assert (spec.part, spec.replicas, spec.resources) == ("2x4", 2, {"TPU": 4.0, "CPU": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"topology": "8x8"}, "in these shapes: 2x2, 2x4"),
+        ({"topology": "4x4"}, "which is a whole v6e-16 slice"),
+        ({"topology": "2x4", "num_slices": 2}, "MEGASCALE"),
+        ({"topology": "2x4", "num_slices": [1, 2]}, "MEGASCALE"),
+        ({"topology": "2x2", "tpu_type": "v6e-8"}, "has no parts"),
+    ],
+    ids=str,
+)
+def test_parts_that_can_not_be_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidTopologyError, match=says):
+        pod_request(**{"tpu_type": "v6e-16"} | options)
+
+
+@pytest.mark.parametrize("resources", [ResourceSpec(cpu=1), ResourceSpec(cpu=1, replicas=2)], ids=str)
+def test_parts_without_a_type_are_refused(resources: ResourceSpec) -> None:
+    with pytest.raises(InvalidTopologyError, match="names no TPU type"):
+        make_request(hello, placement_of(resources, None), topology="2x4")

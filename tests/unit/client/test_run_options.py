@@ -123,6 +123,7 @@ DEFAULTS = {
     "exit_grace": 300,
     "secrets": None,
     "notify": None,
+    "topology": None,
     "processes_per_host": 1,
     "stop_without_progress": None,
     "failure_domain": "job",
@@ -166,7 +167,7 @@ def test_signature_and_help_show_every_option_with_default(launch: Any, group: t
 
 def test_every_request_option_reaches_controller_or_pool() -> None:
     made = pod_request()
-    elsewhere = {"preload", "start", "env"}  # parts of `ProcessSpec`, and of the tasks' variables
+    elsewhere = {"preload", "start", "env", "topology"}  # in `ProcessSpec`, the tasks' variables, and `coscheduling`
     lost = [n for n in options_of(JobOptions) if n not in (*OPTIONS_OF_A_JOB, *elsewhere) and not hasattr(made, n)]
     assert lost == []
 

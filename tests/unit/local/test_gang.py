@@ -242,6 +242,14 @@ def test_validate_prints_plan_and_runs(capfd: pytest.CaptureFixture[str]) -> Non
     assert "s3cret" not in err
 
 
+def test_plan_names_parts(capfd: pytest.CaptureFixture[str]) -> None:
+    options = {"topology": "2x4", "num_slices": 2, "failure_domain": "slice"}
+    assert run_on_pod(lambda: 1, "v6e-16", mode="validate", **options) == [1] * 4  # type: ignore[arg-type]
+    err = capfd.readouterr().err
+    assert "2 of v6e-16 in the shape 2x4, each of 2 hosts" in err
+    assert "part 1: tasks 2 to 3" in err
+
+
 def test_host_has_several_local_processes(capfd: pytest.CaptureFixture[str]) -> None:
     def place() -> tuple[int, int, int, str]:
         me = get_job_info()

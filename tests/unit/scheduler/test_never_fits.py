@@ -2,7 +2,8 @@
 
 import pytest
 
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.parts import part_attribute
 from iris_ray.scheduler.never_fits import never_fits
 from tests.support.worlds import World, add_slices, cpu_host, gang_spec, tasks_spec
 
@@ -34,3 +35,13 @@ def test_group_is_impossible_only_if_it_needs_more_than_there_is(
     world.do(cpu_host("c"))
     found = never_fits(specs, world.state.workers.values())
     assert found == why if why is None else why in (found or "")
+
+
+def test_gang_on_a_part_needs_slices_that_have_it(world: World) -> None:
+    add_slices(world, "a", tpu_type="v6e-16")
+    half = CoschedulingConfig(part_attribute("2x4"))
+    jobs = [gang_spec(name, "v6e-16", replicas=2, coscheduling=half) for name in "abc"]
+    assert never_fits(jobs[:2], world.state.workers.values()) is None
+    assert "a and b and c need 6 hosts with chips" in (never_fits(jobs, world.state.workers.values()) or "")
+    part_of_larger = gang_spec("d", "v6e-64", replicas=2, coscheduling=half)
+    assert "the cluster has 0 that suits it" in (never_fits([part_of_larger], world.state.workers.values()) or "")

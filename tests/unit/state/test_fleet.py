@@ -170,7 +170,7 @@ def test_slice_belongs_to_gangs_owner_until_released(world: World) -> None:
 def test_anothers_warm_slice_is_reclaimed_despite_late_release(world: World) -> None:
     world.keep_warm("pool-b")
     world.submit()
-    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
+    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b", "a")]
     world.do(SliceReleasedEvent("a", "pool-b"))
     assert world.state.holders["a"] == "pool-a"
 
@@ -193,4 +193,6 @@ def test_slice_kept_by_its_holder_is_reclaimed_again(world: World) -> None:
         world.dispatch_fails(job)
         world.confirm(job)
         world.now = job.gang.not_before
-    assert reclaimed == [ReclaimSlice(name, "pool-b") for name in "aba"]  # another one first, as long as there is one
+    assert reclaimed == [
+        ReclaimSlice(name, "pool-b", name) for name in "aba"
+    ]  # another one first, as long as there is one

@@ -100,7 +100,7 @@ async def test_warm_slice_holders_are_asked_in_parallel() -> None:
         applied.extend,
         background,
     )
-    reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
+    reclaim = [ReclaimSlice(f"slice-{holder}", holder, f"slice-{holder}") for holder in ("a", "b", "gone", "c")]
     dispatcher.dispatch(ORDER, PlacedGang(job, gang, reclaim))  # type: ignore[arg-type]
     await asyncio.wait_for(background.all_ended(), 30.0)
     released, failed, ended = applied

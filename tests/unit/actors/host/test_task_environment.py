@@ -168,6 +168,18 @@ def test_each_of_several_processes_replaces_process_variables(source: str) -> No
     assert mine == SECOND.to_env() | bounds, "only the bounds may be the user's"
 
 
+ON_PART = TpuProcess(("10.0.0.1:8471", "10.0.0.3:8471"), 1, 1, "2x4", "v6e-16")
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+def test_task_on_a_part_sees_no_variable_of_the_whole_slice(source: str) -> None:
+    of_slice = dict.fromkeys(ON_PART.to_env(), "of the whole slice") | {"TPU_HOST_BOUNDS": "2,2,1"}
+    env = environment(**{source: of_slice}, tpu_process=ON_PART)  # type: ignore[arg-type]
+    bounds = ("TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS") if source == "user_env" else ()
+    assert {name for name, value in env.items() if value == "of the whole slice"} == {*bounds}
+    assert "TPU_HOST_BOUNDS" not in env
+
+
 def test_processes_of_a_host_share_claimed_cpus() -> None:
     assert environment(num_cpus=8, tpu_process=SECOND)["OMP_NUM_THREADS"] == "4"
 

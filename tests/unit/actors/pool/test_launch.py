@@ -12,6 +12,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import TaskKey
+from iris_ray.model.parts import part_attribute
 from tests.support.worlds import gang_spec, tasks_spec
 
 FIRST_PORTS = ("a", 1000), ("b", 2000)
@@ -95,6 +96,53 @@ def test_each_process_of_a_host_has_own_rank_and_ports() -> None:
     assert launches["a"][0].multislice.to_env()["MEGASCALE_PORT"] == "1000", "where the others look for it"
     assert last.label == f"{spec.name} slice=1 worker=1 process=1"
     assert AttemptPlace(order).in_words(TaskKey(1, 1, 1)) == "slice 1 (b) worker 1 process 1"
+
+
+def environments_on_part(per_host: int = 1) -> list[dict[str, str]]:
+    """Return the variables of the processes on a 2x4 part of a v6e-16."""
+    part = CoschedulingConfig(part_attribute("2x4"))
+    spec = gang_spec("job", "v6e-16", replicas=2, coscheduling=part, processes_per_host=per_host)
+    hosts = tuple(HostPlace(f"n-{i}", f"10.0.0.{i}", "a:2x4:1", number) for number, i in enumerate((1, 3)))
+    order = AttemptOrder(AttemptId("job", 1), (hosts,), {"TPU": 4.0}, 1, 1, None, per_host, ("4x4",))
+    ports = {"a:2x4:1": [(1000, 1001, 1002, 1003 + 10 * i) for i in range(2 * per_host)]}
+    launches = launch_plan(request(spec), AttemptPlace(order), ports)["a:2x4:1"]
+    return [launch.tpu_process.to_env() for launch in launches if launch.tpu_process is not None]
+
+
+def test_task_on_a_part_is_told_of_the_part() -> None:
+    first, second = environments_on_part()
+    assert second == {
+        "TPU_PROCESS_ADDRESSES": "10.0.0.1:8471,10.0.0.3:8471",
+        "TPU_PROCESS_PORT": "8471",
+        "CLOUD_TPU_TASK_ID": "1",
+        "TPU_WORKER_ID": "1",
+        "TPU_VISIBLE_CHIPS": "0,1,2,3",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+        "TPU_PROCESS_BOUNDS": "1,2,1",
+        "TPU_WORKER_HOSTNAMES": "10.0.0.1,10.0.0.3",
+        "TPU_ACCELERATOR_TYPE": "v6e-16",
+        "TPU_SKIP_MDS_QUERY": "true",
+        "TPU_TOPOLOGY": "2x4",
+        "TPU_TOPOLOGY_WRAP": "false,false,false",
+        "TPU_TOPOLOGY_ALT": "false",
+    }
+    assert first == second | {"CLOUD_TPU_TASK_ID": "0", "TPU_WORKER_ID": "0"}
+
+
+def test_processes_of_a_host_share_its_place_in_the_part() -> None:
+    environments = environments_on_part(per_host=2)
+    assert [one["TPU_WORKER_ID"] for one in environments] == ["0", "1", "2", "3"]
+    assert {one["TPU_WORKER_HOSTNAMES"] for one in environments} == {"10.0.0.1,10.0.0.3"}
+    assert {one["TPU_PROCESS_BOUNDS"] for one in environments} == {"2,2,1"}
+    assert environments[3]["TPU_PROCESS_ADDRESSES"] == "10.0.0.1:1003,10.0.0.1:1013,10.0.0.3:1023,10.0.0.3:1033"
+
+
+def test_task_on_a_whole_slice_is_told_nothing_new() -> None:
+    spec = gang_spec("job", tpu_type="v6e-16")
+    hosts = tuple(HostPlace(f"n-{i}", f"10.0.0.{i}", "a", i) for i in range(4))
+    order = AttemptOrder(AttemptId("job", 1), (hosts,), {"TPU": 4.0}, 1, 1)
+    launches = launch_plan(request(spec), AttemptPlace(order), {"a": [(1000, 1001, 1002, 1003)]})["a"]
+    assert [launch.tpu_process for launch in launches] == [None] * 4
 
 
 @pytest.mark.parametrize("per_host", [1, 2])

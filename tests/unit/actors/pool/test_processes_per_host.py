@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, TOPOLOGY_LABEL, WORKER_ID_LABEL
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.protocol.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import TOPOLOGY_LABEL
 from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import VirtualCluster, played
 
