@@ -42,7 +42,7 @@ from iris_ray.state.events import (
 from iris_ray.state.instructions import Instructions
 from scheduling_costs.worlds import SLICE, TPU_TYPE, bare, gang
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 HOSTS, RACK = 10_000, 10
 BEGAN, NOW = 10_000.0, 20_000.0
 """When everything that runs began, and when the first plan is made."""

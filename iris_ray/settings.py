@@ -57,6 +57,12 @@ PRIORITY = Variable(
     "the [priority band](sharing-a-cluster.md) of your jobs, unless a job names another one",
     str,
 )  # the client knows the bands
+PRIORITY_REASON = Variable(
+    "IRIS_PRIORITY_REASON",
+    "driver, command line",
+    "why your jobs are in the [band](sharing-a-cluster.md) `system`, unless a job says so itself",
+    str,
+)  # the client checks it
 MODE = Variable(
     "IRIS_RAY_MODE",
     "driver, command line",

@@ -75,7 +75,7 @@ def _facts(found: JobStatus) -> dict[str, object]:
         "team": found.team,
         "group": f"{found.group}: {', '.join(found.group_jobs)}" if found.group else None,
         "state": state_in_words(found),
-        "priority": found.priority.name.lower(),
+        "priority": found.priority.name.lower() + (f": {found.priority_reason}" if found.priority_reason else ""),
         "type": found.device,
         "submitted": _ago(found.submitted_at),
         "started": _ago(found.started_at),

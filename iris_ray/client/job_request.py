@@ -21,12 +21,12 @@ from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 from iris_ray.model.checks import OneOf, Seconds, require
-from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec
+from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec, require_reason
 from iris_ray.model.options import ACTOR, END, OPTIONS, JobOptions, PriorityBand
 from iris_ray.model.secret import SecretValue
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU
-from iris_ray.settings import NOTIFY, PRIORITY, TEAM, TEST_HOST_SILENCE_S
+from iris_ray.settings import NOTIFY, PRIORITY, PRIORITY_REASON, TEAM, TEST_HOST_SILENCE_S
 from iris_ray.task.job_info import get_job_info
 
 MAX_NAME_LENGTH = 100
@@ -165,14 +165,35 @@ def _make_spec(
 def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, Any]:
     """Return the options that are fields of a `JobSpec`; constraints and preferences follow those of the placement."""
     asked = {name: value for name, value in options.items() if name in OPTIONS_OF_A_JOB}
+    band = _own_band() if options["priority"] is None else options["priority"]
     return asked | {
         "constraints": (*placement.constraints, *options["constraints"]),
         "preferences": (*placement.preferences, *options["preferences"]),
         "team": options["team"] or TEAM.read() or "",
         "notify": (NOTIFY.read() or "").split() if options["notify"] is None else options["notify"],
-        "priority": _own_band() if options["priority"] is None else options["priority"],
+        "priority": band,
+        "priority_reason": _reason_for(band, options["priority_reason"]),
         "children": _own_children() if options["children"] is None else options["children"],
     }
+
+
+def _reason_for(band: PriorityBand, given: str | None) -> str | None:
+    """Return the reason for a job's band: that of the option, or of ``$IRIS_PRIORITY_REASON``.
+
+    Raises:
+        InvalidRequestError: the job is in the band SYSTEM without a reason, or has a reason in another band.
+    """
+    if band is not PriorityBand.SYSTEM:
+        if given is not None:
+            raise InvalidRequestError(
+                f"priority_reason is given, and the job is in the band {band.name.lower()}; leave it out, or give"
+                " priority=PriorityBand.SYSTEM"
+            )
+        return None
+    reason = given or PRIORITY_REASON.read() or None
+    require_reason(band, reason)
+    require(PRIORITY_REASON.name, reason, OPTIONS["priority_reason"].check)
+    return reason
 
 
 def _own_children() -> str:

@@ -30,7 +30,7 @@ from iris_ray.fray.actor_handle import (
     require_no_tls,
     server_options,
 )
-from iris_ray.fray.job_request import InTask, MakesClient, band_of, fray_placement, task_request
+from iris_ray.fray.job_request import InTask, MakesClient, band_options, fray_placement, task_request
 from iris_ray.model.checks import Whole, require
 from iris_ray.model.options import default_of
 from iris_ray.task.job_info import get_job_info
@@ -245,7 +245,7 @@ def actor_request(
         resources,
         placed,
         environment,
-        priority=band_of(config.priority),
+        **band_options(config.priority),
         max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
         max_retries_failure=retries,
         max_task_failures=None if placed.coscheduling else count * (retries + 1),  # as many as there can be

@@ -1,7 +1,9 @@
 """Fray's interface to jobs and actors, on a Ray cluster."""
 
+import logging
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -9,23 +11,26 @@ import ray
 from iris_ray.actors.calls.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.actors.calls.ray_internals import is_connected
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.client.children import adopt, as_child
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.connection import current_user
-from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.errors import InvalidRequestError, NotPermittedError, UnknownNameError
 from iris_ray.fray.actor_handle import ActorGroup
 from iris_ray.fray.actor_server import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.fray.job_request import fray_request, inherited_place
 from iris_ray.model.checks import require
-from iris_ray.model.options import OPTIONS
+from iris_ray.model.options import OPTIONS, PriorityBand
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
     from fray.actor import ActorHandle as FraysHandle
     from fray.actor import HostedActor
     from fray.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig
+
+log = logging.getLogger(__name__)
 
 _submitting = threading.Lock()
 """Held while a job is looked up and submitted: two threads that submit the same job would both miss the other's."""
@@ -84,7 +89,7 @@ class Client:
             UnsupportedOptionError: iris_ray does not support an option; a subclass of InvalidRequestError.
         """
         region = region_here()
-        made = fray_request(request, Client, region, self._children)
+        made = in_allowed_band(fray_request(request, Client, region, self._children))
         if adopt_existing:
             made = as_child(made, inherited_place(request.resources, region))
         with _submitting:
@@ -182,7 +187,7 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = actor_request(Client, actor_class, args, kwargs, *(*asked, region_here()))
+        request = in_allowed_band(actor_request(Client, actor_class, args, kwargs, *(*asked, region_here())))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
@@ -194,6 +199,20 @@ def region_here() -> str | None:
         return None
     labels: dict[str, str] = ray.get_runtime_context().get_node_labels()
     return labels.get("iris/region") or labels.get("region")
+
+
+def in_allowed_band(request: RunRequest) -> RunRequest:
+    """Return the request in the band PRODUCTION, and log that, if it is in SYSTEM and its user is not an operator."""
+    spec = request.spec
+    if spec.priority is not PriorityBand.SYSTEM or find_controller() is None:
+        return request  # without a Controller nobody has said yet who is an operator
+    try:
+        what = "submit jobs in the band system"
+        ControllerConnection(patience_s=RESTART_S).ask(ControllerInterface.require_operator, spec.user, what)
+    except NotPermittedError as error:
+        log.warning("job %s runs in the band production instead of system, Fray's priority 4: %s", spec.name, error)
+        return replace(request, spec=replace(spec, priority=PriorityBand.PRODUCTION, priority_reason=None))
+    return request
 
 
 def unfinished_job(name: str) -> str | None:

@@ -40,7 +40,7 @@ BANDS = {
     1: PriorityBand.PRODUCTION,
     2: PriorityBand.INTERACTIVE,
     3: PriorityBand.BATCH,
-    4: PriorityBand.PRODUCTION,  # Iris's band SYSTEM, above PRODUCTION
+    4: PriorityBand.SYSTEM,
 }
 """The bands for Fray's priorities, which are Iris's. 0 stands for the parent's band."""
 
@@ -87,7 +87,7 @@ def fray_request(
         request.resources,
         fray_placement(request.resources, request.replicas or 1, gang=True, region=region),
         request.environment,
-        priority=band_of(request.priority),
+        **band_options(request.priority),
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         max_task_failures=getattr(request, "max_task_failures", None),
@@ -153,8 +153,15 @@ def band_of(priority: int) -> PriorityBand | None:
     if is_int(priority) and priority in (0, *BANDS):
         return BANDS.get(priority)
     raise InvalidRequestError(
-        f"priority is {priority!r}; give 0 (as the parent), 1 or 4 (production), 2 (interactive) or 3 (batch)"
+        f"priority is {priority!r}; give 0 (as the parent), 1 (production), 2 (interactive), 3 (batch) or 4 (system)"
     )
+
+
+def band_options(priority: int) -> dict[str, Any]:
+    """Return the options of a job for a priority of Fray's; raises like `band_of`."""
+    band = band_of(priority)
+    reason = "its program has asked for Fray's priority 4" if band is PriorityBand.SYSTEM else None
+    return {"priority": band, "priority_reason": reason}
 
 
 def _refuse(whose: str, config: object, reasons: dict[str, str]) -> None:

@@ -81,7 +81,8 @@ OPERATORS = ClusterSetting(
     "operators",
     EVERYBODY,
     "user names, separated by commas",
-    "Users who may act on jobs of other users, drain and taint hosts, and set limits, teams, secrets and settings.",
+    "Users who may act on jobs of other users, drain and taint hosts, set limits, teams, secrets and settings, and"
+    " submit jobs in the SYSTEM band.",
     _users,
 )
 EVICTIONS = ClusterSetting(

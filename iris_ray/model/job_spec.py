@@ -107,6 +107,7 @@ class JobSpec:
         team: the team whose quota it uses; empty if it has no team, or none has been chosen yet. See
             `iris_ray.model.teams`.
         priority: its priority band.
+        priority_reason: why it is in the band SYSTEM; None in others.
         device: the TPU type that it is written for, such as "v4-32"; None without TPU. It determines the number of
             replicas in a gang; the constraints determine the eligible hosts.
         replicas: tasks per group if coscheduled, otherwise all tasks.
@@ -156,6 +157,7 @@ class JobSpec:
     user: str = ""
     team: str = ""
     priority: PriorityBand = PriorityBand.INTERACTIVE
+    priority_reason: str | None = None
     device: str | None = None
     replicas: int = 1
     coscheduling: CoschedulingConfig | None = None
@@ -263,6 +265,19 @@ class JobSpec:
             self.tolerations,
             self.resources,
             self.device is not None,
+        )
+
+
+def require_reason(band: PriorityBand, reason: str | None) -> None:
+    """Refuse a job of the band SYSTEM without a reason.
+
+    Raises:
+        InvalidJobError: it has none.
+    """
+    if band is PriorityBand.SYSTEM and not reason:
+        raise InvalidJobError(
+            "a job in the band system needs a reason, which everybody sees: give priority_reason (--priority-reason),"
+            " or another band"
         )
 
 

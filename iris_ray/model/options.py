@@ -33,8 +33,12 @@ from iris_ray.model.tpu_processes import PROCESS_COUNTS
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may evict them, with a notice."""
+    """Jobs of a band are placed before those of the next, and may evict them, with a notice. SYSTEM is for operators.
 
+    A smaller number goes first. The numbers of Iris's bands are others.
+    """
+
+    SYSTEM = -1
     PRODUCTION = 0
     INTERACTIVE = 1
     BATCH = 2
@@ -48,6 +52,8 @@ SUCCEEDED, ENDED, STARTED = "succeeded", "ended", "started"
 """Conditions on a predecessor: it has succeeded, it has ended, or one of its tasks has run."""
 FORK, ACTOR = "fork", "actor"
 """The ways in which a task's process starts."""
+MOST_REASON = 200
+"""The largest number of characters in the reason of a job of the band SYSTEM."""
 END, ADOPT = "end", "adopt"
 """What happens to the jobs that a task has submitted when the task starts again."""
 
@@ -57,6 +63,10 @@ END, ADOPT = "end", "adopt"
 def _no_taint(name: str) -> str:
     wrong = not name or name.startswith(TAINT_PREFIX)
     return f", which no taint is called; give its name without {TAINT_PREFIX!r}" if wrong else ""
+
+
+def _is_reason(text: object) -> bool:
+    return isinstance(text, str) and text.strip() != "" and text.isprintable() and len(text) <= MOST_REASON
 
 
 def _no_module(name: str) -> str:
@@ -223,6 +233,18 @@ class ContainerOptions(TypedDict, total=False):
             help="The priority band; jobs in a higher band are placed first. Default: $IRIS_PRIORITY, or interactive.",
             example="PriorityBand.PRODUCTION",
             flag="--priority",
+        ),
+    ]
+    priority_reason: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=Holds(_is_reason, f"up to {MOST_REASON} printable characters that say why", or_none=True),
+            help="Why the job is in the band `system`, which is for operators. Required there.",
+            more="`iris-ray job status` shows it to everybody. Default: $IRIS_PRIORITY_REASON, which tasks of such jobs"
+            " have. See docs/sharing-a-cluster.md.",
+            example='"tests new hosts before users get them"',
+            flag="--priority-reason",
         ),
     ]
     team: Annotated[

@@ -2,7 +2,7 @@
 
 1. With teams, jobs within their own team's quota, then within that of a team above it, then those that borrow
    (`QuotaSource`).
-2. Then by priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
+2. Then by priority band: SYSTEM, PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
 3. Spares, growth spares and jobs that yield come after all jobs of all bands, in the order above.
@@ -74,9 +74,9 @@ class Deadlines:
     def bound_s(self, band: PriorityBand) -> float:
         """Return the backfill bound of a band in seconds.
 
-        It is 0 for PRODUCTION, since small jobs of lower bands would otherwise keep its gangs waiting.
+        It is 0 for PRODUCTION and SYSTEM, since small jobs of lower bands would otherwise keep their gangs waiting.
         """
-        return 0.0 if band is PriorityBand.PRODUCTION else self.backfill_bound_s
+        return 0.0 if band <= PriorityBand.PRODUCTION else self.backfill_bound_s
 
     def is_starving(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang of the job has waited longer than the backfill bound."""
@@ -172,7 +172,7 @@ class FairQueue:
         self._was_granted = False  # whether the latest job got hosts
         self._again = False
         self._in_line: _Line | None = None
-        self.tier: Tier = QuotaSource.OWN, PriorityBand.PRODUCTION
+        self.tier: Tier = QuotaSource.OWN, PriorityBand.SYSTEM
 
     def __iter__(self) -> Iterator[Job]:
         waiting: list[Run] = []

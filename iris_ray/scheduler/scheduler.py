@@ -48,7 +48,7 @@ class Scheduler:
     time of the tasks on these hosts.
 
     Args:
-        backfill_bound_s: seconds for which later jobs may pass a waiting job; 0 for jobs of PRODUCTION.
+        backfill_bound_s: seconds for which later jobs may pass a waiting job; 0 for jobs of PRODUCTION and SYSTEM.
         evictions: the conditions for evicting lower bands; None: no evictions.
 
     Attributes:

@@ -39,7 +39,7 @@ from iris_ray.state.fleet import Fleet
 GRACE_S = 30.0
 BACK_S = 120.0
 """Assumed seconds from new slices to the first step, for launch, restore and compilation, if not measured."""
-LEAST_RUN_S = {PriorityBand.PRODUCTION: 600.0, PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
+LEAST_RUN_S = {band: 120.0 if band is PriorityBand.BATCH else 600.0 for band in PriorityBand}
 
 Cost = tuple[float, ...]
 

@@ -25,7 +25,7 @@ from iris_ray.study.jobs import slice_spec
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS, waited
 from tests.support.worlds import LONG, MANY, PlannedWorld, gang_spec, in_group, submit_group
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TYPE, CHIPS = "v4-8", 4.0
 BOUND_S, LEAST_RUN_S = 10 * MINUTE, 2 * MINUTE
 """The backfill bound, and for how long a BATCH attempt runs at least."""

@@ -17,7 +17,7 @@ from tests.support.proofs import examples
 from tests.support.simulations import DAY, HOUR, MINUTE
 from tests.support.worlds import promised
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LOOKS_EVERY_S = 30.0
 
 

@@ -11,7 +11,9 @@ from iris_ray.actors.controller.node_table import NodeDiff
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.errors import NotPermittedError
 from iris_ray.model.cluster_settings import OPERATORS
+from iris_ray.model.job_spec import JobSpec, require_reason
 from iris_ray.model.jobs import Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import job_of
 from iris_ray.state.events import SliceReleasedEvent
@@ -55,6 +57,17 @@ class Permissions:
                 f"{job.spec.job_id} belongs to {job.spec.user}: only {job.spec.user} and operators may {what}, and"
                 f" {user} is neither; {self._operators_are}"
             )
+
+    def require_band(self, spec: JobSpec) -> None:
+        """Refuse a job of the band SYSTEM whose user is not an operator, or that gives no reason.
+
+        Raises:
+            NotPermittedError: the user is not an operator.
+            InvalidJobError: there is no reason.
+        """
+        if spec.priority is PriorityBand.SYSTEM:
+            self.require_operator(spec.user, "submit jobs in the band system")
+            require_reason(spec.priority, spec.priority_reason)
 
     def _is_operator(self, user: str) -> bool:
         operators = self._state.settings.value(OPERATORS)

@@ -56,6 +56,7 @@ class PoolCalls(ControllerProcess):
         if known is None or self._state.job_groups.is_submitted_again(spec):
             team = self._state.teams.teams.team_for(spec.user, spec.team or None)
             spec = spec if team == spec.team else replace(spec, team=team)
+            self._permissions.require_band(spec)
             await self._services.admit(spec)
             self._require_predecessors(spec)
             await self._require_fitting_group(spec)

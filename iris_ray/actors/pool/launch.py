@@ -19,7 +19,7 @@ from iris_ray.model.outcomes import Fault, TaskKey
 from iris_ray.model.topology import default_topology, get_tpu_config
 from iris_ray.model.tpu_processes import LIBTPU_PORT, TpuProcess
 from iris_ray.model.workers import GPU
-from iris_ray.settings import PRIORITY, TEAM, USER
+from iris_ray.settings import PRIORITY, PRIORITY_REASON, TEAM, USER
 
 Launches = Mapping[str, list[TaskLaunch]]
 """The launches of a gang, once all of its hosts are ready: by slice name, and then by process of the slice."""
@@ -272,6 +272,7 @@ def _launch(
 def _for_its_jobs(spec: JobSpec) -> dict[str, str]:
     """Return the variables that give the jobs that a task submits the user, team and band of its own job."""
     values = {USER: spec.user, TEAM: spec.team, PRIORITY: spec.priority.name.lower()}
+    values[PRIORITY_REASON] = spec.priority_reason or ""
     return {variable.name: value for variable, value in values.items() if value}
 
 

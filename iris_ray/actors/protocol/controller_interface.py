@@ -205,6 +205,7 @@ class ForPools(Protocol):
             JobCancelledError: iris_ray could not handle the job and has set it aside.
             LimitReachedError: its user has too many waiting jobs, or too many tasks.
             UnknownNameError, NotPermittedError, InvalidTeamsError: as for `Teams.team_for`.
+            NotPermittedError: it is in the band SYSTEM, and its user is not an operator.
             SecretNotFoundError, SecretStoreError: it asks for a secret that the store does not have, or can't read.
         """
 

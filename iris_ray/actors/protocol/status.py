@@ -98,6 +98,7 @@ class JobStatus:
     Attributes:
         number: its number in the order of submission.
         job_id, name, user, priority, device: as submitted.
+        priority_reason: why it is in the band SYSTEM; None in others.
         state: derived from its tasks.
         submitted_at: seconds since the epoch.
         attempt: the number of its gang's attempt, or the highest of its gangs.
@@ -135,6 +136,7 @@ class JobStatus:
     name: str = seen(lambda of: of.spec.name or of.spec.job_id, "row", "history")
     user: str = seen(lambda of: of.spec.user, "row", "history", "goodput", "export")
     priority: PriorityBand = seen(lambda of: of.spec.priority, row="band", history="band")
+    priority_reason: str | None = seen(lambda of: of.spec.priority_reason)
     device: str | None = seen(lambda of: of.spec.device, "export", row="type", history="type")
     state: JobState = seen(lambda of: of.job.state, "row", "history", "goodput", "export")
     submitted_at: float = seen(lambda of: of.wall(of.job.submitted_at), "history", "goodput", "export", row="submitted")

@@ -5,7 +5,7 @@ import { chart } from "./chart.js";
 import { ask, every } from "./store.js";
 
 const RANGES = { "6 h": 6, "24 h": 24, "7 days": 168, "30 days": 720, "90 days": 2160 };
-const BANDS = { production: "hue1", interactive: "hue0", batch: "hue2" };
+const BANDS = { system: "hue3", production: "hue1", interactive: "hue0", batch: "hue2" };
 const COLUMNS = ["Job", "User", "State", "Type", "Ended", "Ran", "Attempts", "Chip-hours", "Note"];
 const HUES = 7;
 const LOOK_MS = 60_000;

@@ -83,7 +83,7 @@ async function showPast({ head, facts, line }, id) {
 }
 
 function showHead({ head, why, facts }, job) {
-  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), job.team ? h("span", {}, `for ${job.team}`) : null, job.group ? h("span", {}, `in group ${job.group}`) : null, h("span", {}, `${job.priority} priority`),
+  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), job.team ? h("span", {}, `for ${job.team}`) : null, job.group ? h("span", {}, `in group ${job.group}`) : null, h("span", {}, `${job.priority} priority${job.priority_reason ? `: ${job.priority_reason}` : ""}`),
     h("span", {}, job.device ?? "no TPU"), h("span", {}, "submitted ", since(job.submitted_at), " ago"));
   const place = placeOf(job.job_id);
   why.hidden = job.waiting === null;

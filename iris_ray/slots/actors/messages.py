@@ -11,7 +11,7 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.errors import InvalidSlotError, RemoteUserError
-from iris_ray.model.checks import FLAG, NAME, Check, Holds, Seconds, Whole, is_timeout, require, require_fields
+from iris_ray.model.checks import FLAG, NAME, Check, Holds, OneOf, Seconds, Whole, is_timeout, require, require_fields
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -30,6 +30,7 @@ _CHECKS: Mapping[str, Check] = {
     "memory": Whole(1, or_none=True, exactly=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
     "whole_slices": FLAG,
+    "priority": OneOf(tuple(band for band in PriorityBand if band is not PriorityBand.SYSTEM)),
 }
 
 

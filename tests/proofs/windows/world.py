@@ -45,7 +45,7 @@ from tests.proofs.windows.seen import UNCONFIRMED_S
 from tests.support.worlds import gang_spec, host, tasks_spec
 
 S = TaskState
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 MOST_WAIT_S = 250.0
 USERS = ("ann", "bob", "cy")
 OFTEN = {

@@ -177,7 +177,7 @@ def test_oversized_name_or_spec_is_refused_with_limit() -> None:
     with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
         task_request(name="n" * 101)
     tolerations = tuple(f"taint-{i:01100}" for i in range(100))
-    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
+    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; give fewer or shorter"):
         task_request(name="n" * 100, tolerations=tolerations)
 
 
@@ -260,8 +260,30 @@ def test_request_has_the_band_of_the_option_or_the_variable(monkeypatch: pytest.
     assert pod_request().spec.priority is task_request().spec.priority is PriorityBand.BATCH
     assert pod_request(priority=PriorityBand.PRODUCTION).spec.priority is PriorityBand.PRODUCTION
     monkeypatch.setenv("IRIS_PRIORITY", "urgent")
-    with pytest.raises(InvalidRequestError, match="IRIS_PRIORITY is 'urgent'; give one of 'production', 'interactive'"):
+    with pytest.raises(InvalidRequestError, match="IRIS_PRIORITY is 'urgent'; give one of 'system', 'production'"):
         pod_request()
+
+
+def test_system_band_needs_a_reason_and_no_other_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    system, why = {"priority": PriorityBand.SYSTEM}, "tests new hosts"
+    with pytest.raises(InvalidRequestError, match="a job in the band system needs a reason"):
+        pod_request(**system)
+    assert pod_request(**system, priority_reason=why).spec.priority_reason == why
+    with pytest.raises(InvalidRequestError, match="priority_reason is given, and the job is in the band interactive"):
+        pod_request(priority_reason=why)
+    monkeypatch.setenv("IRIS_PRIORITY", "system")
+    monkeypatch.setenv("IRIS_PRIORITY_REASON", why)
+    assert pod_request().spec.priority_reason == why
+    assert pod_request(priority=PriorityBand.BATCH).spec.priority_reason is None
+    monkeypatch.setenv("IRIS_PRIORITY_REASON", "x" * 201)
+    with pytest.raises(InvalidRequestError, match=r"IRIS_PRIORITY_REASON is .*; give up to 200 printable characters"):
+        pod_request()
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "a\x1b[2J", "a\nb", "x" * 201, 7], ids=repr)
+def test_odd_reason_for_the_system_band_is_refused(reason: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="priority_reason"):
+        pod_request(priority=PriorityBand.SYSTEM, priority_reason=reason)
 
 
 @pytest.mark.parametrize("team", ["a b", "/a", "a/", "a//b", "a\x1b[2J", "*", 7, ["ads"]], ids=repr)

@@ -128,6 +128,7 @@ DEFAULTS = {
     "stop_without_progress": None,
     "failure_domain": "job",
     "children": None,
+    "priority_reason": None,
     "max_retries_preemption": 10_000,
     "max_retries_failure": 10,
     "mode": None,

@@ -82,7 +82,7 @@ LATER = replace(ASKS_FOR_ALL, after={"prepare-1": "ended"}, group=OF_GROUP)
 
 
 SINGLE_TASKS = JobSpec(job_id="eval-1", owner=NO_OWNER_YET, team="research", task_placement="pack", max_runtime=60.0)
-TWO_PROCESSES = replace(gang_spec(), processes_per_host=2, stop_without_progress=3)
+TWO_PROCESSES = replace(gang_spec(), processes_per_host=2, stop_without_progress=3, priority_reason="a test")
 EACH_SLICE_ALONE = replace(gang_spec(), failure_domain="slice", notify=("slack:TEAM_HOOK",), children="adopt")
 SPECS = ASKS_FOR_ALL, LATER, SINGLE_TASKS, TWO_PROCESSES, EACH_SLICE_ALONE, gang_spec(), JobSpec(job_id="1", owner="x")
 

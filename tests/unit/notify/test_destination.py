@@ -59,7 +59,7 @@ def test_destinations_have_defaults_and_are_separated() -> None:
         ("slack:HOOK,chip-hours=inf", "more than 0"),
         ("slack:HOOK,color=red", "the options are on"),
         ("slack:HOOK,", "the options are on"),
-        ("slack:HOOK,band=high", "give one or more of production"),
+        ("slack:HOOK,band=high", "give one or more of system, production"),
     ],
 )
 def test_bad_destination_is_refused_with_advice(text: str, said: str) -> None:

@@ -16,7 +16,7 @@ from tests.support.costs import calls, peak_bytes
 from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, submit_group, tagged
 
 ABOUT_TWICE = 2.6
-PRODUCTION, _, BATCH = PriorityBand
+_, PRODUCTION, _, BATCH = PriorityBand
 
 
 def cpu_spec(job_id: str, cpus: float) -> JobSpec:

@@ -10,7 +10,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.scheduler import SchedulingResult
+from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, SEARCHES_AMONG_GANGS
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
@@ -20,6 +20,7 @@ from iris_ray.state.events import (
     AttemptSavesEvent,
     Event,
     GangMovedEvent,
+    JobCancelledEvent,
     LimitsSetEvent,
     TaintedEvent,
     TimePassedEvent,
@@ -28,7 +29,7 @@ from tests.support.costs import calls
 from tests.support.worlds import World, add_slices, asked_to_leave, cpu_host, host
 
 S = TaskState
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+SYSTEM, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture
@@ -94,6 +95,20 @@ def test_slices_that_a_victim_frees_besides_spare_another_gang(world: World) -> 
     assert evicted(world) == {"pair"}
     world.schedule()
     assert not asked_to_leave(world.plan())
+
+
+def test_system_evicts_production_after_batch_and_is_evicted_by_nobody(world: World) -> None:
+    add_slices(world, *"abc")
+    world.now = 10_000.0
+    for job_id, band in (("system", SYSTEM), ("prod", PRODUCTION), ("batch", BATCH)):
+        run(world, job_id, band)
+    one = world.submit("one", priority=SYSTEM)
+    assert evicted(world) == {"batch"}
+    world.do(JobCancelledEvent(one.spec.job_id, "the other way round"))
+    world.submit("two", slices=(2,), priority=SYSTEM)
+    assert evicted(world) == {"batch", "prod"}
+    world.submit("three", slices=(3,), priority=SYSTEM)
+    assert evicted(world) == {"batch", "prod"}
 
 
 @pytest.mark.parametrize("what", ["constraint", "taint", "pause", "too few"])
@@ -412,9 +427,9 @@ def test_eviction_takes_sufficient_small_task_before_longer_running_large_one(wo
 
 
 def plan_for(world: World, job: Job) -> SchedulingResult:
-    """A plan as if nobody else waited."""
+    """A plan as if nobody else waited. The world's own scheduler knows of searches for the others that were in vain."""
     state = world.state
-    return world.scheduler.find_assignments([job], state.fleet, state.usage, world.now, running=running(state))
+    return Scheduler().find_assignments([job], state.fleet, state.usage, world.now, running=running(state))
 
 
 # -- any world ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
 from tests.support.worlds import PlannedWorld, is_told_to_leave, promised
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
 
 

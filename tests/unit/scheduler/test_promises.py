@@ -37,7 +37,7 @@ from tests.support.worlds import (
 )
 
 S = TaskState
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
 OF_EQUAL_SLICES = {"failure_domain": EACH_SLICE, "whole_groups": True, "constraints": (), "max_retries_preemption": 9}
 """The options of a job whose gangs take whole slices of one size."""

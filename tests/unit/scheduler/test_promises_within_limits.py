@@ -23,7 +23,7 @@ from tests.support.worlds import (
 )
 
 S = TaskState
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
 
 

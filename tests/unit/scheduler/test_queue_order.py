@@ -15,7 +15,7 @@ from iris_ray.state.events import AssignedEvent, GangAssignedEvent
 from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host
 
 S = TaskState
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+SYSTEM, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
 ON_TPU = (Constraint("tpu-name", ConstraintOp.EXISTS),)
 

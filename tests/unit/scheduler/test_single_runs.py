@@ -13,7 +13,7 @@ from iris_ray.state.events import GangMovedEvent, TimePassedEvent, WorkerDrained
 from iris_ray.state.growth import MOST_S
 from tests.support.worlds import S, World, add_slices, asked_to_leave, charged, promised, task_states
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture

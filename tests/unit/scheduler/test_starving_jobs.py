@@ -38,7 +38,8 @@ def crowded(world: World) -> tuple[Job, Job, Job]:
 
 
 @pytest.mark.parametrize(
-    ("band", "bound_s"), [(PriorityBand.PRODUCTION, 0.0), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)]
+    ("band", "bound_s"),
+    [(PriorityBand.SYSTEM, 0.0), (PriorityBand.PRODUCTION, 0.0), (PriorityBand.INTERACTIVE, BACKFILL_BOUND_S)],
 )
 def test_large_gang_waits_for_small_batch_jobs_until_bound(world: World, band: PriorityBand, bound_s: float) -> None:
     """Each small job runs too short to be evicted, and another one waits to take its place."""

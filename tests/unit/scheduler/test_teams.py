@@ -12,7 +12,7 @@ from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state.events import GangMovedEvent, TeamsSetEvent
 from tests.support.worlds import S, World, promised
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TWO_TEAMS = """
     [teams.ads]
     quota.v4-16 = {ads}

@@ -23,7 +23,7 @@ from iris_ray.state.events import (
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import S, World, asked_to_leave, charged, hosts_of, promised, task_states
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 GRACE_S = 30.0
 
 

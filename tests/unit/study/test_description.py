@@ -129,7 +129,7 @@ def test_trace_is_read_from_its_file() -> None:
         (LEAST + "preempted_every_h = 0", "preempted_every_h is 0; give a number, more than 0"),
         (JOBS + "waiting = 1", "per_day: give how many come in a day, or waiting"),
         (JOBS.replace("per_day = 10", ""), "per_day: give how many come in a day, or waiting"),
-        (JOBS + "band = 'urgent'", "band is 'urgent'; give one of production, interactive, batch"),
+        (JOBS + "band = 'urgent'", "band is 'urgent'; give one of system, production, interactive, batch"),
         (JOBS + "num_slices = 0", "num_slices is 0; give slice counts such as"),
         (JOBS + "num_slices = { a = 1 }", "num_slices is .*; give slice counts such as"),
         (JOBS + "num_slices = { '1' = 'often' }", "num_slices is .*; give slice counts such as"),

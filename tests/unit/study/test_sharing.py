@@ -14,7 +14,7 @@ from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS, attempts, endl
 # -- evictions --------------------------------------------------------------------------------------------------------
 
 
-PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 def outcomes(simulation: Simulation, job_id: str) -> list[str]:

@@ -32,7 +32,7 @@ def test_limits_are_set_singly_and_reset_together(world: ControllerInProcess) ->
     world.iris("cluster", "limits", "everybody", "--chips", "64")
     world.iris("cluster", "limits", "ann", "--chips", "8")
     found = table(world, "ann", "--running-jobs", "3")
-    assert [(one["set_here"]["chips"], one["set_here"]["running_jobs"]) for one in found.values()] == [(8, 3)] * 3
+    assert [(one["set_here"]["chips"], one["set_here"]["running_jobs"]) for one in found.values()] == [(8, 3)] * 4
     assert table(world, "ann", "--reset") == {}
     assert "nothing is set for ann" in world.iris("cluster", "limits", "ann").stderr
     assert {one["limits"]["chips"] for one in table(world, "everybody").values()} == {64}

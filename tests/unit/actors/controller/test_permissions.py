@@ -8,8 +8,9 @@ import pytest
 
 from iris_ray.actors.protocol.messages import GangProgress, PoolProcess
 from iris_ray.cli.conventions import FAILED
-from iris_ray.errors import NotPermittedError
+from iris_ray.errors import InvalidJobError, NotPermittedError
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -58,6 +59,18 @@ def test_only_user_and_operators_may_cancel_a_job(world: ControllerInProcess) ->
     world.iris("cancel", mine, user="ann")
     world.iris("cancel", other, user="otto")
     assert {world.state(job) for job in (mine, other)} == {JobState.KILLED}
+
+
+def test_only_operators_may_submit_jobs_of_the_system_band_and_say_why(world: ControllerInProcess) -> None:
+    about: dict[str, Any] = {"priority": PriorityBand.SYSTEM, "priority_reason": "tests new hosts"}
+    with pytest.raises(NotPermittedError, match="only operators may submit jobs in the band system, and ann is not"):
+        world.submit("refused", **about)
+    with pytest.raises(InvalidJobError, match="needs a reason, which everybody sees"):
+        world.submit("silent", user="olga", priority=PriorityBand.SYSTEM)
+    assert world.jobs() == []
+    job = world.start("tests", user="olga", **about)
+    assert world.status(job).priority_reason == "tests new hosts"
+    assert "system: tests new hosts" in world.iris("job", "status", job, user="ann").stdout
 
 
 def test_only_user_and_operators_may_let_a_job_yield(world: ControllerInProcess) -> None:

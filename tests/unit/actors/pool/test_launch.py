@@ -185,6 +185,12 @@ def test_jobs_of_a_task_have_user_team_and_band_of_its_job_unless_its_own_variab
     assert launch_plan(own, at, ports)["a"][0].env["IRIS_PRIORITY"] == "production"
 
 
+def test_jobs_of_a_task_of_the_system_band_have_its_reason() -> None:
+    spec = replace(gang_spec("job"), priority=PriorityBand.SYSTEM, priority_reason="tests new hosts")
+    env = launch_plan(request(spec), place(AttemptId("job", 1), "a"), PORTS)["a"][0].env
+    assert (env["IRIS_PRIORITY"], env["IRIS_PRIORITY_REASON"]) == ("system", "tests new hosts")
+
+
 def test_task_knows_its_claimed_gpus() -> None:
     spec = tasks_spec("job", 1, resources={"GPU": 2.0})
     ((launch,),) = launch_plan(request(spec), place(AttemptId("job", 1), "job/task-0", hosts=1), PORTS).values()
