@@ -243,7 +243,7 @@ class LimitedServer:
                 raise web.HTTPRequestTimeout(text=why, headers={"Connection": "close"}) from None
             if isinstance(error, web.RequestPayloadError | HttpProcessingError | ConnectionError | RuntimeError):
                 # the latter two: the connection is closed, which aiohttp would log as an error of the server
-                why = "the request's body can't be read; send it anew"
+                why = "the request's body can't be read; send it again"
                 raise web.HTTPBadRequest(text=why, headers={"Connection": "close"}) from None
             raise
         request._read_bytes = bytes(body)  # what `Request.read` returns from now on

@@ -25,8 +25,8 @@ from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, Vers
 from iris_ray.terminal import live_line
 
 STOPPED = (
-    "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
-    " something to report, and `iris-ray cluster controller start`. It goes on from the records"
+    "the Controller is stopped; running jobs continue. The next job starts another one; so does a running job that has"
+    " something to report, and `iris-ray cluster controller start`. It continues from the records"
 )
 
 
@@ -125,7 +125,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 @json_option(ControllerNow)
 @address_option
 def stop(yes: bool, as_json: bool) -> None:
-    """End it for good; running jobs go on.
+    """End it for good; running jobs continue.
 
     \b
       iris-ray cluster controller stop
@@ -134,7 +134,7 @@ def stop(yes: bool, as_json: bool) -> None:
     """
     with cluster():
         running = ControllerConnection(any_version=True)
-        confirm("Stop the Controller? Jobs that run go on, but nothing new starts until another one runs.", yes)
+        confirm("Stop the Controller? Running jobs continue, but nothing new starts until another one runs.", yes)
         running.end()
     if as_json:
         print_json({"running": False})
@@ -168,7 +168,7 @@ def upgrade(dry_run: bool, as_json: bool) -> None:
             return
         _require_installed(version)
         with live_line("iris-ray") as line:
-            line.show("replacing the Controller; jobs that run go on")
+            line.show("replacing the Controller; running jobs continue")
             old.end()
             _start_in_place_of(version)
         found = ControllerConnection(any_version=True).versions()["version"]
@@ -224,7 +224,7 @@ def _start_in_place_of(version: str) -> None:
             ControllerConnection(any_version=True).end()
         raise ControllerUnavailableError(
             f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
-            f" {iris_ray.__version__}, did not start. Jobs that run go on, and nothing is lost. Install iris_ray"
+            f" {iris_ray.__version__}, did not start. Running jobs continue, and nothing is lost. Install iris_ray"
             f" {version} on the head again, then run `iris-ray cluster controller start` there"
         ) from None
 

@@ -75,9 +75,9 @@ def give_notice(target: str, seconds: float, reason: str | None, as_json: bool) 
       iris-ray host give-notice v4-32-7/3 --in 5m --reason "kernel update"
       iris-ray host give-notice here --in 12s     on the host itself, as the preStop hook of a pod
 
-    Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
-    until Ray starts there anew. Only operators may do so, but for `here`. The command ends nothing, and `here` needs no
-    Controller. The exit code is 1 if tasks are still there at the end.
+    Their gangs save and continue elsewhere, as after a notice from the cloud. This is final: the hosts take no more
+    jobs until Ray is restarted on them. Only operators may do this, except with `here`. The command ends nothing, and
+    `here` needs no Controller. The exit code is 1 if tasks are still there at the end.
     """
     deadline, why = time.time() + seconds, reason or "iris-ray host give-notice"
     tell = _tell_here if target == HERE else partial(_tell_others, target)

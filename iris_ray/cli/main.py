@@ -58,7 +58,7 @@ KERNEL: Final[Mapping[str, Command]] = {
     "cluster controller start": Command(
         "iris_ray.cli.controller:start", "Start it from the records of an earlier one."
     ),
-    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it for good; running jobs go on."),
+    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it for good; running jobs continue."),
     "cluster controller upgrade": Command(
         "iris_ray.cli.controller:upgrade", "Replace it by the version installed here and on the head."
     ),

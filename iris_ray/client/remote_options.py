@@ -154,6 +154,12 @@ def require_env_travels(env: Mapping[str, str]) -> None:
             raise InvalidRequestError(
                 f"the environment variable {name!r} can't be set: its name is empty or holds =, or there is a NUL in it"
             )
+        try:
+            f"{name}{value}".encode(errors="surrogateescape")
+        except UnicodeEncodeError:
+            raise InvalidRequestError(
+                f"the environment variable {name!r} can't be set: it holds half of a character (a lone surrogate)"
+            ) from None
     sizes = {name: len(f"{name}={value}".encode(errors="replace")) for name, value in env.items()}
     largest = max(sizes, key=sizes.__getitem__, default="")
     if sizes.get(largest, 0) > MAX_VARIABLE_BYTES:

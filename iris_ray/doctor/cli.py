@@ -111,7 +111,7 @@ def _examine_cluster() -> Iterator[Finding]:
     except VersionMismatchError as error:
         yield Finding(Level.ERROR, "Controller", str(error))
     except ControllerUnavailableError as error:
-        advice = "if it stays so: iris-ray cluster controller stop, then the same with start; jobs that run go on"
+        advice = "if it stays so: iris-ray cluster controller stop, then the same with start; running jobs continue"
         yield Finding(Level.ERROR, "Controller", str(error), advice)
 
 

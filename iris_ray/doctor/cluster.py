@@ -130,7 +130,7 @@ def check_about(about: Mapping[str, Any]) -> Iterator[Finding]:
     for one in about.get("service_health", ()):
         if one.trouble is not None:
             found = f"{one.service} is failing ({counted(one.failures, 'failure')}): {one.trouble}"
-            advice = "jobs go on without it; the Controller starts it again and again"
+            advice = "jobs continue without it; the Controller keeps restarting it"
             yield Finding(Level.WARNING, "service", found, advice)
         if one.longest_step_s > LONG_STEP_S:
             found = f"{one.service} has blocked the Controller for {one.longest_step_s:.2f} s"
@@ -195,6 +195,6 @@ def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int)
         return Finding(Level.INFO, "Controller", "none runs", advice)
     if about["version"] != iris_ray.__version__:
         found = f"{in_words}; this is iris_ray {iris_ray.__version__}, and the two understand each other"
-        advice = "install the same version everywhere, then: iris-ray cluster controller upgrade; jobs that run go on"
+        advice = "install the same version everywhere, then: iris-ray cluster controller upgrade; running jobs continue"
         return Finding(Level.INFO, "Controller", found, advice)
     return Finding(Level.OK, "Controller", f"{in_words}; sees {counted(hosts, 'host')}")

@@ -177,7 +177,7 @@ def _answer(call: ray.ObjectRef, timeout_s: float, deadline: float | None = None
         ) from None
     except RayError as error:
         raise InspectionFailedError(
-            f"its host is gone ({error}); see iris-ray job events: the job may go on elsewhere"
+            f"its host is gone ({error}); see iris-ray job events: the job may continue elsewhere"
         ) from None
 
 

@@ -42,14 +42,14 @@ def by_a_defect(error: Exception) -> str:
 
 def others_go_on(others: str, process: str) -> str:
     """Return sentences that say that all other jobs or models continue, and whose log has the details."""
-    return f"Other {others} go on. The {process}'s log has more: please report it"
+    return f"Other {others} continue. The {process}'s log has more: please report it"
 
 
 def lost(name: str, why: str) -> SetAside:
     """Return the report of a record that can't be read, such as a job's."""
     words = (
-        "its record was damaged when this Controller took over, so iris_ray no longer knows it. Its running tasks go on"
-        " until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"
+        "its record was damaged when this Controller took over, so iris_ray no longer knows it. Its running tasks"
+        " continue until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"
         f" under corrupt/ ({why})"
     )
     return SetAside(name, words)

@@ -132,6 +132,8 @@ class TaskEnd:
         traceback: the traceback of an exception as text; otherwise empty.
         exit_code: the process's exit code: 0 for RETURNED, 1 for an exception, 128 plus the number of a signal; None if
             unknown.
+        never_joined: whether the process is known to have never joined a Ray cluster. Then nothing of its making runs
+            in the reservation of its host.
     """
 
     kind: EndKind
@@ -140,6 +142,7 @@ class TaskEnd:
     error: str = ""
     traceback: str = ""
     exit_code: int | None = None
+    never_joined: bool = False
 
 
 class ProviderState(Enum):

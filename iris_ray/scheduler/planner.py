@@ -117,7 +117,7 @@ class Planner:
             placements += placed
             if done:
                 return placements
-        logger.warning("planning stopped after %d rounds, and goes on at the next event", MOST_ROUNDS)
+        logger.warning("planning stopped after %d rounds, and continues at the next event", MOST_ROUNDS)
         return placements
 
     def _plan_once(self, now: float, instructions: Instructions, changed: set[str]) -> tuple[list[PlacedGang], bool]:

@@ -155,7 +155,7 @@ class SecretStore:
                 return of_file(name, data)
             except ValueError as why:
                 raise SecretStoreError(
-                    f"the secret {name} can't be read: {why}; set it anew: iris-ray cluster secrets set {name}"
+                    f"the secret {name} can't be read: {why}; set it again: iris-ray cluster secrets set {name}"
                 ) from None
 
     def _unknown(self, name: str) -> SecretNotFoundError:

@@ -114,7 +114,7 @@ def _place_of(task: TaskStatus, process: int) -> TaskPlace | None:
 
 def _why_not(task: TaskStatus, of_the_job: str) -> str:
     if task.state is TaskState.RUNNING:
-        return "its host is gone, and the job will go on elsewhere"
+        return "its host is gone, and the job will continue elsewhere"
     return "it is being started; try again in a moment" if task.state is TaskState.ASSIGNED else of_the_job
 
 

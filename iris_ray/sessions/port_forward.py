@@ -150,6 +150,7 @@ async def carry(channel: Channel, reader: asyncio.StreamReader, writer: asyncio.
     """
     is_whole = False
     reset_when_closed(writer.get_extra_info("socket"), True)
+    writer.transport.set_write_buffer_limits(0)  # `drain` waits for all: this process may end, the kernel goes on
     sending = asyncio.create_task(_send(channel, reader))
     try:
         async for piece in channel.pieces():

@@ -145,7 +145,9 @@ class ServedFile:
         """
         before = self._said
         if said.fixed != before.fixed:
-            raise InvalidSlotError("hosts, name, address, timeout_s and policy hold until `iris-ray serve` starts anew")
+            raise InvalidSlotError(
+                "hosts, name, address, timeout_s and policy hold until `iris-ray serve` is restarted"
+            )
         differs = {name for name, model in said.models.items() if before.models.get(name) != model}
         changed = [name for name in said.models if name in differs | self._unsure]
         gone = sorted((before.models.keys() | self._unsure) - said.models.keys())

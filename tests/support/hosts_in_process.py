@@ -6,7 +6,7 @@ import contextvars
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,7 @@ class Task:
         stack: what its host sees of it when its gang hangs.
         saves_every_s: how often it saves its state besides, from its start on; None: never; seconds.
         asks: whether it asks for notices.
+        joins_ray: whether it joins Ray, and may leave actors in its reservation.
     """
 
     def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
@@ -80,6 +81,7 @@ class Task:
         self.saved = False
         self.stack: tuple[str, ...] = ()
         self.saves_every_s: float | None = None
+        self.joins_ray = False
         self.asks = False
         self.host = host
         self._saved = asyncio.Event()
@@ -184,7 +186,9 @@ class Process:
         loop = asyncio.get_running_loop()
         self._work = loop.create_task(self._do(self.task), context=contextvars.Context())
         await asyncio.wait({self._work, self.gone}, return_when=asyncio.FIRST_COMPLETED)
-        return self.gone.result() if self.gone.done() else self._work.result()
+        if self.gone.done():
+            return self.gone.result()
+        return replace(self._work.result(), never_joined=not self.task.joins_ray)
 
     async def _do(self, task: Task) -> TaskEnd:
         try:

@@ -33,7 +33,7 @@ NO_CONTROLLER = (
     " does: iris-ray cluster controller start"
 )
 GONE = (
-    f"the Controller is gone and has not come back for {RESTART_S:g} s; jobs that run go on. The next job starts"
+    f"the Controller is gone and has not come back for {RESTART_S:g} s; running jobs continue. The next job starts"
     " another one, and so does: iris-ray cluster controller start"
 )
 

@@ -265,6 +265,7 @@ class ClusterToJoin:
 _NEEDS_RAY = b"_object_ref_deserializer", b"_actor_handle_deserializer"
 _connect = ray.init
 _to_join: ClusterToJoin | None = None
+_has_joined = False
 _joining = threading.RLock()
 
 
@@ -300,6 +301,11 @@ def is_connected() -> bool:
     return ray.is_initialized() and not has_inherited_connection()
 
 
+def has_joined() -> bool:
+    """Return whether this process, a task's, has joined a cluster, or has tried to."""
+    return _has_joined
+
+
 def join_for(pickled: bytes) -> None:
     """Join the cluster if a pickled object has an ObjectRef or the handle of an actor, which unpickles only then."""
     if any(name in pickled for name in _NEEDS_RAY):
@@ -309,6 +315,8 @@ def join_for(pickled: bytes) -> None:
 @functools.wraps(ray.init)
 def _join(address: str | None = None, **options: Any) -> Any:
     """Stand for ``ray.init`` in a task: join the task's own cluster, unless another one is asked for."""
+    global _has_joined
+    _has_joined = True
     asked = address or os.environ.get("RAY_ADDRESS") or "auto"
     if _to_join is None or ray.is_initialized() or asked not in ("auto", _to_join.gcs_address):
         return _connect(address, **options)

@@ -322,7 +322,7 @@ class RunningPart(Generic[Event]):
         self._failures += 1
         self._trouble = self._last_error = _in_a_line(error)
         self._is_ready.set()
-        logger.error("the service %s has failed; the kernel goes on without it", self.service.name, exc_info=error)
+        logger.error("the service %s has failed; the kernel continues without it", self.service.name, exc_info=error)
 
     async def _timed(self, hook: Callable[[], Awaitable[T]]) -> T:
         """Call a hook. Turn what would end the event loop into an error, and note for how long each step held it."""

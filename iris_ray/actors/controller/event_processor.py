@@ -114,8 +114,8 @@ class EventProcessor:
     def fail(self, error: Exception) -> None:
         """End all work. Events that are not acknowledged yet never are, and waiting callers are told to ask again."""
         if self.failed is None:
-            logger.critical("this Controller is over; the next one goes on from the records", exc_info=error)
-            self.failed = f"the Controller has failed and is being started anew: {type(error).__name__}: {error}"
+            logger.critical("this Controller is over; the next one continues from the records", exc_info=error)
+            self.failed = f"the Controller has failed and is being restarted: {type(error).__name__}: {error}"
             self._contained.note_jobs(self._contained.jobs)
             self._end()
         self._refuse(ControllerUnavailableError(self.failed))

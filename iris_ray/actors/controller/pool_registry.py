@@ -170,7 +170,7 @@ class PoolRegistry(Mapping[str, Pool]):
             self.require_latest(PoolProcess(owner, incarnation))
             if self._incarnations.get(owner, incarnation) == incarnation:
                 return
-            logger.warning("the process of pool %s died and was started anew", owner)
+            logger.warning("the process of pool %s died and was restarted", owner)
             await self._remove_reservations({owner})  # before the new process reserves anything
             if owner not in self:
                 return  # the pool has ended meanwhile

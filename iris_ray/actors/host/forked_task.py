@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from iris_ray.actors.calls.clocks import Moment
-from iris_ray.actors.calls.ray_internals import ClusterToJoin, join_when_needed, name_process
+from iris_ray.actors.calls.ray_internals import ClusterToJoin, has_joined, join_when_needed, name_process
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.host.user_code import flush_output, raised, run_exit_handlers
 from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
@@ -87,7 +87,7 @@ def _run(host: Connection) -> None:
         end = process.run(launch)
     except Exception as error:  # not of user code: such as a variable that can't be set
         end = raised(error)
-    for frame in end_in_frames(end):
+    for frame in end_in_frames(replace(end, never_joined=not has_joined())):
         host.send(frame)
     _expect(host, EXIT)
     run_exit_handlers()
@@ -128,7 +128,7 @@ def end_in_frames(end: TaskEnd) -> Iterator[Frame]:
     """Yield the frames that tell how a task ended."""
     yield from in_pieces(end.payload or b"")
     facts = [end.kind.value, float(end.ended_at), end.payload is not None, end.error, end.traceback, end.exit_code]
-    yield Frame(END, data=json.dumps(facts).encode())
+    yield Frame(END, data=json.dumps([*facts, end.never_joined]).encode())
 
 
 def end_of(frame: Frame, payload: bytes) -> TaskEnd:
@@ -138,7 +138,7 @@ def end_of(frame: Frame, payload: bytes) -> TaskEnd:
         ValueError: it makes no sense.
     """
     try:
-        kind, at, has_payload, error, traceback, exit_code = json.loads(frame.data)
+        kind, at, has_payload, error, traceback, exit_code, never_joined = json.loads(frame.data)
         if not math.isfinite(at) or (kind == EndKind.RETURNED.value and not has_payload):
             raise ValueError("an end without a time, or a return without a result")
         return TaskEnd(
@@ -148,6 +148,7 @@ def end_of(frame: Frame, payload: bytes) -> TaskEnd:
             str(error),
             str(traceback),
             None if exit_code is None else int(exit_code),
+            never_joined is True,
         )
     except (TypeError, OverflowError, RecursionError) as problem:
         raise ValueError(str(problem)) from problem

@@ -307,7 +307,7 @@ class TPUHostActor:
             await self._contact.count()
         logger.error(
             "%s: no call from the pool for %g s, so the tasks here end: the network is broken, or the SlicePoolManager"
-            " hangs. The job goes on elsewhere",
+            " hangs. The job continues elsewhere",
             self._name,
             HOST_UNASKED_S,
         )

@@ -157,6 +157,7 @@ class Attempt:
         began = time.monotonic()
         ends = await self._run_tasks(launches, report_running, changed)
         at_once = time.monotonic() < began + AT_ONCE_S
+        self.shutdown.heard(ends)
         if all(map(returned, ends.values())):
             return all_returned(self.place, ends)
         changed()

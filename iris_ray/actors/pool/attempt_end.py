@@ -313,6 +313,7 @@ class AttemptShutdown:
         self.hung: Mapping[str, str] = {}
         self._attempt, self._place = context, context.place
         self._lost: set[str] = set()  # slices that can't be used any more
+        self._unused: frozenset[str] = frozenset()  # places whose tasks have left nothing in the reservation
 
     @property
     def leaving(self) -> tuple[str, ...]:
@@ -321,8 +322,13 @@ class AttemptShutdown:
 
     @property
     def whole(self) -> frozenset[str]:
-        """The places on shared hosts whose tasks have ended in order."""
-        return frozenset() if self._place.on_slices else frozenset(self._place.names) - self._lost
+        """The places on shared hosts whose tasks have ended in order, and have left nothing in the reservation."""
+        return frozenset() if self._place.on_slices else self._unused - self._lost
+
+    def heard(self, ends: Ends) -> None:
+        """Note how the tasks have ended. Those that have joined Ray may have actors in the reservation."""
+        used = {key.slice_id for key, end in ends.items() if end is None or not end.never_joined}
+        self._unused = frozenset(name for i, name in enumerate(self._place.names) if i not in used)
 
     def lose(self, names: Iterable[str]) -> None:
         """Note that these slices can't be used again."""

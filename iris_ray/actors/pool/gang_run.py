@@ -196,7 +196,7 @@ class GangRun:
         view = await self._controller.report(self.job_id, events, self._number)
         if view is None:
             raise ControllerUnavailableError(
-                f"the Controller was started anew and does not know job {self.job_id}; run it again"
+                f"the Controller was restarted and does not know job {self.job_id}; run it again"
             )
         return view
 

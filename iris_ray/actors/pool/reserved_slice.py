@@ -168,6 +168,11 @@ class SharedHosts:
             del self._hosts[shared.node_id]
 
 
+Shape = tuple[list[str], Bundle]
+"""The nodes of a reservation, and what it has of each."""
+KeptReservation = tuple[Shape, PlacementGroup]
+
+
 class KeptReservations:
     """Reservations of tasks that have just ended, for the next task of the same shape on the same hosts.
 
@@ -175,7 +180,7 @@ class KeptReservations:
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[object, PlacementGroup]] = []
+        self._kept: list[KeptReservation] = []
 
     def keep(self, hosts: Sequence[HostPlace], bundle: Bundle, group: PlacementGroup) -> None:
         """Keep a reservation in which no process runs for `KEPT_S`. Return at once."""
@@ -184,22 +189,27 @@ class KeptReservations:
         asyncio.get_running_loop().call_later(KEPT_S, self._remove, kept)
 
     def take(self, hosts: Sequence[HostPlace], bundle: Bundle) -> PlacementGroup | None:
-        """Return a reservation of this shape, if there is one. It is the caller's then."""
+        """Return a reservation of this shape, if there is one. It is the caller's then.
+
+        If there is none, those that are kept on these hosts go at once: the task may need their CPUs.
+        """
         shape = self._shape(hosts, bundle)
         for kept in self._kept:
             if kept[0] == shape:
                 self._kept.remove(kept)
                 return kept[1]
+        for kept in [kept for kept in self._kept if not set(kept[0][0]).isdisjoint(shape[0])]:
+            self._remove(kept)
         return None
 
-    def _remove(self, kept: tuple[object, PlacementGroup]) -> None:
+    def _remove(self, kept: "KeptReservation") -> None:
         for i, one in enumerate(self._kept):
             if one is kept:  # not kept anew since
                 del self._kept[i]
                 _remove_later(kept[1])
 
     @staticmethod
-    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> object:
+    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> "Shape":
         return [host.node_id for host in hosts], bundle
 
 
@@ -237,6 +247,8 @@ def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStra
 END_TIMEOUT_S = 10.0
 """The time that a host has to end the leftovers of the attempt before."""
 LOOK_AGAIN_S = 0.2
+SOONEST_S, LATEST_S = 0.002, 0.2
+"""The shortest and the longest pause between two looks whether Ray has reserved the resources of a task."""
 PROBE_S = 3.0
 START_TIMEOUT_S = 300.0
 """The time for all hosts of a slice to start their processes, including the runtime environment."""
@@ -275,6 +287,7 @@ class ReservedSlice:
         had_actors: whether Ray has made actors for its processes. They end with the reservation.
         has_started: whether all hosts have been ready.
         fits: whether the iris_ray of the SliceActor is known to fit this one.
+        is_certain: whether Ray is known to have reserved the resources.
         used_by: the job that uses the slice, or used it last; while that job lives, the slice is kept for it.
         in_use: whether an attempt runs on it.
         spare: the spare's attempt, if a job only holds the slice ready.
@@ -293,6 +306,7 @@ class ReservedSlice:
     had_actors: bool = False
     has_started: bool = False
     fits: bool = False
+    is_certain: bool = False
     used_by: str = ""
     in_use: bool = False
     spare: AttemptId | None = None
@@ -321,13 +335,14 @@ class ReservedSlice:
         Bundle i is on worker i. The reservation's name says who owns it, so that the Controller finds it if its owner
         vanishes.
         """
-        group = shared.kept_reservations.take(hosts, bundle) or placement_group(
+        kept = shared.kept_reservations.take(hosts, bundle)
+        group = kept or placement_group(
             [bundle] * len(hosts),
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
         actors = SliceActors.start(hosts, group) if TPU in bundle else shared.actors_for(hosts)
-        reserved = ReservedSlice(hosts, bundle, process, group, actors)
+        reserved = ReservedSlice(hosts, bundle, process, group, actors, is_certain=kept is not None)
         reserved.start_processes(avoid_ports)
         return reserved
 
@@ -372,10 +387,24 @@ class ReservedSlice:
                     return why
                 self.fits = True
             ready = await starting
-            self.has_started |= isinstance(ready, SliceReady)
+            if isinstance(ready, SliceReady):
+                if not (actors or self.is_certain) and isinstance(self.actors, SharedActors):
+                    await self._reserved()
+                self.has_started = True
             return ready
         finally:
             starting.cancel()
+
+    async def _reserved(self) -> None:
+        """Wait until Ray has reserved the resources.
+
+        Actors in the reservation start only then. A shared host's zygote is not in it, and forks at once.
+        """
+        pause_s = SOONEST_S
+        while not await asyncio.to_thread(self.is_reserved):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LATEST_S)
+        self.is_certain = True
 
     def take_processes(self) -> int:
         """Return the number of the processes that wait, for the attempt that runs in them."""

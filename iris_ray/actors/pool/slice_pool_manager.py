@@ -289,7 +289,7 @@ class SlicePoolManager:
         if gang is None:
             if self._may_come_back(order):
                 raise NotYetError(
-                    f"job {order.attempt.job_id} has not come back since its pool's process was started anew"
+                    f"job {order.attempt.job_id} has not come back since its pool's process was restarted"
                 )
             return False
         if order.spare_for:

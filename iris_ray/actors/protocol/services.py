@@ -184,14 +184,14 @@ def call_hooks(places: Iterable[str | None], *args: Any, patience_s: float | Non
         thread.start()
         thread.join(patience_s)
         if thread.is_alive():
-            logger.warning("%s does not return; the task goes on without it", place)
+            logger.warning("%s does not return; the task continues without it", place)
 
 
 def _call_hook(place: str, args: tuple[Any, ...]) -> None:
     try:
         imported(place)(*args)
     except BaseException:
-        logger.exception("%s failed; the task goes on without it", place)
+        logger.exception("%s failed; the task continues without it", place)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Reconciler:
         for slot in self.fleet.slots_of(name):
             has_other_code = before is not None and before.code != event.code and slot.state is not SlotState.PLANNED
             if slot.spec != event.spec or has_other_code:
-                self._endings.drain(slot, now, "its model was registered anew", EndsHow.FINISHES)
+                self._endings.drain(slot, now, "its model was registered again", EndsHow.FINISHES)
         if before is not None and before.spec != event.spec:
             self.allocator.forget(before.spec)
         model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s, event.code)

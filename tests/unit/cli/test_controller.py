@@ -79,7 +79,7 @@ def test_jobs_go_on_while_controller_is_stopped(world: ControllerInProcess) -> N
     world.succeed(job)  # the job's own word of it starts another one
     assert world.json("cluster", "controller", "status")["epoch"] == 2
     assert world.json("job", "status", job)["state"] == "SUCCEEDED"
-    assert "the Controller is stopped; jobs that run go on" in world.iris("cluster", "controller", "stop").stdout
+    assert "the Controller is stopped; running jobs continue" in world.iris("cluster", "controller", "stop").stdout
 
 
 def test_silent_controller_can_be_stopped(world: ControllerInProcess) -> None:

@@ -27,6 +27,7 @@ FILE = Secret("s3cr3t", as_file=True)
         ({"env": [("A", "b")]}, InvalidRequestError, "env must be a mapping"),
         ({"env": {"A": "x" * 200_000}}, InvalidRequestError, "the environment variable A takes"),
         ({"env": {"A": "nul\0"}}, InvalidRequestError, "there is a NUL in it"),
+        ({"env": {"A": "\ud800"}}, InvalidRequestError, "it holds half of a character"),
         ({"container_options": ["--rm"]}, InvalidRequestError, "'--rm', which is iris_ray's"),
         ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
         ({"max_retries_failure": -1}, InvalidRequestError, "max_retries_failure is -1"),

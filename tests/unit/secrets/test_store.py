@@ -180,7 +180,7 @@ def test_bad_file_is_listed_with_the_reason_and_can_be_replaced(store: SecretSto
     (directory / "DIRECTORY").mkdir()
     problems = {one.name: one.problem for one in store.listed()}
     assert "open to other accounts (mode 0640)" in problems["OPEN"]
-    assert "its file is damaged; set it anew: iris-ray cluster secrets set BROKEN" in problems["BROKEN"]
+    assert "its file is damaged; set it again: iris-ray cluster secrets set BROKEN" in problems["BROKEN"]
     assert "is not a file" in problems["DIRECTORY"]
     assert problems["FINE"] == ""
     with pytest.raises(SecretStoreError, match="mode 0640"):

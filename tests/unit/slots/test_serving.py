@@ -278,7 +278,7 @@ def test_only_what_changed_is_registered_anew(path: Path) -> None:
     assert client.registered[2:] == ["lama", "shout"]
     assert set(client.served) == {"lama", "shout"}
     path.write_text(FILE.replace("devices = 2", "devices = 4"))
-    with pytest.raises(InvalidSlotError, match="starts anew"):
+    with pytest.raises(InvalidSlotError, match="is restarted"):
         served.change(read(path, SECRETS))
 
 

@@ -246,7 +246,7 @@ def test_failed_controller_does_not_report_health(world: ControllerInProcess, mo
 
     monkeypatch.setattr(Journal, "write", write)
     for method, args in (("taint", ("v4-16-0", "spot", "why", "ann")), ("ping", ()), ("list_jobs", ())):
-        with pytest.raises(ControllerUnavailableError, match="being started anew: TypeError: a defect"):
+        with pytest.raises(ControllerUnavailableError, match="being restarted: TypeError: a defect"):
             ask(world, method, *args)
     assert ended == [True]
 

@@ -86,9 +86,17 @@ def kernels_threads() -> int:
     return found
 
 
+def try_to_join() -> None:
+    import ray
+
+    with contextlib.suppress(ValueError):  # before it connects, as it is no address
+        ray.init("nowhere://")
+
+
 ENDS: dict[str, Callable[[], Any]] = {
     "result": lambda: {"answer": 42},
     "large": lambda: b"x" * (100 << 20),
+    "tried to join": try_to_join,
     "none": lambda: None,
     "error": fail,
     "unpicklable": lambda: (x for x in "abc"),
@@ -120,6 +128,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
 def test_result_arrives_and_process_exits_in_order(ends: dict[str, Ended]) -> None:
     assert (ends["result"].result, ends["result"].code) == ({"answer": 42}, 0)
     assert (ends["none"].result, ends["none"].code) == (None, 0)
+
+
+def test_end_says_whether_the_task_has_joined_ray(ends: dict[str, Ended]) -> None:
+    for name, never in (("result", True), ("tried to join", False)):
+        end = ends[name].end
+        assert end is not None
+        assert end.never_joined is never
 
 
 def test_result_of_100_mb_arrives(ends: dict[str, Ended]) -> None:

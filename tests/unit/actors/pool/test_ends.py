@@ -333,6 +333,33 @@ async def test_tasks_one_after_the_other_share_a_reservation(cluster: VirtualClu
 
 
 @played(slices=0)
+async def test_kept_reservation_goes_if_the_next_task_on_its_host_has_another_shape(
+    cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the CPUs that the task needs, and Ray looks only now and then whether those are free."""
+    monkeypatch.setattr(reserved_slice, "KEPT_S", 600.0)
+    await cluster.run_tasks("job", 1, returns_at_once)
+    await asyncio.sleep(1.0)  # its process has ended
+    kept = list(cluster._groups)
+    await cluster.run_tasks("other-shape", 1, returns_at_once, resources={"CPU": 0.5})
+    await asyncio.sleep(1.0)
+    assert len(kept) == 1
+    assert kept[0] not in cluster._groups
+
+
+@played(slices=0)
+async def test_reservation_of_a_task_that_joined_ray_is_not_used_again(cluster: VirtualCluster) -> None:
+    """An actor of its making may run there, and has the CPU on which the next task would start its own."""
+
+    async def joins(task: Task) -> None:
+        task.joins_ray = True
+
+    await cluster.run_tasks("joins", 1, joins)
+    await cluster.run_tasks("next", 1, returns_at_once)
+    assert cluster.reservations_made == 2
+
+
+@played(slices=0)
 async def test_reservation_of_a_lost_task_is_not_used_again(
     cluster: VirtualCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,3 +115,19 @@ async def test_rack_left_by_gang_is_reserved_by_nobody(cluster: VirtualCluster, 
         {"CPU": 2.0},
         {"CPU": 2.0},
     ]
+
+
+@played(slices=0)
+async def test_task_waits_until_ray_has_reserved_its_resources(cluster: VirtualCluster) -> None:
+    """Its process is a fork of a zygote outside the reservation. Other Ray work may have the host's CPUs."""
+    add_racks(cluster, a=2)
+    results = cluster.run_tasks("before", 2, coscheduling=BY_RACK)
+    end_all(await cluster.started("before", 2))
+    await results  # the hosts' actors and zygotes wait for the next tasks
+    cluster.unreserved = "all"
+    waiting = cluster.run_tasks("job", 2, coscheduling=BY_RACK)
+    await asyncio.sleep(2.0)
+    assert not [task for task in cluster.tasks if task.info.job_id == "job"]
+    cluster.unreserved = ""
+    end_all(await cluster.started("job", 2))
+    await waiting

@@ -59,7 +59,7 @@ def test_unservable_model_blocks_no_other(monkeypatch: pytest.MonkeyPatch, where
         (alarm,) = w.alarms
         assert alarm.startswith("a: it can't be served now, by a defect of iris_ray (KeyError: 'a defect')\nTraceback")
         rows = {row.model: row for row in status_of(w.reconciler, {}, w.now).models}
-        assert "by a defect of iris_ray (KeyError: 'a defect'). Other models go on" in rows["a"].waits_for
+        assert "by a defect of iris_ray (KeyError: 'a defect'). Other models continue" in rows["a"].waits_for
         assert rows["b"].waits_for == ""
     w.run(6)
     assert w.answered == {"a": 1, "b": 1}

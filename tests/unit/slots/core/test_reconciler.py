@@ -138,7 +138,7 @@ def test_other_code_replaces_slots_gracefully() -> None:
     w.settle(serve=False)
     assert {name: each.requests for name, each in w.processes.items()} == {"slot-1": {"old"}, "slot-2": {"new"}}
     w.settle()
-    assert w.deleted == [("slot-1", "its model was registered anew")]
+    assert w.deleted == [("slot-1", "its model was registered again")]
 
 
 @pytest.mark.parametrize("changed", [{"lora": "v2"}, {"runtime": "vllm"}, {"concurrency": 2}], ids=str)
