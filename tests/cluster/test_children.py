@@ -125,6 +125,7 @@ def test_result_of_child_that_ended_while_the_parent_was_away_is_delivered(famil
     assert family.running("step") == [pid]
 
 
+@pytest.mark.proof
 def test_child_with_another_request_is_ended_before_the_new_one_begins(family: Family) -> None:
     step = family.child("step")
     parent = family.submit(
@@ -143,6 +144,7 @@ def test_child_with_another_request_is_ended_before_the_new_one_begins(family: F
     assert parent.results(120) == [[[again]]]
 
 
+@pytest.mark.proof
 def test_children_of_one_name_are_each_adopted_once(family: Family) -> None:
     one, two = family.child("one"), family.child("two")
 
@@ -189,6 +191,7 @@ def test_children_end_with_a_cancelled_parent_after_a_restart_of_the_controller(
     wait_until(lambda: not alive(pid), 30)
 
 
+@pytest.mark.proof
 def test_failed_child_begins_again(family: Family, tmp_path: Path) -> None:
     def step() -> str:
         if not (tmp_path / "failed").exists():
@@ -203,6 +206,7 @@ def test_failed_child_begins_again(family: Family, tmp_path: Path) -> None:
     assert parent.results(120) == [[["done"]]]
 
 
+@pytest.mark.proof
 def test_grandchild_stays_while_the_parent_restarts(family: Family, tmp_path: Path) -> None:
     leaf = family.child("leaf")
 
@@ -222,6 +226,7 @@ def test_grandchild_stays_while_the_parent_restarts(family: Family, tmp_path: Pa
     wait_until(lambda: not alive(pid), 10)
 
 
+@pytest.mark.proof
 def test_children_with_a_secret_or_a_large_function_are_adopted(family: Family) -> None:
     step, data = family.child("step"), bytes(300_000)
 
@@ -242,6 +247,7 @@ def test_children_with_a_secret_or_a_large_function_are_adopted(family: Family) 
     assert parent.results(120)[0][1][0][0] == len(data)
 
 
+@pytest.mark.proof
 def test_each_task_of_a_gang_adopts_its_child_when_the_slice_is_preempted(
     family: Family, cluster: SimulatedCluster, tmp_path: Path
 ) -> None:
