@@ -68,7 +68,7 @@ def test_cells_run_on_all_hosts_until_they_are_lost(hosts: HeldHosts, notebook: 
     is_well, _, err = notebook.run(cell)
     assert not is_well
     assert "v4-16-0/1 is given back: nothing has run on it. The next %%slice mine begins with fresh processes" in err
-    assert "run again what you need of In [2], In [3], In [4], In [5], In [6], In [7]" in err
+    assert "if you need them, run these cells again: In [2], In [3], In [4], In [5], In [6], In [7]" in err
     hosts.there[1].over.unlink()
     is_well, _, err = notebook.run("%%slice mine\nx")
     assert not is_well
