@@ -202,14 +202,14 @@ class KeptReservations:
             self._remove(kept)
         return None
 
-    def _remove(self, kept: "KeptReservation") -> None:
+    def _remove(self, kept: KeptReservation) -> None:
         for i, one in enumerate(self._kept):
             if one is kept:  # not kept anew since
                 del self._kept[i]
                 _remove_later(kept[1])
 
     @staticmethod
-    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> "Shape":
+    def _shape(hosts: Sequence[HostPlace], bundle: Bundle) -> Shape:
         return [host.node_id for host in hosts], bundle
 
 
