@@ -27,7 +27,7 @@ from iris_ray.processes.tree import TOKEN_VARIABLE
 from iris_ray.settings import CONTAINER_ENGINE
 
 _OF_THE_HOST = ("TPU_", MEGASCALE_PREFIX)
-_OF_THE_HOST_TOO = ("JAX_PLATFORMS", "PJRT_DEVICE")
+_OF_THE_HOST_TOO = ("CLOUD_TPU_TASK_ID", "JAX_PLATFORMS", "PJRT_DEVICE")
 """Prefixes and names of the variables that describe a task's chips and slice."""
 
 _CHANGES_THE_CLIENT = ("LD_", "XDG_", "CONTAINERS_", "STORAGE_", "PODMAN_", "SSL_CERT_")

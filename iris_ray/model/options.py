@@ -384,6 +384,21 @@ class ContainerOptions(TypedDict, total=False):
             flag="--notify",
         ),
     ]
+    topology: Annotated[
+        str | None,
+        Option(
+            default=None,
+            check=Holds(
+                lambda value: isinstance(value, str), 'the shape of a part in chips, such as "2x4"', or_none=True
+            ),
+            help="The shape of a part of a slice, such as 2x4: the gang gets a connected part of whole hosts.",
+            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. With"
+            ' `num_slices`, it needs `failure_domain="slice"`, which containers do not have. See'
+            " docs/parts-of-slices.md.",
+            example='"2x4"',
+            flag="--topology",
+        ),
+    ]
 
 
 class GangOptions(ContainerOptions, total=False):
@@ -415,20 +430,6 @@ class GangOptions(ContainerOptions, total=False):
         ),
     ]
 
-    topology: Annotated[
-        str | None,
-        Option(
-            default=None,
-            check=Holds(
-                lambda value: isinstance(value, str), 'the shape of a part in chips, such as "2x4"', or_none=True
-            ),
-            help="The shape of a part of a slice, such as 2x4: the gang gets a connected part of whole hosts.",
-            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. With"
-            ' `num_slices`, it needs `failure_domain="slice"`. See docs/parts-of-slices.md.',
-            example='"2x4"',
-            flag="--topology",
-        ),
-    ]
     processes_per_host: Annotated[
         int,
         Option(

@@ -136,6 +136,21 @@ def pids(engine: Engine) -> list[int]:
     return [pid for name in engine.containers() if (pid := engine.pid(name))]
 
 
+def test_two_programs_share_a_slice_each_on_its_part(engine: Engine, tmp_path: Path) -> None:
+    script = "printenv TPU_WORKER_ID TPU_PROCESS_BOUNDS TPU_TOPOLOGY IRIS_SLICE_NAME > {0}/told; " + WAIT
+    runs = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        runs.append(Run(tmp_path / name, script, topology="2x2x1"))
+    for run in runs:
+        run.wait_for_tasks(1)
+    one, other = ((tmp_path / name / "told").read_text().split() for name in ("one", "other"))
+    assert one == other == ["0", "1,1,1", "2x2x1", one[-1]], "the same slice, since its other part is the best fit"
+    for run in runs:
+        run.finish()
+        run.result()
+
+
 @pytest.mark.way_in
 def test_programs_have_variables_and_print_for_tasks(engine: Engine, start: Start, tmp_path: Path) -> None:
     script = 'printf %s "$ODD" > {0}/odd-$IRIS_TASK_INDEX; echo "$MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES"'

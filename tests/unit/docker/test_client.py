@@ -13,7 +13,15 @@ from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import load
 from iris_ray.docker import client as module
 from iris_ray.docker.core import ContainerSpec
-from iris_ray.errors import InvalidModeError, InvalidRequestError, TaskCrashedError, UnknownTPUTypeError
+from iris_ray.errors import (
+    InvalidModeError,
+    InvalidRequestError,
+    InvalidTopologyError,
+    TaskCrashedError,
+    UnknownTPUTypeError,
+)
+from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.parts import part_attribute
 from tests.support.containers import a_stand_in
 
 FILE = Secret("s3cr3t", as_file=True)
@@ -29,6 +37,8 @@ FILE = Secret("s3cr3t", as_file=True)
         ({"env": {"A": "nul\0"}}, InvalidRequestError, "there is a NUL in it"),
         ({"env": {"A": "\ud800"}}, InvalidRequestError, "it holds half of a character"),
         ({"container_options": ["--rm"]}, InvalidRequestError, "'--rm', which is iris_ray's"),
+        ({"topology": "4x4"}, InvalidTopologyError, "has parts of whole hosts in these shapes: 2x2x1"),
+        ({"topology": "2x2x1", "num_slices": 2}, InvalidTopologyError, "would connect parts by MEGASCALE"),
         ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
         ({"max_retries_failure": -1}, InvalidRequestError, "max_retries_failure is -1"),
         ({"name": 7}, InvalidRequestError, "name is 7; give a str"),
@@ -77,6 +87,12 @@ def test_arguments_reach_the_job_and_the_container(request_of: Callable[..., Run
     assert container == ContainerSpec("gcr.io/p/train:v7", ["python", "t.py"], {"A": "b", "HOME": "/x"})
     assert not request.env, "the variables are the container's, and not those of the process that starts it"
     assert "env_vars" not in request.process.runtime_env
+
+
+def test_containers_run_on_a_part_of_a_slice(request_of: Callable[..., RunRequest]) -> None:
+    spec = request_of("busybox", [], topology="2x2x1").spec
+    assert spec.coscheduling == CoschedulingConfig(part_attribute("2x2x1"))
+    assert (spec.replicas, spec.whole_groups) == (1, False)
 
 
 def test_secrets_travel_beside_the_container(request_of: Callable[..., RunRequest]) -> None:

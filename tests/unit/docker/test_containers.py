@@ -87,6 +87,7 @@ def test_container_has_only_variables_of_task_chips_and_user() -> None:
     environ = {
         "HOME": "/root",
         "RAY_JOB_ID": "01",
+        "CLOUD_TPU_TASK_ID": "0",
         "TPU_NAME": "pod-1",
         "TPU_SKIP_MDS_QUERY": "true",
         "JAX_PLATFORMS": "cpu",
@@ -100,6 +101,7 @@ def test_container_has_only_variables_of_task_chips_and_user() -> None:
     assert found == {
         **INFO.to_env(),
         "PYTHONUNBUFFERED": "1",
+        "CLOUD_TPU_TASK_ID": "0",
         "TPU_NAME": "mine",
         "TPU_SKIP_MDS_QUERY": "true",
         "JAX_PLATFORMS": "cpu",
