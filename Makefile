@@ -8,6 +8,7 @@ PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.
 MARIN := .venv-marin
 MARINS_PYTHON := 3.12
 PINNED_MARIN := requirements/marin.txt
+FRAYS_FAULTS ?= 1
 # So has each other version of Python. Its own are the tests of what an interpreter changes: processes and how they end,
 # pickling, event loops, annotations, interfaces. What only calls services, reads files or computes is plain Python.
 OTHER_PYTHONS := 3.12 3.13
@@ -34,7 +35,7 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; twenty to thirty minutes on two cores
 	$(BIN)/python -m pytest $(THREE_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; a quarter of an hour
+proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; three quarters of an hour
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
 proofs-long: $(READY)  ## loops of twenty kills, and whatever takes long on a cluster; three quarters of an hour
@@ -128,7 +129,7 @@ soak: $(READY)  ## an hour of small jobs and faults, and what grows with them; s
 marin: $(MARIN)/.ready  ## Levanter and Flax train, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
 	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/unit/history/test_parquet.py tests/cluster/marin $(ARGS)
 	$(MARIN)/bin/python -m tests.proofs.every_operation parquet --share 0.1
-	$(MARIN)/bin/python -m tests.proofs.every_operation fray
+	$(MARIN)/bin/python -m tests.proofs.every_operation fray --share $(FRAYS_FAULTS)
 
 $(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
 	python=$$(tools/find_python $(MARINS_PYTHON)) && $$python -m venv $(MARIN)

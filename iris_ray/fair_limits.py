@@ -12,6 +12,10 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
+BACKLOG = 1024
+"""Connections to a listener that the kernel keeps until they are accepted. Linux drops the first packet of one more,
+and its sender waits at least a second. The kernel's own limit, `net.core.somaxconn`, is 4,096 since Linux 5.4."""
+
 
 class Places(Generic[T]):
     """Things of owners, such as connections of addresses. Where there is no room for one more, an old one has to go.

@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
-from iris_ray.fair_limits import Places
+from iris_ray.fair_limits import BACKLOG, Places
 
 HEADERS_S: Final = 20.0
 """How long a connection may take to send the headers of a request, and be idle before it."""
@@ -126,7 +126,7 @@ class LimitedServer:
         """
         await self._runner.setup()
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._connected, host, port, reuse_address=True)
+        self._listening = await loop.create_server(self._connected, host, port, reuse_address=True, backlog=BACKLOG)
         found: int = self._listening.sockets[0].getsockname()[1]
         return found
 

@@ -1,9 +1,11 @@
 """Fixtures for tests on real Ray clusters. They import Ray when they are used: the core is tested without it."""
 
+import argparse
 import io
 import os
 import signal
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -50,6 +52,14 @@ OWN = "no_shared_cluster"
 """The fixture of tests that start a cluster of their own in this process. They come last."""
 
 
+def part(text: str) -> tuple[int, int]:
+    """Return which part is asked for, from 0, and how many there are."""
+    which, _, of = text.partition("/")
+    if not 1 <= int(which) <= int(of):
+        raise argparse.ArgumentTypeError(f"{text} is not a part: 1/3, 2/3 and 3/3 are")
+    return int(which) - 1, int(of)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--profile",
@@ -57,6 +67,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="test",
         help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full; "
         "long: long loops, and what takes longer than twenty seconds on a cluster; all: the three of them",
+    )
+    parser.addoption(
+        "--part",
+        type=part,
+        default=(0, 1),
+        metavar="K/N",
+        help="only the K-th of N parts, by the names of the tests, which together are all tests of the profile",
     )
 
 
@@ -84,11 +101,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
             item.add_marker(pytest.mark.cluster)
-    profile = config.getoption("profile")
+    profile, (which, of) = config.getoption("profile"), config.getoption("part")
     wanted: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        (wanted if profile in ("all", *profiles_of(item)) else left_out).append(item)
+        is_in_part = zlib.crc32(item.nodeid.encode()) % of == which
+        (wanted if is_in_part and profile in ("all", *profiles_of(item)) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     of_module = Counter(item.path for item in wanted)

@@ -30,7 +30,7 @@ from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.actors.host.services import HostPart
 from iris_ray.actors.protocol.task_files import JobDirectory
 from iris_ray.checkpoint.local_files import FILES, LIST, TOKEN_HEADER, TOKEN_PREFIX, of_target, room_in
-from iris_ray.fair_limits import Places, leaves_room
+from iris_ray.fair_limits import BACKLOG, Places, leaves_room
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class FileRefusal(Exception):
 
 class _Server(ThreadingTCPServer):
     daemon_threads = True
-    request_queue_size = 128
+    request_queue_size = BACKLOG
 
     def __init__(self, address: str, service: FileService, silence_s: float) -> None:
         self.service = service

@@ -30,6 +30,7 @@ from iris_ray.actors.protocol.services import call_hooks, installed_services, mo
 from iris_ray.actors.protocol.task_files import TaskFiles, survive_notices
 from iris_ray.dev.code_copy import CodeCopy
 from iris_ray.dev.code_directory import CodeFile
+from iris_ray.fair_limits import BACKLOG
 from iris_ray.framing import Connection, ConnectionLost, Door, Frame
 from iris_ray.processes.subtree import (
     as_shells_say,
@@ -397,7 +398,7 @@ def main() -> None:
             importlib.import_module(module)
         except (Exception, SystemExit) as error:
             problems.append(f"{module} can't be imported ahead: {type(error).__name__}: {error}")
-    listener = socket.create_server((wanted["address"], 0), backlog=64)
+    listener = socket.create_server((wanted["address"], 0), backlog=BACKLOG)
     with open(answer, "w") as told:
         print(json.dumps({"port": listener.getsockname()[1], "problems": problems}), file=told)
     serve(listener, wanted["token"], HeldDirectory(Path(wanted["directory"])))()

@@ -13,6 +13,7 @@ import numpy as np
 
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.fair_limits import BACKLOG
 from iris_ray.framing import ConnectionLost
 from iris_ray.model.checks import Holds, Seconds, Whole, require
 from iris_ray.model.job_info import JobInfo
@@ -180,7 +181,7 @@ class Group:
         """Answer the other processes of this job, on the address of this host, and on no other interface."""
         host = info.coordinator_address.rpartition(":")[0]
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        listener = socket.create_server((host.strip("[]"), 0), family=family)
+        listener = socket.create_server((host.strip("[]"), 0), family=family, backlog=BACKLOG)
         serving = threading.Thread(target=self._member.serve, args=(listener, self._membership().token), daemon=True)
         serving.name = "iris_ray.outer"
         serving.start()

@@ -11,6 +11,7 @@ from iris_ray.errors import InvalidRequestError, InvalidStudyError, InvalidTeams
 from iris_ray.model.checks import AUTO, Check, Number, Whole, is_number, nearest
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import require_shape
 from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
@@ -157,11 +158,13 @@ _SLICES = (
 )  # fmt: skip
 _HOSTS = ("count", "cpus", "dies_every_d", "repair_h")
 _JOBS = (
-    "name", "users", "band", "per_day", "waiting", "type", "num_slices", "replicas", "cpus", "run_h", "run_h_p90",
-    "save_every_min", "heed_notices", "team",
+    "name", "users", "band", "per_day", "waiting", "type", "topology", "num_slices", "replicas", "cpus", "run_h",
+    "run_h_p90", "save_every_min", "heed_notices", "team",
 )  # fmt: skip
-_TRACES = ("file", "format", "columns", "from_day", "name", "type", "band", "save_every_min", "heed_notices", "team")
-_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s", "quotas")
+_TRACES = (
+    "file", "format", "columns", "from_day", "name", "type", "parts", "band", "save_every_min", "heed_notices", "team",
+)  # fmt: skip
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions", "grow_after_s", "quotas", "parts")
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
@@ -256,6 +259,7 @@ def _stream(one: Section, number: int, teams: Teams) -> JobStream:
         users=users,
         band=_band(one),
         tpu_type=_tpu_type(one) if "type" in one else None,
+        topology=_topology(one) if "topology" in one else None,
         num_slices=one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}'),
         replicas=one.integer("replicas", 1, least=1),
         cpus=one.positive("cpus", 1.0),
@@ -296,6 +300,7 @@ def _trace(
     rules = TraceRules(
         name=_trace_name(one, number),
         tpu_type=tpu_type,
+        parts=one.flag("parts", False),
         band=_band(one),
         save_every_s=one.positive("save_every_min", math.inf, MINUTE),
         heeds_notices=one.flag("heed_notices", True),
@@ -344,6 +349,7 @@ def _policy(one: Section) -> StudyPolicy:
         backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
         evictions=one.flag("evictions", True),
         quotas=one.flag("quotas", True),
+        parts=one.flag("parts", True),
         grow_after=one.number("grow_after_s") if "grow_after_s" in one else AUTO,
     )
 
@@ -360,6 +366,13 @@ def _tpu_type(one: Section) -> str:
         return get_tpu_config(name).name
     except InvalidRequestError as error:
         raise InvalidStudyError(f"{one.at('type')}: {error}") from None
+
+
+def _topology(one: Section) -> str:
+    try:
+        return require_shape(get_tpu_config(_tpu_type(one)), one.text("topology"))
+    except InvalidRequestError as error:
+        raise InvalidStudyError(f"{one.at('topology')}: {error}") from None
 
 
 def _band(one: Section) -> PriorityBand:

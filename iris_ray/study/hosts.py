@@ -103,8 +103,8 @@ class SimulatedHosts:
     def lose(self, hosts: Sequence[str], reason: str, away_s: float = 3600.0) -> None:
         """Have live hosts die now, and bring them back later."""
         lost = [node_id for node_id in hosts if node_id in self._fleet.workers]
-        for name in {self._fleet.workers[node_id].slice_name for node_id in lost} - {None}:
-            self._pools.slice_broke(name or "")
+        for node_id in lost:
+            self._pools.host_is_lost(self._fleet.workers[node_id])
         self._apply(WorkerFailedEvent(node_id, reason) for node_id in lost)
         self._note_capacity()
         self._agenda.after(away_s, self._arrive, lost)

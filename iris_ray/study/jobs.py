@@ -4,16 +4,17 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, TypeVar
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import hosts_of_shape, part_attribute, shape_of_attribute
 from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import TPU, TPU_TOPOLOGY
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +44,35 @@ class SimulatedJob:
     keep_warm_s: float = 0.0
 
 
-def slice_spec(job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, **changes: Any) -> JobSpec:
-    """Return the spec of a gang on whole slices, as `run_on_pod` submits it, with a pool of its own.
+def slice_spec(
+    job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, topology: str | None = None, **changes: Any
+) -> JobSpec:
+    """Return the spec of a gang on slices, or on parts of them, as `run_on_pod` submits it, with a pool of its own.
 
-    ``changes`` are other values of the `JobSpec`.
+    ``topology`` is the shape of the parts; ``changes`` are other values of the `JobSpec`.
     """
     config = get_tpu_config(tpu_type)
+    group_by = TPU_NAME if topology is None else part_attribute(topology)
     values: dict[str, Any] = {
         "owner": f"pool of {job_id}",
         "device": config.name,
-        "replicas": config.vm_count,
-        "coscheduling": CoschedulingConfig(num_groups=num_slices),
-        "whole_groups": True,
+        "replicas": config.vm_count if topology is None else hosts_of_shape(topology),
+        "coscheduling": CoschedulingConfig(group_by, num_slices),
+        "whole_groups": topology is None,
         "constraints": (Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(config.name)),),
         "resources": {TPU: float(config.chips_per_vm)},
         "max_retries_preemption": 10_000,
     }
     return JobSpec(job_id=job_id, **(values | changes))
+
+
+def on_whole_slices(spec: JobSpec) -> JobSpec:
+    """Return the spec of a job on parts of slices as it would be without parts: with a whole slice for each of them."""
+    gang = spec.coscheduling
+    if spec.device is None or gang is None or shape_of_attribute(gang.group_by) is None:
+        return spec
+    hosts = get_tpu_config(spec.device).vm_count
+    return replace(spec, replicas=hosts, coscheduling=CoschedulingConfig(num_groups=gang.num_groups), whole_groups=True)
 
 
 def tasks_spec(job_id: str, replicas: int = 1, cpus: float = 1.0, **changes: Any) -> JobSpec:
@@ -106,6 +119,7 @@ class JobStream:
         users: their users, with weights.
         tpu_type: the type of their slices; None: hosts without TPU.
         num_slices: the slice counts of the jobs, each a tuple of the counts that a job can use, with weights.
+        topology: the shape of the parts of slices that the jobs use; None: whole slices.
         replicas: the number of their tasks on hosts without TPU.
         cpus: the CPUs of each such task.
         save_every_s: how often they save their state; infinite: never.
@@ -121,6 +135,7 @@ class JobStream:
     band: PriorityBand = PriorityBand.INTERACTIVE
     tpu_type: str | None = None
     num_slices: tuple[tuple[tuple[int, ...], float], ...] = (((1,), 1.0),)
+    topology: str | None = None
     replicas: int = 1
     cpus: float = 1.0
     save_every_s: float = math.inf
@@ -147,7 +162,7 @@ class JobStream:
         about = {"user": user, "team": self.teams.team_for(user, self.team), "priority": self.band}
         if self.tpu_type is None:
             return tasks_spec(job_id, self.replicas, self.cpus, **about)
-        return slice_spec(job_id, self.tpu_type, _pick(self.num_slices, chance), **about)
+        return slice_spec(job_id, self.tpu_type, _pick(self.num_slices, chance), self.topology, **about)
 
 
 def merged(streams: Iterable[Iterable[Arrival]]) -> Iterator[Arrival]:

@@ -14,6 +14,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice, NoticeKind
 from iris_ray.model.outcomes import Fault
+from iris_ray.model.parts import shape_of_part, slice_of
+from iris_ray.model.workers import Worker
 from iris_ray.scheduler.planner import PlacedGang
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -28,6 +30,7 @@ from iris_ray.state.events import (
     all_reached,
     attempt_over,
 )
+from iris_ray.state.groups import part_name
 from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
 from iris_ray.study.agenda import Agenda, Timings
 from iris_ray.study.history import History
@@ -41,7 +44,7 @@ class SimulatedAttempt:
     Attributes:
         owner: the id of its pool.
         work: its job; None for a spare.
-        slices: names of its slices; empty for tasks that share hosts.
+        slices: names of its slices, or of its parts of slices; empty for tasks that share hosts.
         tasks: indexes of its tasks.
         node_id: the host of its first task.
         speed: seconds of work that it does in a second.
@@ -132,11 +135,13 @@ class SimulatedPools:
             if attempt.began_at <= self._agenda.now:
                 self._returned(attempt)
 
-    def slice_broke(self, name: str) -> None:
-        """Note that a host of a slice is lost: its pool keeps no processes there."""
-        owner = self._warm.pop(name, None)
-        if owner is not None and not any(name in attempt.slices for attempt in self._live.values()):
-            self._apply([SliceReleasedEvent(name, owner)])
+    def host_is_lost(self, worker: Worker) -> None:
+        """Note that a host is lost: the pools keep no processes on its slice, or on its parts of the slice."""
+        for name in [name for name in self._warm if slice_of(name) == worker.slice_name]:
+            if (shape := shape_of_part(name)) is None or part_name(worker, shape) == name:
+                owner = self._warm.pop(name)
+                if not any(name in attempt.slices for attempt in self._live.values()):
+                    self._apply([SliceReleasedEvent(name, owner)])
 
     # -- an attempt's course ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from iris_ray.scheduler.victims import DEFAULT_RULES
 from iris_ray.state.events import TeamsSetEvent
 from iris_ray.study.agenda import Timings, strike_at_random
 from iris_ray.study.hosts import CPUS
-from iris_ray.study.jobs import JobStream, SimulatedJob, merged
+from iris_ray.study.jobs import JobStream, SimulatedJob, merged, on_whole_slices
 from iris_ray.study.simulation import LOOK_AGAIN_S, Simulation
 from iris_ray.study.traces import Trace
 
@@ -86,6 +86,7 @@ class StudyPolicy:
         evictions: whether jobs may take hosts from lower bands, and from teams beyond their quotas.
         grow_after: the option of all gangs on slices.
         quotas: whether there are teams; else their users share the fleet.
+        parts: whether jobs get the parts of slices that they ask for; else they get as many whole slices.
     """
 
     name: str
@@ -95,10 +96,11 @@ class StudyPolicy:
     evictions: bool = True
     grow_after: float | Literal["auto"] | None = AUTO
     quotas: bool = True
+    parts: bool = True
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
         """Return the job with the options of this policy."""
-        spec = job.spec
+        spec = job.spec if self.parts else on_whole_slices(job.spec)
         if spec.coscheduling is not None:
             spec = replace(spec, spares=self.spares or spec.spares, grow_after=self.grow_after)
         return replace(job, spec=spec, heeds_notices=job.heeds_notices and self.heed_notices)

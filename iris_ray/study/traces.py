@@ -24,6 +24,7 @@ from iris_ray.errors import InvalidRequestError, InvalidStudyError, NotPermitted
 from iris_ray.model.checks import as_user, part_of_id
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.parts import hosts_of_shape, shapes_of
 from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.study.jobs import Arrival, SimulatedJob, slice_spec, tasks_spec
@@ -99,6 +100,7 @@ class TraceRules:
     Args:
         name: the prefix of the jobs' ids.
         tpu_type: the type of slices for jobs with accelerators, as many slices as have enough chips.
+        parts: whether a job that needs less than a slice asks for the smallest part of one that has enough chips.
         save_every_s: how often they save their state; infinite: never.
         heeds_notices: whether they save and move when they are told.
         from_s: jobs that were submitted less than these seconds after the first one are left out.
@@ -110,6 +112,7 @@ class TraceRules:
 
     name: str
     tpu_type: str
+    parts: bool = False
     band: PriorityBand = PriorityBand.INTERACTIVE
     save_every_s: float = math.inf
     heeds_notices: bool = True
@@ -178,10 +181,13 @@ def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | str:
 def _spec_of(job: TracedJob, rules: TraceRules, owner: dict[str, Any]) -> JobSpec | str:
     job_id, more = f"{part_of_id(rules.name)}-{job.job_id}", owner | {"priority": rules.band}
     if job.accelerators:
-        slices = -(-job.accelerators // get_tpu_config(rules.tpu_type).chip_count)
+        device = get_tpu_config(rules.tpu_type)
+        slices = -(-job.accelerators // device.chip_count)
         if slices > rules.max_slices:
             return f"it needs more slices of {rules.tpu_type} than there are"
-        return slice_spec(job_id, rules.tpu_type, slices, **more)
+        parts = shapes_of(device) if rules.parts else ()
+        enough = (shape for shape in parts if hosts_of_shape(shape) * device.chips_per_vm >= job.accelerators)
+        return slice_spec(job_id, rules.tpu_type, slices, topology=next(enough, None), **more)
     each = job.cpus / job.nodes
     if not each:
         return "it asks for no accelerators and no CPUs"

@@ -20,6 +20,7 @@ from iris_ray.actors.host.directories import LocalDirectories
 from iris_ray.checkpoint.host import MOST_STRANGERS, FileService
 from iris_ray.dev.held_run import HeldRun
 from iris_ray.errors import NoClusterError
+from iris_ray.fair_limits import BACKLOG
 from iris_ray.model.membership import Membership
 from iris_ray.outer.member import Member
 from iris_ray.outer.wire import ArrayConnection
@@ -143,7 +144,7 @@ def held_host(path: Path) -> Iterator[Door]:
 @contextlib.contextmanager
 def member_of_outer(_: Path) -> Iterator[Door]:
     member = Member((0, 1), [np.zeros(1)], lambda: Membership(0, token=TOKEN))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     port = listener.getsockname()[1]
 
     def ask(meanwhile: Callable[[], object]) -> None:

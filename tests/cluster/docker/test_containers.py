@@ -159,13 +159,13 @@ def test_secrets_are_files_and_nowhere_else(engine: Engine, start: Start, tmp_pa
     for path in read:
         path.unlink()
     head = Path(ControllerConnection().ask(ControllerInterface.about)["services"]["history"]["path"]).parent
-    places = places_with(key.encode(), head.parent, engine.path.parent / "none")
+    places = places_with([key.encode()], head.parent, engine.path.parent / "none")
     assert len(places) == 2
     assert all(place.startswith("/dev/shm/iris-ray-secrets-") for place in places)
     assert not any(key in str(engine.inspect(name)) for name in engine.containers())
     run.finish()
     run.result()
-    assert places_with(key.encode(), head.parent, engine.path.parent / "none") == []
+    assert places_with([key.encode()], head.parent, engine.path.parent / "none") == []
 
 
 def test_each_container_attempt_is_new_and_has_exit_code(engine: Engine, start: Start, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def what_people_see(cluster: SimulatedCluster, job_id: str, directory: Path) -> 
 def test_values_are_with_tasks_and_in_the_store_alone(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Of a job without a driver, which Ray could start anew: the GCS keeps what its pool was made with."""
     stored, given = secrets.token_hex(20), secrets.token_hex(20)
+    values = [stored.encode(), given.encode()]
     iris(cluster, "cluster", "controller", "start")
     put(cluster, "STORED", stored + "\n")
     told = str(tmp_path)
@@ -73,11 +74,10 @@ def test_values_are_with_tasks_and_in_the_store_alone(cluster: SimulatedCluster,
     }
     job = IrisClient().submit(work, "secretive", detached=True, secrets=given_to_job)
     pid = wait_until(lambda: (tmp_path / "0-1").exists() and (tmp_path / "0-1").read_text())
-    assert all(is_in_memory(each.encode(), int(pid)) for each in (stored, given)), "it would be found"
+    assert all(is_in_memory([each], int(pid)) for each in values), "it would be found"
     head = Path(ControllerConnection().ask(ControllerInterface.about)["services"]["history"]["path"]).parent
     assert (head / "secrets" / "STORED").read_text().endswith(f"\n{stored}\n")
-    for each in (stored, given):
-        assert places_with(each.encode(), head.parent, head / "secrets") == []
+    assert places_with(values, head.parent, head / "secrets") == []
     for told_of_it in what_people_see(cluster, job.job_id, tmp_path):
         assert not any(each in told_of_it for each in (stored, given))
     (listed,) = iris_json(cluster, "cluster", "secrets", "ls")
@@ -86,5 +86,4 @@ def test_values_are_with_tasks_and_in_the_store_alone(cluster: SimulatedCluster,
     job.results()
     wait_until(lambda: not alive(int(pid)))
     iris(cluster, "cluster", "secrets", "rm", "STORED")
-    for each in (stored, given):
-        assert places_with(each.encode(), head.parent, tmp_path) == []
+    assert places_with(values, head.parent, tmp_path) == []
