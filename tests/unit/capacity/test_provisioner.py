@@ -487,6 +487,23 @@ def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> 
         jobs.lease("iris", "process 2 of b", 60.0)
 
 
+def test_controller_tells_which_gangs_wait_and_why_says_whose_chips_come_back(world: ControllerInProcess) -> None:
+    jobs = Jobs()
+    gangs, joined = jobs.look()
+    assert gangs == []
+    world.submit("first", slices=(len(joined) + 1,), user="ann")
+    world.submit("second", slices=(len(joined) + 2,), user="ann")
+    world.iris("cluster", "limits", "ann", "--priority", "interactive", "--chips", str(8 * (len(joined) + 1)))
+    found = wait_until(lambda: jobs.look()[0])
+    assert [(one.job_id, one.missing, one.there, one.may_take) for one in found] == [
+        ("first", 1, len(joined), True),
+        ("second", len(joined) + 2, 0, False),
+    ]
+    text = "takes 32 chips back for 1 v4-16 for first: once a, b are deleted, res in here is asked"
+    jobs.report(CapacityReport("iris", ("v4-16",), taken_back=(("v4-16", text),)))
+    wait_until(lambda: f"provisioner iris {text}" in world.iris("why", "first").stdout)
+
+
 def test_taint_of_provisioner_that_has_died_expires(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
