@@ -375,6 +375,20 @@ def unguarded(stream: Any) -> Any:
     return getattr(stream, "unguarded", stream)
 
 
+def close_broken_pipes() -> None:
+    """Write what stdout and stderr still hold. Where nobody reads it any more, drop it, so that Python's exit is silent.
+
+    The way is that of Python's documentation of SIGPIPE, in the module signal.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 @contextlib.contextmanager
 def guarded_output(is_guarded: bool = True) -> Iterator[None]:
     """Guard stdout and stderr within, so that no text of strangers controls the terminal, or don't guard them."""

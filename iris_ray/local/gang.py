@@ -157,10 +157,15 @@ class LocalTask:
 
     def _print(self) -> None:
         assert self.process.output is not None
+        is_read = True
         with self.process.output as lines:
-            for line in lines:
+            for line in lines:  # to the end, so that the task can write
                 text = line.decode(errors="replace").rstrip("\n")
-                print_line(f"({self._label} pid={self.process.pid}) {text}")
+                try:
+                    if is_read:
+                        print_line(f"({self._label} pid={self.process.pid}) {text}")
+                except BrokenPipeError:
+                    is_read = False
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from iris_ray import IrisClient, Secret, TaskState, run_docker_on_pod
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.errors import JobCancelledError, TaskCrashedError
+from iris_ray.model.parts import slice_of
 from iris_ray.settings import CONTAINER_ENGINE
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
@@ -137,15 +138,18 @@ def pids(engine: Engine) -> list[int]:
 
 
 def test_two_programs_share_a_slice_each_on_its_part(engine: Engine, tmp_path: Path) -> None:
-    script = "printenv TPU_WORKER_ID TPU_PROCESS_BOUNDS TPU_TOPOLOGY IRIS_SLICE_NAME > {0}/told; " + WAIT
+    script = "echo $TPU_WORKER_ID $TPU_PROCESS_BOUNDS $TPU_TOPOLOGY $IRIS_SLICE_NAME > {0}/told; " + WAIT
     runs = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         runs.append(Run(tmp_path / name, script, topology="2x2x1"))
     for run in runs:
         run.wait_for_tasks(1)
-    one, other = ((tmp_path / name / "told").read_text().split() for name in ("one", "other"))
-    assert one == other == ["0", "1,1,1", "2x2x1", one[-1]], "the same slice, since its other part is the best fit"
+    told = [(tmp_path / name / "told").read_text().split() for name in ("one", "other")]
+    assert [facts[:3] for facts in told] == [["0", "1,1,1", "2x2x1"]] * 2
+    one, other = (facts[3] for facts in told)
+    assert one != other
+    assert slice_of(one) == slice_of(other), "the part that breaks up the least"
     for run in runs:
         run.finish()
         run.result()
