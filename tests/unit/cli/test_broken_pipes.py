@@ -14,7 +14,7 @@ def unread(*command: str, cwd: Path) -> tuple[int, str]:
     """Run a command whose stdout is closed at once. Return its exit code and what it says on stderr."""
     reads, writes = os.pipe()
     os.close(reads)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
         command, stdout=writes, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environ, timeout=120, check=False
     )
