@@ -13,20 +13,22 @@ from tests.support.gangs import all_jobs
 from tests.support.waiting import wait_until
 
 
-def writes() -> str:
-    """Write a file in the first attempt, which fails, and another in the second."""
-    me = get_job_info()
-    assert me is not None
-    path = Path(os.environ["IRIS_OUTPUT_DIR"])
-    (path / "attempt").write_text(f"{me.attempt} of {me.task_index}")
-    if me.attempt == 1:
-        time.sleep(2.0 * me.task_index)
-        raise RuntimeError("the first attempt fails")
-    return str(path)
-
-
 @pytest.fixture(scope="module")
-def job(cluster: SimulatedCluster) -> str:
+def job(cluster: SimulatedCluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A job whose two tasks write a file in each of two attempts; the first one fails when both have written."""
+    written = tmp_path_factory.mktemp("written")
+
+    def writes() -> None:
+        me = get_job_info()
+        assert me is not None
+        Path(os.environ["IRIS_OUTPUT_DIR"], "attempt").write_text(f"{me.attempt} of {me.task_index}")
+        (written / f"{me.attempt}-{me.task_index}").touch()
+        until = time.monotonic() + 120.0
+        while len(list(written.glob(f"{me.attempt}-*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        if me.attempt == 1:
+            raise RuntimeError("the first attempt fails")
+
     run_on_pod(writes, "v4-16", max_retries_failure=1)
     return all_jobs()[-1].job_id
 
