@@ -112,9 +112,11 @@ class CapacityBoard:
         coming = [batch for batch in report.batches if batch.tpu_type == tpu_type and not batch.joined]
         for batch in coming:
             yield f"{who} has asked for {batch.slices} in {batch.source} ({self._terms(batch, report.currency)})"
+        taken_back = [what for about, what in report.taken_back if about == tpu_type]
+        yield from (f"{who} {what}" for what in taken_back)
         waits = [why for about, why in report.waits if about == tpu_type]
         yield from (f"{who} asks for no more: {why}" for why in waits)
-        if not coming and not waits:
+        if not (coming or waits or taken_back):
             yield f"{who} has asked for none"
         if not waits:
             troubles = (trouble for trouble in report.troubles if trouble.tpu_type == tpu_type)

@@ -4,14 +4,15 @@ from typing import Protocol
 
 from iris_ray.actors.protocol.services import calls_of
 from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.demand import WaitingGang
 
 
 @calls_of("capacity")
 class CapacityCalls(Protocol):
     """Calls of provisioners."""
 
-    async def demand(self) -> dict[str, list[int]]:
-        """Return how many more slices of each type each waiting gang needs to run; see `missing_slices`."""
+    async def demand(self) -> list[WaitingGang]:
+        """Return the gangs that wait for slices, in their order; see `waiting_gangs` and `within_limits`."""
 
     async def report_capacity(self, report: CapacityReport) -> None:
         """Keep the report of a provisioner, for `why`, the dashboard and metrics."""

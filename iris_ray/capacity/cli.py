@@ -12,11 +12,11 @@ from iris_ray.actors.calls.controller_connection import ControllerConnection, fi
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity.cloud_tpu import NOT_SERVED, CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine, machine_type
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Provider, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner, print_line
-from iris_ray.capacity.provisioning import Settings
-from iris_ray.capacity.settings import CLOUD_TPU, LOCATION
+from iris_ray.capacity.settings import CLOUD_TPU
 from iris_ray.capacity.start_up import HEAD_MARK, STARTUP_SCRIPT, script_for_docker, startup_script
 from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.options import tpu_option
@@ -63,8 +63,8 @@ class ProvisionerLine(TypedDict):
     "--location",
     "locations",
     multiple=True,
-    metavar="PLACE",
-    help="projects/PROJECT/locations/ZONE. Of several, the first that has capacity is asked."
+    metavar="PLACE[:CHIPS]",
+    help="projects/PROJECT/locations/ZONE, and the quota. Of several, the first that has capacity is asked."
     f"  [default: the cluster's setting {CLOUD_TPU.name}]",
 )
 @click.option(
@@ -188,13 +188,12 @@ def provision(
     if script is not None and docker_image is not None:
         raise InvalidRequestError("--startup-script and --docker-image both say what hosts run; give one of them")
     for flag, value, pattern, instead in (
-        *(("--location", location, LOCATION, "projects/PROJECT/locations/ZONE") for location in locations),
         ("--network", network, _NETWORK, "a name, or projects/PROJECT/global/networks/NAME"),
         ("--subnetwork", subnetwork, _NETWORK, "a name, or projects/PROJECT/regions/REGION/subnetworks/NAME"),
         ("--service-account", service_account, _EMAIL, "its email, such as hosts@my-project.iam.gserviceaccount.com"),
         *(("--tag", tag, _TAG, "small letters, digits and hyphens, a letter first") for tag in tags),
     ):
-        if (value or flag in ("--location", "--tag")) and not pattern.fullmatch(value):
+        if (value or flag == "--tag") and not pattern.fullmatch(value):
             raise InvalidRequestError(f"{flag} is {shown(value)}; give {instead}")
     default = script_for_docker(docker_image) if docker_image is not None else STARTUP_SCRIPT
     text = _text("--startup-script", script) if script else default
@@ -209,7 +208,10 @@ def provision(
     sources = [Source.reserved(name) for name in reservations]
     if len({source.key for source in sources}) < len(sources):
         raise InvalidRequestError("a --reservation is given twice; give each once, since its chips count once")
-    sources += [Source(location, market) for location in dict.fromkeys(locations)]
+    zones_given = dict.fromkeys(Source.unreserved(location, market) for location in locations)
+    if len({source.key for source in zones_given}) < len(zones_given):
+        raise InvalidRequestError("a --location is given with two numbers of chips; give it once")
+    sources += zones_given
     for source in sources:
         at(source.location)  # a missing client of Google's is told here
     with cluster():

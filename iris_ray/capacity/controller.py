@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 
 from iris_ray.actors.calls.service_parts import RunningPart
@@ -11,11 +12,15 @@ from iris_ray.capacity.board import CapacityBoard, capacity_rows
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.cloud_tpu import ProviderWords
 from iris_ray.capacity.core import CapacityReport
-from iris_ray.capacity.demand import missing_slices, slices_in
+from iris_ray.capacity.demand import WaitingGang, missing_slices, slices_in, waiting_gangs, within_limits
 from iris_ray.capacity.kuberay_demand import find_demand
 from iris_ray.capacity.settings import AUTOSCALER_DEMAND, CLOUD_TPU
 from iris_ray.errors import ProviderError
+from iris_ray.model.jobs import Job
 from iris_ray.model.outcomes import ProviderWord
+from iris_ray.scheduler.limits import Allowances
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.team_quotas import TeamQuotas
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +66,7 @@ class CapacityInController(ControllerPart):
         demand = self._demand
         try:
             if demand is not None and ((is_shown := self._is_shown(demand)) or not demand.is_gone):
-                missing = await self.demand() if is_shown else {}
+                missing = missing_slices(self._waits(), self._state.fleet) if is_shown else {}
                 self._asked_types = {*missing, *demand.asked}
                 await self.in_thread(demand.update, missing, slices_in(self._state.fleet))
         except ProviderError as error:
@@ -70,7 +75,8 @@ class CapacityInController(ControllerPart):
             logger.exception("asking for missing slices failed; trying again")
         if (now := self._clock.now()) >= self._measured_at + MEASURE_S:
             self._measured_at = now
-            self._missing = {tpu_type: sum(gangs) for tpu_type, gangs in (await self.demand()).items()}
+            missing = missing_slices(self._waits(), self._state.fleet)
+            self._missing = {tpu_type: sum(gangs) for tpu_type, gangs in missing.items()}
             self._missing_since = {kind: self._missing_since.get(kind, now) for kind in self._missing}
         self._publish()
 
@@ -113,10 +119,15 @@ class CapacityInController(ControllerPart):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    async def demand(self) -> dict[str, list[int]]:
+    async def demand(self) -> list[WaitingGang]:
+        state = self._state
+        quotas = TeamQuotas(state.teams, state.fleet, self._clock.now())
+        allowances = Allowances(state.limits, math.inf, quotas)  # the cluster may become larger than a limit
+        return within_limits(waiting_gangs(self._waits(), state.fleet), state.jobs, allowances)
+
+    def _waits(self) -> list[tuple[Job, PendingReason]]:
         jobs = self._state.jobs
-        waits = [(jobs[i], why) for i, why in self.controller.planner.pending_reasons.items() if i in jobs]
-        return missing_slices(waits, self._state.fleet)
+        return [(jobs[i], why) for i, why in self.controller.planner.pending_reasons.items() if i in jobs]
 
     async def report_capacity(self, report: CapacityReport) -> None:
         self._board.take(report)

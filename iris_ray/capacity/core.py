@@ -58,6 +58,7 @@ class CapacityReport:
         batches: its requests and slices.
         troubles: its sources that have failed, by type.
         waits: by type, why it asks for no more, although jobs wait.
+        taken_back: by type, for which job which slices of other types go.
         currency: of prices.
         undeleted: the slices that it can't delete now, with the reason.
     """
@@ -69,6 +70,7 @@ class CapacityReport:
     waits: tuple[tuple[str, Words], ...] = ()
     currency: str = "USD"
     undeleted: tuple[tuple[str, Words], ...] = ()
+    taken_back: tuple[tuple[str, Words], ...] = ()
 
 
 def chip_hour(reports: Iterable[CapacityReport], tpu_type: str) -> tuple[float, str] | None:

@@ -1,8 +1,8 @@
 """How many more slices the waiting jobs need. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from iris_ray.model.constraints import AttributeValue
@@ -19,6 +19,9 @@ from iris_ray.model.workers import (
     Resources,
     string_attribute,
 )
+from iris_ray.scheduler.availability import num_groups
+from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.limits import Allowances, chips_per_group
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.state.fleet import Fleet
 
@@ -26,47 +29,122 @@ ARRIVAL_S = 600.0
 """Seconds for which an incomplete slice counts as arriving; later it counts as broken."""
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingGang:
+    """A gang that waits for slices of a type, or tasks that share a slice.
+
+    Attributes:
+        tpu_type: the type.
+        missing: how many more slices it needs to run on its least number of slices.
+        job_id: its job.
+        there: how many slices it would use that are free now, as far as earlier gangs leave them.
+        kept: the names of the slices that are reserved for it.
+        may_take: whether slices of other types may be deleted for it; see `waiting_gangs` and `within_limits`.
+        times: how many such gangs the job has.
+    """
+
+    tpu_type: str
+    missing: int
+    job_id: str = ""
+    there: int = 0
+    kept: tuple[str, ...] = ()
+    may_take: bool = True
+    times: int = 1
+
+
+_UNKNOWN = PendingKind.PAUSED, PendingKind.NOT_LOOKED_AT
+"""The kinds of reasons of gangs that may soon run on what is free now, and miss nothing as far as is known."""
+
+
 def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> dict[str, list[int]]:
-    """Return how many more slices of its type each waiting gang needs to run on its least number of slices.
+    """Return how many more slices of its type each waiting gang needs; see `waiting_gangs`."""
+    missing: defaultdict[str, list[int]] = defaultdict(list)
+    for gang in waiting_gangs(waits, fleet):
+        if gang.missing:
+            missing[gang.tpu_type] += [gang.missing] * gang.times
+    return dict(missing)
 
-    The gangs of a type are in the order of band and age. Single tasks need one slice for as many tasks as it has hosts,
-    and gangs on parts one for as many parts.
 
-    A job that waits because other jobs use all slices counts. A job does not count if it pauses after a failed launch,
-    waits for a limit of its user, or was not considered by the latest plan; nor if a new slice would not suit it,
-    because it has other constraints than the type, or needs more than the known hosts of this type have.
+def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> list[WaitingGang]:
+    """Return the gangs that wait for slices or would use free ones, in the order of band and age.
+
+    Single tasks need one slice for as many tasks as it has hosts, and gangs on parts one for as many parts.
+
+    A job that waits because other jobs use all slices misses slices. A job misses none if it pauses after a failed
+    launch, or was not considered by the latest plan; nor if a new slice would not suit it, because it has other
+    constraints than the type, or needs more than the known hosts of this type have. A job that waits for a limit of its
+    user is left out.
+
+    No slices of other types may be deleted for a job that comes after all others, that starts only with a group of
+    jobs, or to which other jobs leave slices at this moment.
     """
 
     @cache
-    def new_slice_for(device: str, requirement: Requirement) -> TPUConfig | None:
-        """Return the type of a new slice that would suit, or None; cached, for thousands of jobs are alike."""
+    def is_suited_by(device: str, requirement: Requirement) -> bool:
+        """Return whether a new slice of a type would suit; cached, for thousands of jobs are alike."""
         config = get_tpu_config(device)
-        return config if _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)) else None
+        return _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name))
 
-    missing: defaultdict[str, list[int]] = defaultdict(list)
+    config_of = cache(get_tpu_config)
+    gangs: list[WaitingGang] = []
     free: dict[Requirement, int] = {}
     parts_left: dict[Requirement, int] = {}  # of the slices that are missing so far
     for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
-        unknown = PendingKind.PAUSED, PendingKind.LIMITED, PendingKind.NOT_LOOKED_AT
-        if waiting.kind in unknown or job.spec.device is None:
+        spec, requirement = job.spec, job.requirement
+        if waiting.kind is PendingKind.LIMITED or spec.device is None:
             continue
-        requirement = job.requirement
-        if (config := new_slice_for(job.spec.device, requirement)) is None:
-            continue
-        needed = waiting.num_groups[0] if job.spec.is_one_gang else len(job.pending)
-        there = min(needed, free.setdefault(requirement, waiting.free))
-        free[requirement] -= there
-        short = needed - there
-        if job.spec.part is not None:
-            parts = config.vm_count // job.spec.replicas
+        config, is_whole, part = config_of(spec.device), spec.is_one_gang, spec.part
+        needed = waiting.num_groups[0] if is_whole else len(job.pending)
+        if waiting.kind in _UNKNOWN:
+            there, short = needed, 0
+        else:
+            left = free.get(requirement, waiting.free)
+            free[requirement] = left - (there := min(needed, left))
+            short = needed - there if is_suited_by(spec.device, requirement) else 0
+        in_slice = 1 if spec.coscheduling is not None else config.vm_count  # groups
+        if part is not None:
+            in_slice = config.vm_count // spec.replicas
             short -= (taken := min(short, parts_left.get(requirement, 0)))
-            slices = -(-short // parts)
-            parts_left[requirement] = parts_left.get(requirement, 0) - taken + slices * parts - short
-            missing[config.name] += [1] * slices
-        elif short:
-            slices = -(-short // config.vm_count) if job.spec.coscheduling is None else short
-            missing[config.name] += [slices] if job.spec.is_one_gang else [1] * slices
-    return {name: slices for name, slices in missing.items() if slices}
+            parts_left[requirement] = parts_left.get(requirement, 0) - taken + -short % in_slice
+        slices, times = -(-short // in_slice), 1
+        if part is not None or not is_whole:
+            slices, times = min(slices, 1), max(slices, 1)
+        if slices or there:
+            waits_apart = not (job.members or waiting.together or waiting.taken_from)
+            may_take = slices > 0 and waits_apart and not comes_last(job)
+            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times
+            gangs.append(WaitingGang(config.name, slices, *about))
+    return gangs
+
+
+LOOKED_AT = 1000
+"""The number of gangs whose limits `within_limits` looks at."""
+
+
+def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowances: Allowances) -> list[WaitingGang]:
+    """Return the gangs; slices are not deleted for those that reach a limit once the gangs before them run.
+
+    Args:
+        gangs: in their order.
+        jobs: all jobs, by id.
+        allowances: what each user and team may still get; this call changes it.
+    """
+
+    found = [replace(gang, may_take=False) if n >= LOOKED_AT else gang for n, gang in enumerate(gangs)]
+    promised_first = sorted(range(len(found[:LOOKED_AT])), key=lambda n: jobs[gangs[n].job_id].promise is None)
+    for number in promised_first:
+        gang = gangs[number]
+        job, config = jobs[gang.job_id], get_tpu_config(gang.tpu_type)
+        if job.spec.is_one_gang:
+            groups = num_groups(job)[0]
+        else:
+            groups = min(len(job.pending), config.vm_count // (job.spec.replicas if job.spec.coscheduling else 1))
+        chips = groups * chips_per_group(job)
+        count = next((n for n in range(gang.times, 0, -1) if allowances.may_take(job, n * chips)), 0)
+        if count:
+            allowances.granted(job, {TPU: count * chips})
+        found[number] = replace(gang, may_take=gang.may_take and count == gang.times)
+    return found
 
 
 def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:

@@ -18,9 +18,9 @@ from iris_ray.model.topology import TPUConfig, get_tpu_config
 OWNER_LABEL = "iris-ray-provisioner"
 """The label with the name of the provisioner that made a slice."""
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "iris-ray/provisioner")
-_RESERVATION = re.compile(
-    rf"(?P<name>(?P<zone>{LOCATION.pattern})/reservations/[a-z0-9-]+)(:(?P<chips>[1-9]\d{{0,8}}))?"
-)
+_CHIPS = r"(:(?P<chips>[1-9]\d{0,8}))?"
+_RESERVATION = re.compile(rf"(?P<name>(?P<zone>{LOCATION.pattern})/reservations/[a-z0-9-]+){_CHIPS}")
+_ZONE = re.compile(rf"(?P<zone>{LOCATION.pattern}){_CHIPS}")
 
 
 class Market(Enum):
@@ -61,6 +61,25 @@ class Source:
             )
         chips = int(found["chips"]) if found["chips"] else None
         return Source(found["zone"], Market.RESERVED, found["name"], chips)
+
+    @staticmethod
+    def unreserved(text: str, market: Market) -> "Source":
+        """Return the source that ``projects/P/locations/ZONE`` names, perhaps with ``:CHIPS``.
+
+        Raises:
+            InvalidRequestError: it is malformed.
+        """
+        if (found := _ZONE.fullmatch(text)) is None:
+            raise InvalidRequestError(
+                f"--location is {shown(text)}; give projects/PROJECT/locations/ZONE, and :CHIPS after it if you know"
+                " how many your quota has"
+            )
+        return Source(found["zone"], market, chips=int(found["chips"]) if found["chips"] else None)
+
+    @property
+    def flag(self) -> str:
+        """The option of ``cluster provision`` that names such sources."""
+        return "--reservation" if self.reservation else "--location"
 
     @property
     def key(self) -> str:

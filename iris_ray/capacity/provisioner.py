@@ -5,6 +5,7 @@ import os
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -15,9 +16,11 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import WorkerStatus
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
-from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Settings, plan
+from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.report import capacity_report
 from iris_ray.cli.conventions import say_error
@@ -44,8 +47,8 @@ turn that deletes the slice sets it again."""
 class Jobs:
     """A provisioner's view of the cluster: the slices that its jobs need, and the slices that they use."""
 
-    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
-        """Return how many slices of each type each waiting gang misses (None without a Controller), and all slices."""
+    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
+        """Return the gangs that wait for slices (None without a Controller), and all slices."""
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
@@ -197,15 +200,21 @@ class Provisioner:
         self._tell(actions)
         if self._dry_run:
             if not actions:
-                missed = (f"{sum(demand.get(c.name, ())) if demand else 0} {c.name}" for c in self._settings.configs)
-                self._say(f"would do nothing; waiting jobs miss {', '.join(missed)}")
+                missed = Counter[str]()
+                for gang in demand or ():
+                    missed[gang.tpu_type] += gang.missing * gang.times
+                of_types = ", ".join(f"{missed[config.name]} {config.name}" for config in self._settings.configs)
+                self._say(f"would do nothing; waiting jobs miss {of_types}")
             return
         if demand is not None:
             self._reopen(found, joined, actions)
         self._undeleted = {}
-        for action in actions:
-            if isinstance(action, Delete):
-                self._delete(action, self._location_of(action.name), unreachable)
+        deletions = [action for action in actions if isinstance(action, Delete)]
+        for deletion in deletions:
+            if not deletion.for_job:
+                self._delete(deletion, self._location_of(deletion.name), unreachable)
+        for job_id in dict.fromkeys(deletion.for_job for deletion in deletions if deletion.for_job):
+            self._take_back(job_id, [deletion for deletion in deletions if deletion.for_job == job_id], unreachable)
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
@@ -287,31 +296,56 @@ class Provisioner:
         if location in unreachable:
             self._undeleted[action.name] = str(unreachable[location])
             return
+        if action.if_unused and not self._close([action.name]):
+            return
+        self._ask_to_delete(action.name, location, unreachable)
+
+    def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> None:
+        """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone."""
+        places = {action.name: self._location_of(action.name) for action in actions}
+        if any(location in unreachable for location in places.values()):
+            return
+        if not self._close([action.name for action in actions if action.if_unused], job_id):
+            return
+        for name, location in places.items():
+            if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
+                self._history.leaving[name] = accepted is True
+            else:
+                self._history.undeletable.add(name)
+
+    def _ask_to_delete(self, name: str, location: str, unreachable: dict[str, ProviderError]) -> bool | None:
+        """Delete a slice. Return whether the provider does it; None if it can't be asked."""
         self._lease_again()
         try:
-            if action.if_unused and not self._close(action.name):
-                self._say(f"{action.name} stays: it is in use again, or the Controller has stopped answering")
-                return
-        except NotPermittedError as error:
-            self._undeleted[action.name] = why = f"it can't be closed to jobs: {error}"
-            self._say(f"{action.name} stays: {why}", problem=True)
-            return
-        try:
-            refused = self._clouds[location].delete(action.name)
+            refused = self._clouds[location].delete(name)
         except ProviderError as error:
             unreachable[location] = error
-            self._undeleted[action.name] = str(error)
-            return
+            self._undeleted[name] = str(error)
+            return None
         if refused is not None:  # it counts towards the limits as long as it is there; the next turn tries again
-            self._undeleted[action.name] = refused
-            self._say(f"{action.name} can't be deleted: {refused}", problem=True)
+            self._undeleted[name] = refused
+            self._say(f"{name} can't be deleted: {refused}", problem=True)
+        return refused is None
 
-    def _close(self, name: str) -> bool:
-        """Keep new jobs off the slice. Return whether it is unused."""
-        self._jobs.close(name)
-        self._closed.add(name)
+    def _close(self, names: Sequence[str], job_id: str = "") -> bool:
+        """Keep new jobs off some slices. Return whether all are unused, and the job that gets their chips waits."""
+        self._lease_again()
+        for name in names:
+            try:
+                self._jobs.close(name)
+            except NotPermittedError as error:
+                self._undeleted[name] = why = f"it can't be closed to jobs: {error}"
+                self._say(f"{name} stays: {why}", problem=True)
+                return False
+            self._closed.add(name)
         demand, joined = self._jobs.look()
-        return demand is not None and (name not in joined or not joined[name].in_use)
+        in_use = [name for name in names if demand is None or (name in joined and joined[name].in_use)]
+        for name in in_use:
+            self._say(f"{name} stays: it is in use again, or the Controller has stopped answering")
+        if job_id and not in_use and not any(one.job_id == job_id and one.may_take for one in demand or ()):
+            self._say(f"no slices are deleted for {job_id}: it waits for them no more")
+            return False
+        return not in_use
 
     def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
         """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""

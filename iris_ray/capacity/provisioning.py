@@ -6,67 +6,25 @@ the slices with its label and its prefix in the name; it neither touches nor cou
 
 Sources are asked in their order. One that fails, refuses or lets a request wait for too long pauses for that type of
 slices, and the next one is asked; when its pause is over, it is the first choice again. The slices that a gang misses
-are requested from one source.
+are requested from one source. Slices of all types share the chips of a source: `reservations.py` says which of them go
+for a gang that lacks chips.
 """
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from iris_ray.capacity.demand import ARRIVAL_S
-from iris_ray.capacity.provider import CANCELLABLE, COMING, OWNER_LABEL, QueuedSlice, QueuedState, Source
+from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
+from iris_ray.capacity.holdings import Holdings, Settings
+from iris_ray.capacity.provider import CANCELLABLE, COMING, QueuedSlice, QueuedState, Source
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, TypeUse
 from iris_ray.model.topology import TPUConfig
 
 JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
 """How long an ACTIVE slice may take to join the cluster whole, how long it may lack hosts that it had, and how long it
 may be PROVISIONING."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of one provisioner.
-
-    Attributes:
-        owner: its name, in the label and in the names of its slices.
-        configs: the types of its slices.
-        sources: where they come from, the preferred one first.
-        least, most: how many slices of each type it keeps at least, and holds at most, including those that only hold
-            quota; None: as many as the budget allows.
-        idle_s: seconds after which an unneeded slice is deleted.
-        max_wait_s: seconds after which a request that still waits is given up, if another source can be asked.
-        budget: how many chips it asks for and holds at most, of all types and sources together; None: no limit.
-    """
-
-    owner: str
-    configs: tuple[TPUConfig, ...]
-    sources: tuple[Source, ...]
-    least: int
-    most: int | None
-    idle_s: float
-    max_wait_s: float = math.inf
-    budget: int | None = None
-
-    def prefix(self, config: TPUConfig) -> str:
-        return f"iris-{self.owner}-{config.name}-"
-
-    def config_of(self, name: str) -> TPUConfig | None:
-        """Return the type of the slice of this provisioner that has this name, or None."""
-        return next((config for config in self.configs if name.startswith(self.prefix(config))), None)
-
-    def holds(self, found: QueuedSlice) -> bool:
-        """Return whether a slice counts towards the budget: a provisioner of this name has made it, of any type."""
-        return found.labels.get(OWNER_LABEL) == self.owner and found.name.startswith(f"iris-{self.owner}-")
-
-    def owns(self, found: QueuedSlice) -> bool:
-        """Return whether this provisioner has made a slice."""
-        return self.holds(found) and self.config_of(found.name) is not None
-
-    def most_of(self, config: TPUConfig) -> int:
-        """Return how many slices of a type it may hold at most."""
-        by_budget = (self.budget or 0) // config.chip_count
-        return min((one for one in (self.most, self.budget and by_budget) if one is not None), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +57,15 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile."""
+    """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile.
+
+    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits.
+    """
 
     name: str
     reason: str
     if_unused: bool = False
+    for_job: str = ""
 
     def __str__(self) -> str:
         return f"delete {self.name}: {self.reason}"
@@ -120,12 +82,23 @@ class Wait:
         return f"wait: {self.reason}"
 
 
-Action = Create | Delete | Wait
+@dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Chips of slices of other types are being freed for a gang. The text begins with "takes"."""
+
+    tpu_type: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text.replace("takes", "take", 1)
+
+
+Action = Create | Delete | Wait | TakeBack
 
 
 def plan(
     settings: Settings,
-    demand: Mapping[str, Sequence[int]] | None,
+    demand: Sequence[WaitingGang] | None,
     found: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
     history: ProvisioningHistory,
@@ -137,8 +110,7 @@ def plan(
 
     Args:
         settings: the provisioner's settings.
-        demand: how many slices of each type each waiting gang misses, the first to be served first; None if the cluster
-            could not be asked.
+        demand: the gangs that wait, the first to be served first; None if the cluster could not be asked.
         found: all requested slices of all zones.
         joined: the slices that have hosts in the cluster; ignored if ``demand`` is None.
         history: the memory of earlier plans; this call changes it.
@@ -152,82 +124,41 @@ def plan(
         if name in ours or is_late or settings.config_of(name) is None:
             del history.unconfirmed[name]
     history.forget_all_but([*ours, *history.unconfirmed])
-    ledger = Holdings.of(settings, filter(settings.holds, found), history.unconfirmed)
+    held = [one for one in found if settings.holds(one)]
+    ledger = Holdings.of(settings, held, history.unconfirmed)
+    there = joined if demand is not None else {}
+    types: dict[str, _TypePlan] = {}
     actions: list[Action] = []
     for config in settings.configs:
-        gangs = None if demand is None else demand.get(config.name, ())
-        there = joined if demand is not None else {}
-        of_type = _TypePlan(settings, config, gangs, there, ledger, history, unlisted, now)
-        mine = [one for one in ours.values() if settings.config_of(one.name) == config]
-        actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release(), *of_type.obtain(date)]
-    return actions
+        gangs = None if demand is None else [one for one in demand if one.tpu_type == config.name]
+        of_type = types[config.name] = _TypePlan(settings, config, gangs, there, ledger, history, unlisted, now, date)
+        listed = (one for one in ours.values() if settings.config_of(one.name) == config)
+        mine = [one for one in listed if not _has_left(one, there, history, now)]
+        actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release()]
+    leaving = {action.name for action in actions if isinstance(action, Delete)}
+    going = [one for one in held if one.location not in unlisted and _is_going(one, leaving, history, now)]
+    shared = SharedChips(
+        [Holder(one.name, "", one.source, one.chips) for one in going],
+        {name: of_type.leaves(leaving) for name, of_type in types.items()},
+        frozenset(name for gang in demand or () for name in gang.kept),
+    )
+    for gang in demand or ():
+        if (served := types.get(gang.tpu_type)) is not None:
+            served.serve(gang, shared)
+    return [*actions, *(action for of_type in types.values() for action in of_type.obtain())]
 
 
-@dataclass(slots=True)
-class Holdings:
-    """The requested and held chips and slices, by which limits are kept. Each chip counts once, whatever its slice's
-    size.
+def _has_left(one: QueuedSlice, joined: Mapping[str, Joined], history: ProvisioningHistory, now: float) -> bool:
+    """Return whether a slice is being deleted for a gang, however it is listed."""
+    if one.state in (QueuedState.FAILED, QueuedState.SUSPENDED):
+        return False
+    return history.is_leaving(one.name, one.name in joined and joined[one.name].whole, now)
 
-    Attributes:
-        chips: all chips, of all types and sources.
-        of_source: the chips of each source, by its key.
-        of_type: the slices of each type, by its name.
-    """
 
-    settings: Settings
-    chips: int = 0
-    of_source: Counter[str] = field(default_factory=Counter)
-    of_type: Counter[str] = field(default_factory=Counter)
-
-    @staticmethod
-    def of(settings: Settings, held: Iterable[QueuedSlice], unconfirmed: Mapping[str, Unconfirmed]) -> "Holdings":
-        ledger = Holdings(settings)
-        for one in held:
-            config = settings.config_of(one.name)
-            ledger._add(one.chips, one.source, config.name if config else "")
-        for name, asked in unconfirmed.items():
-            if (config := settings.config_of(name)) is not None:
-                ledger._add(config.chip_count, asked.source, config.name)
-        return ledger
-
-    def _add(self, chips: int, source: str, tpu_type: str, slices: int = 1) -> None:
-        self.chips += chips
-        self.of_source[source] += chips
-        self.of_type[tpu_type] += slices
-
-    def take(self, config: TPUConfig, source: Source, slices: int) -> None:
-        """Count slices that are about to be requested."""
-        self._add(config.chip_count * slices, source.key, config.name, slices)
-
-    def room(self, config: TPUConfig) -> int:
-        """Return how many more slices of a type may be requested from all sources together."""
-        rooms = []
-        if self.settings.most is not None:
-            rooms.append(self.settings.most - self.of_type[config.name])
-        if self.settings.budget is not None:
-            rooms.append((self.settings.budget - self.chips) // config.chip_count)
-        return max(0, min(rooms, default=0))
-
-    def room_at(self, config: TPUConfig, source: Source) -> float:
-        """Return how many more slices of a type the source has chips for, as far as that is known."""
-        if source.chips is None:
-            return math.inf
-        return max(0, (source.chips - self.of_source[source.key]) // config.chip_count)
-
-    def limits(self, config: TPUConfig, slices: int) -> str:
-        """Return which limit keeps a number of slices from being requested."""
-        most, budget = self.settings.most, self.settings.budget
-        if most is not None and self.of_type[config.name] + slices > most:
-            return f"{self.of_type[config.name]} of at most {most} are asked for or held (--max)"
-        if budget is not None and self.chips + slices * config.chip_count > budget:
-            each = config.chip_count
-            return (
-                f"{self.chips} of the budget of {budget} chips are asked for or held (--budget), and a slice has {each}"
-            )
-        full = (s for s in self.settings.sources if s.chips is not None and self.room_at(config, s) < slices)
-        return ", ".join(
-            f"{self.of_source[s.key]} of the {s.chips} chips of {s} are asked for or held (--reservation)" for s in full
-        )
+def _is_going(one: QueuedSlice, leaving: Collection[str], history: ProvisioningHistory, now: float) -> bool:
+    """Return whether a slice that is listed is soon gone."""
+    is_going = one.state is QueuedState.DELETING or one.name in leaving or one.name in history.leaving
+    return history.lasting("going", one.name, is_going, now) < GONE_S and is_going
 
 
 @dataclass(slots=True)
@@ -235,22 +166,31 @@ class _TypePlan:
     """The plan for the slices of one type, made step by step in the order of the methods.
 
     Attributes:
-        gangs: how many slices each waiting gang misses; None if the cluster could not be asked.
+        gangs: the waiting gangs; None if the cluster could not be asked.
         joined: the slices that have hosts in the cluster; none if it could not be asked.
         coming: the requested slices that are on their way.
         present: the slices that are in the cluster, or active while the cluster can't be asked.
+        spare: how many slices on their way no gang has been given yet.
+        actions: what the gangs need that have been served.
+        paused: how many slices are wanted from sources that pause, by the reason and by the pauses.
+        left_out: the gangs that can't have all slices that they miss, by the limit.
     """
 
     settings: Settings
     config: TPUConfig
-    gangs: Sequence[int] | None
+    gangs: Sequence[WaitingGang] | None
     joined: Mapping[str, Joined]
     ledger: Holdings
     history: ProvisioningHistory
     unlisted: Collection[str]
     now: float
+    date: float
     coming: list[QueuedSlice] = field(default_factory=list)
     present: list[QueuedSlice] = field(default_factory=list)
+    spare: int = 0
+    actions: list[Action] = field(default_factory=list)
+    paused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left_out: dict[str, list[int]] = field(default_factory=dict)
 
     # -- sources ---------------------------------------------------------------------------------------------------
 
@@ -356,7 +296,7 @@ class _TypePlan:
         )
         idle_now = sum(not one.in_use and not one.closed for one in here.values())
         most = settings.most_of(self.config)
-        useful = sum(missing for missing in self.gangs or () if missing + idle_now <= most)
+        useful = sum(one.missing * one.times for one in self.gangs or () if one.missing + idle_now <= most)
         requested = len(self.coming) + len(self._unconfirmed())
         spare = requested + len(self.present) - settings.least
         surplus = min(requested - useful, spare) if self.gangs is not None else 0
@@ -379,55 +319,139 @@ class _TypePlan:
         of_type = self.settings.prefix(self.config)
         return {name: asked for name, asked in self.history.unconfirmed.items() if name.startswith(of_type)}
 
-    def obtain(self, date: float) -> list[Action]:
-        """Request slices that complete gangs, within all limits, from the first open source with room."""
-        settings, config, ledger = self.settings, self.config, self.ledger
+    def leaves(self, leaving: Collection[str]) -> TypeUse:
+        """Return what the type leaves to others, before any gang is served. ``leaving``: what is deleted anyway."""
+        self.spare = len(self.coming) + len(self._unconfirmed())
+        coming = [one for one in self.coming if one.name not in leaving]
+        present = [one for one in self.present if one.name not in leaving]
+        idle = [one for one in present if one.name in self.joined and not self.joined[one.name].in_use]
+        idle_s = {one.name: self._lasting("unused", one.name, one in idle) for one in self.present}
+        after_s = min(TAKEN_AFTER_S, self.settings.idle_s)
+        longest = sorted(idle, key=lambda one: -idle_s[one.name])
+        may_go = [one for one in longest if idle_s[one.name] >= after_s]
+        on_the_way = len(coming) + len(self._unconfirmed())
+        return TypeUse(
+            requests=[self._holder(one) for one in coming if one.state in CANCELLABLE and self._may_go(one)],
+            coming=on_the_way,
+            idle=[self._holder(one) for one in may_go if self._may_go(one)],
+            idle_now=len(idle),
+            above_least=on_the_way + len(present) - self.settings.least,
+        )
+
+    def _holder(self, one: QueuedSlice) -> Holder:
+        return Holder(one.name, self.config.name, one.source, one.chips, one.state is not QueuedState.ACTIVE)
+
+    def _may_go(self, one: QueuedSlice) -> bool:
+        return one.location not in self.unlisted and one.name not in self.history.undeletable
+
+    def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
+        """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
+        fits = any(self._is_possible(source, gang.there + gang.missing) for source in self.settings.sources)
+        for _ in range(gang.times):
+            given = min(self.spare, gang.missing)
+            if fits:  # otherwise it can't use any
+                shared.claim(self.config.name, gang.there, given)
+            short = gang.missing - given
+            if short and not self._obtain(short, self._why, partial(self._take_back, gang, short, shared)):
+                limit = self.ledger.limits(self.config, short) + self._not_taken(gang, short, shared)
+                self.left_out.setdefault(limit, []).append(gang.missing)
+            else:
+                self.spare -= given
+
+    def _is_possible(self, source: Source, slices: int) -> bool:
+        """Return whether a gang of so many slices could ever have them, if nothing else were held."""
+        chips = slices * self.config.chip_count
+        return slices <= self.settings.most_of(self.config) and (source.chips is None or chips <= source.chips)
+
+    @property
+    def _why(self) -> str:
+        missed = sum(one.missing * one.times for one in self.gangs or ())
+        return f"waiting jobs miss {missed}, {len(self.coming) + len(self._unconfirmed())} coming"
+
+    def _obtain(self, slices: int, why: str, take_back: Callable[[Source], bool] = lambda _: False) -> bool:
+        """Request slices from the first open source that has room, or to which others can give chips back.
+
+        Count them as paused if only sources that pause have room. Return whether the limits allow them.
+        """
+        config, ledger = self.config, self.ledger
+        fitting = self._with_room(slices) if ledger.room(config) >= slices else []
+        for source in filter(self._is_open, self.settings.sources):
+            if source in fitting:
+                ledger.take(config, source, slices)
+                self._create(slices, source, why)
+                return True
+            if take_back(source):
+                return True
+        if fitting:
+            ledger.take(config, fitting[0], slices)
+            self.paused[why, self._pauses(fitting)] += slices
+        return bool(fitting)
+
+    def _create(self, slices: int, source: Source, why: str) -> None:
+        stamp = f"{self.settings.prefix(self.config)}{int(self.date * 1000):x}"
+        first = sum(isinstance(action, Create) for action in self.actions)
+        self.actions += [Create(f"{stamp}-{first + n}", self.config, source, why) for n in range(slices)]
+
+    def _take_back(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
+        """Delete slices of other types whose chips complete a gang, or wait until they are gone.
+
+        If the last request of the type to this source failed, it is not clear that the next one would be taken.
+        """
+        config, ledger = self.config, self.ledger
+        if not self._may_take(gang, slices) or self.history.at(source.key, config.name).failures:
+            return False
+        if (taken := shared.take(config.name, ledger.lack(config, source, slices))) is None:
+            return False
+        ledger.set_aside(config, source, slices, taken)
+        goal = f"{slices} {config.name} for {gang.job_id}"
+        self.actions += [
+            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id)
+            for one in taken.to_go
+        ]
+        names = [one.name for one in (*taken.going, *taken.to_go)]
+        text = f"takes {taken.chips()} chips back for {goal}: once {_listed(names)} are deleted, {source} is asked"
+        self.actions.append(TakeBack(config.name, text))
+        return True
+
+    def _may_take(self, gang: WaitingGang, slices: int) -> bool:
+        most = self.settings.most
+        return gang.may_take and (most is None or self.ledger.of_type[self.config.name] + slices <= most)
+
+    def _not_taken(self, gang: WaitingGang, slices: int, shared: SharedChips) -> str:
+        """Return why no chips are taken back for a gang, or an empty string if no other type has any."""
+        could = shared.could_free(self.config.name)
+        if not could or not self._may_take(gang, slices):
+            return ""
+        for source in self.settings.sources:
+            if (past := self.history.at(source.key, self.config.name)).failures:
+                why = f"since {source} failed last: {past.last_failure}"
+                return f"; {could} chips of idle slices of other types stay, {why}"
+        return f"; {could} chips of idle slices of other types would not suffice"
+
+    def obtain(self) -> list[Action]:
+        """Return the requests: repeated ones, those of the gangs that have been served, and up to the least number."""
+        settings, config = self.settings, self.config
         sources = {source.key: source for source in settings.sources}
-        unconfirmed, demand = self._unconfirmed(), self.gangs or ()
+        unconfirmed = self._unconfirmed()
         repeated: list[Action] = [
             Create(name, config, sources[asked.source], "it was asked for, and is not listed yet")
             for name, asked in unconfirmed.items()
             if asked.source in sources
         ]
-        coming = len(self.coming) + len(unconfirmed)
-        why = f"waiting jobs miss {sum(demand)}, {coming} coming"
-        new: list[Action] = []
-        paused: Counter[tuple[str, str]] = Counter()
-        left_out: dict[str, list[int]] = {}
-
-        def request(slices: int, why: str) -> bool:
-            """Request slices, or count them as paused. Return whether the limits allow them."""
-            fitting = self._with_room(slices) if ledger.room(config) >= slices else []
-            if not fitting:
-                return False
-            chosen = next(filter(self._is_open, fitting), None)
-            ledger.take(config, chosen or fitting[0], slices)
-            if chosen is None:
-                paused[why, self._pauses(fitting)] += slices
-            else:
-                stamp, first = f"{settings.prefix(config)}{int(date * 1000):x}", len(new)
-                new.extend(Create(f"{stamp}-{first + n}", config, chosen, why) for n in range(slices))
-            return True
-
-        spare = coming
-        for missing in demand:
-            short = missing - min(spare, missing)
-            if short and not request(short, why):
-                left_out.setdefault(ledger.limits(config, short), []).append(missing)
-            else:
-                spare -= missing - short
-        for _ in range(settings.least - coming - len(self.present) - len(new) - paused.total()):
-            request(1, f"at least {settings.least}")
+        new = sum(isinstance(action, Create) for action in self.actions)
+        there = len(self.coming) + len(unconfirmed) + len(self.present)
+        for _ in range(settings.least - there - new - self.paused.total()):
+            self._obtain(1, f"at least {settings.least}")
         waits: list[Action] = [
             Wait(config.name, f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
-            for limit, gangs in left_out.items()
+            for limit, gangs in self.left_out.items()
         ]
         waits += [
             Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
-            for (why, pauses), slices in paused.items()
+            for (why, pauses), slices in self.paused.items()
         ]
-        return [*repeated, *waits, *new]
+        return [*repeated, *waits, *self.actions]
 
 
-def _listed(gangs: Sequence[int]) -> str:
-    return ", ".join(map(str, gangs[:8])) + (", …" if len(gangs) > 8 else "")
+def _listed(some: Sequence[object]) -> str:
+    return ", ".join(map(str, some[:8])) + (", …" if len(some) > 8 else "")

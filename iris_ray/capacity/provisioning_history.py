@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from iris_ray.capacity.reservations import GONE_S
+
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
 
@@ -53,9 +55,18 @@ class Unconfirmed:
 
 @dataclass(slots=True)
 class ProvisioningHistory:
-    """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew."""
+    """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew.
+
+    Attributes:
+        unconfirmed: the requested slices that are not listed yet, by name.
+        leaving: the slices whose deletion was asked for, so that a gang gets their chips; each with whether the
+            provider has accepted that. It may list them unchanged for a while.
+        undeletable: the slices whose deletion it has refused.
+    """
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
+    leaving: dict[str, bool] = field(default_factory=dict)
+    undeletable: set[str] = field(default_factory=set)
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
@@ -82,6 +93,13 @@ class ProvisioningHistory:
             self._joined.add(name)
             self._sources.pop((source, tpu_type), None)
 
+    def is_leaving(self, name: str, is_whole: bool, now: float) -> bool:
+        """Return whether a slice is being deleted for a gang. If nobody knows, it is as soon as it is not whole."""
+        is_known = self.leaving.get(name, False) or not is_whole
+        if self.lasting("leaving", name, name in self.leaving, now) >= GONE_S or not is_known:
+            self.leaving.pop(name, None)
+        return name in self.leaving
+
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""
         return name in self._joined
@@ -98,3 +116,5 @@ class ProvisioningHistory:
         self._since = {key: since for key, since in self._since.items() if key[1] in names}
         self._counted &= set(names)
         self._joined &= set(names)
+        self.leaving = {name: accepted for name, accepted in self.leaving.items() if name in names}
+        self.undeletable &= set(names)

@@ -4,9 +4,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import COMING, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import Action, Joined, Settings, Wait
+from iris_ray.capacity.provisioning import Action, Joined, TakeBack, Wait
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import TPUConfig
 
@@ -66,6 +67,7 @@ def capacity_report(
         waits=tuple((action.tpu_type, action.reason) for action in actions if isinstance(action, Wait)),
         currency=prices.currency,
         undeleted=tuple(undeleted.items()),
+        taken_back=tuple((action.tpu_type, action.text) for action in actions if isinstance(action, TakeBack)),
     )
 
 

@@ -1,11 +1,13 @@
 """Plans of a provisioner on paper: its settings, slices as a provider lists them, and what a plan says."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Settings, Wait, plan
+from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Wait, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import get_tpu_config
 
@@ -46,10 +48,16 @@ def make_plan(
     **settings: Any,
 ) -> list[Action]:
     """A plan; so many slices that gangs of one slice miss, or what each gang misses."""
-    gangs = (1,) * demand if isinstance(demand, int) else demand
+    missed = (1,) * demand if isinstance(demand, int) else demand
+    waiting = None if missed is None else gangs({TYPE: missed})
     chosen = replace(SETTINGS, **settings)
-    missed = None if gangs is None else {"v6e-16": gangs}
-    return plan(chosen, missed, found, joined or {}, history or ProvisioningHistory(), now, 1.7e9 + now)
+    return plan(chosen, waiting, found, joined or {}, history or ProvisioningHistory(), now, 1.7e9 + now)
+
+
+def gangs(missing: Mapping[str, Sequence[int]]) -> list[WaitingGang]:
+    """Gangs that miss slices, by type, each of a job of its own; the first to be served first."""
+    missed = [(tpu_type, slices) for tpu_type, each in missing.items() for slices in each]
+    return [WaitingGang(tpu_type, slices, f"job-{n}") for n, (tpu_type, slices) in enumerate(missed)]
 
 
 def creates(actions: list[Action]) -> list[str]:

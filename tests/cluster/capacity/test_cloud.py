@@ -54,6 +54,11 @@ def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[Simu
     yield from shared(clusters, Shape("cloud", start, slices=2))
 
 
+def missing() -> list[tuple[str, int]]:
+    """The types and numbers of the slices that waiting gangs miss."""
+    return [(one.tpu_type, one.missing) for one in the_controller().ask(CapacityCalls.demand) if one.missing]
+
+
 def iris_ray(*args: str) -> str:
     """What a command prints; its errors, too."""
     command = [sys.executable, "-m", "iris_ray", *args]
@@ -110,7 +115,7 @@ def test_missing_slices_are_requested_from_autoscaler_until_they_come(
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: the_controller().ask(CapacityCalls.demand) == {"v4-16": [1]})
+    wait_until(lambda: missing() == [("v4-16", 1)])
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -175,7 +180,7 @@ def test_provision_requests_missing_slice_and_cancels_with_job(
     command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: the_controller().ask(CapacityCalls.demand) == {"v6e-16": [3]})
+    wait_until(lambda: missing() == [("v6e-16", 3)])
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 3
     assert "create" not in (dry := iris_ray(*too_few, "--dry-run")), "two are of no use"

@@ -40,6 +40,13 @@ def test_words_say_where_since_when_and_at_what_price() -> None:
     assert "v5p-16" not in board.words()
 
 
+def test_words_say_for_whom_chips_are_taken_back() -> None:
+    text = "takes 32 chips back for 1 v6e-32 for job: once a, b are deleted, res in us-east5-a is asked"
+    board, _ = board_with(CapacityReport("iris", ("v6e-16", "v6e-32"), taken_back=(("v6e-32", text),)))
+    assert board.words()["v6e-32"] == (f"provisioner iris {text}",)
+    assert board.words()["v6e-16"] == ("provisioner iris has asked for none",)
+
+
 def test_chip_hour_is_mean_price_of_slices_that_are_held() -> None:
     batches = (
         SliceBatch("v6e-16", "a", "spot", joined=True, slices=1, chips=16, since=0.0, hourly=16.0),

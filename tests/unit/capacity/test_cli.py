@@ -58,6 +58,7 @@ def invoke(*changes: str) -> Result:
         (["--head", "10.0.0.2:99999"], "--head HOST:PORT"),
         (["--reservation", "projects/p/locations/z/reservations/r:0"], "--reservation is"),
         (["--reservation", f"{RESERVATION}:8", "--reservation", RESERVATION], "a --reservation is given twice"),
+        (["--location", "projects/p/locations/z:8", "--location", "projects/p/locations/z:9"], "two numbers of chips"),
         (["--runtime-version", ""], "--runtime-version is ''"),
         (["--network", "My net"], "--network is 'My net'; give a name"),
         (["--subnetwork", "subnetworks/x"], "--subnetwork is 'subnetworks/x'; give a name"),

@@ -1,21 +1,46 @@
 """How many slices are missing, and which are just arriving. On paper: no provider, no clock."""
 
+from math import inf
 from typing import Any
 
 import pytest
 
-from iris_ray.capacity.demand import ARRIVAL_S, Arrivals, missing_slices, net_demand, slices_in
+from iris_ray.capacity.demand import (
+    ARRIVAL_S,
+    Arrivals,
+    WaitingGang,
+    missing_slices,
+    net_demand,
+    slices_in,
+    waiting_gangs,
+    within_limits,
+)
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.parts import part_attribute
+from iris_ray.scheduler.limits import Allowances
+from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.state.events import LimitsSetEvent
 from tests.support.costs import calls
-from tests.support.worlds import World, add_slices
+from tests.support.worlds import LONG, World, add_slices
 
 
 def missing(world: World) -> dict[str, list[int]]:
     waiting = world.plan().pending_reasons
     return missing_slices([(world.state.jobs[job_id], why) for job_id, why in waiting.items()], world.state.fleet)
+
+
+def waiting(world: World) -> list[WaitingGang]:
+    """The gangs as a provisioner sees them."""
+    state, reasons = world.state, world.plan().pending_reasons
+    gangs = waiting_gangs([(state.jobs[job_id], why) for job_id, why in reasons.items()], state.fleet)
+    return within_limits(gangs, state.jobs, Allowances(state.limits, inf, TeamQuotas(state.teams, state.fleet, 0.0)))
+
+
+def may_take(world: World) -> list[str]:
+    return [gang.job_id for gang in waiting(world) if gang.may_take]
 
 
 def test_missing_is_demand_beyond_free_slices() -> None:
@@ -144,3 +169,67 @@ def test_missing_counts_gangs_on_parts_by_slices() -> None:
     assert missing(world) == {"v6e-16": [1] * 4}
     add_slices(world, "a", tpu_type="v6e-16")
     assert missing(world) == {"v6e-16": [1] * 3}
+
+
+# -- for provisioners --------------------------------------------------------------------------------------------------
+
+
+def test_gangs_of_all_types_come_in_one_order_with_the_free_slices_that_they_would_use() -> None:
+    world = World("a")
+    world.submit("later", tpu_type="v6e-16", priority=PriorityBand.BATCH)
+    world.submit("two", slices=(2,))
+    world.submit_tasks("tasks", 5, device="v6e-8")
+    assert waiting(world) == [
+        WaitingGang("v4-16", 1, "two", there=1),
+        WaitingGang("v6e-8", 1, "tasks", times=5),
+        WaitingGang("v6e-16", 1, "later"),
+    ]
+
+
+def test_gang_that_pauses_keeps_free_slices_and_misses_none() -> None:
+    world = World("a")
+    job = world.submit("job")
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    assert waiting(world) == [WaitingGang("v4-16", 0, "job", there=1, may_take=False)]
+
+
+def test_gang_that_could_use_only_certain_slices_keeps_free_ones_and_misses_none() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.add_slice(name, pool="large-jobs")
+    world.start("first")
+    world.submit("picky", slices=(2,), constraints=(Constraint("pool", ConstraintOp.EQ, "large-jobs"),))
+    assert waiting(world) == [WaitingGang("v4-16", 0, "picky", there=1, may_take=False)]
+
+
+def test_nothing_is_taken_for_gang_that_would_reach_its_limit() -> None:
+    """Each of them is within the limit alone; the second is not once the first runs. The cluster is smaller now."""
+    world = World("a")
+    world.start("running", user="bob")
+    world.do(LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(chips=16)))
+    world.submit("first", slices=(2,), user="ann")
+    world.submit("second", user="ann")
+    world.submit("large", slices=(3,), user="ann")
+    world.submit("other", user="bob")
+    assert may_take(world) == ["first", "other"]
+    assert missing(world) == {"v4-16": [2, 1, 3, 1]}, "with free chips they are requested all the same"
+
+
+def test_nothing_is_taken_for_more_running_jobs_than_allowed() -> None:
+    world = World()
+    world.do(LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(running_jobs=1)))
+    world.submit("first", user="ann")
+    world.submit("second", user="ann")
+    assert may_take(world) == ["first"]
+
+
+def test_nothing_is_taken_for_gang_to_which_a_lower_band_leaves_its_slice() -> None:
+    world = World("a")
+    world.start("low", priority=PriorityBand.BATCH)
+    world.now += LONG
+    world.submit("high", priority=PriorityBand.PRODUCTION)
+    world.schedule()
+    (gang,) = waiting(world)
+    assert (gang.job_id, gang.may_take) == ("high", False)

@@ -15,11 +15,13 @@ from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.cloud_tpu import CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine
 from iris_ray.capacity.core import CapacityReport, SliceBatch
+from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.google_api import Patience
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner, joined_slices
-from iris_ray.capacity.provisioning import Joined, Settings
+from iris_ray.capacity.provisioning import Joined
 from iris_ray.errors import (
     ControllerUnavailableError,
     NotPermittedError,
@@ -31,6 +33,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from iris_ray.testing.compute_server import ComputeServer
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.provisioning import gangs
 from tests.support.waiting import wait_until
 from tests.unit.dashboard.test_slices import host
 
@@ -53,10 +56,10 @@ class PaperJobs(Jobs):
         self.reported: CapacityReport | None = None
         self.holder: str | None = None
 
-    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
+    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
         if self.error is not None:
             raise self.error
-        return None if self.demand is None else {self.type: self.demand}, self.joined
+        return None if self.demand is None else gangs({self.type: self.demand}), self.joined
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
         if self.holder not in (None, instance):
@@ -68,7 +71,8 @@ class PaperJobs(Jobs):
 
     def close(self, name: str) -> None:
         self._require_permission()
-        self.closed.append(name)
+        if name not in self.closed:
+            self.closed.append(name)
         if self.goes_when_closed:
             self.demand, self.joined = None, {}
         if self.comes_when_closed == name:  # a job was faster
@@ -481,6 +485,23 @@ def test_controller_leases_a_name_to_one_process(world: ControllerInProcess) -> 
     jobs.lease("iris", "process 1 of a", 60.0)
     with pytest.raises(ProvisionerTakenError, match=r"named iris: process 1 of a\."):
         jobs.lease("iris", "process 2 of b", 60.0)
+
+
+def test_controller_tells_which_gangs_wait_and_why_says_whose_chips_come_back(world: ControllerInProcess) -> None:
+    jobs = Jobs()
+    gangs, joined = jobs.look()
+    assert gangs == []
+    world.submit("first", slices=(len(joined) + 1,), user="ann")
+    world.submit("second", slices=(len(joined) + 2,), user="ann")
+    world.iris("cluster", "limits", "ann", "--priority", "interactive", "--chips", str(8 * (len(joined) + 1)))
+    found = wait_until(lambda: jobs.look()[0])
+    assert [(one.job_id, one.missing, one.there, one.may_take) for one in found] == [
+        ("first", 1, len(joined), True),
+        ("second", len(joined) + 2, 0, False),
+    ]
+    text = "takes 32 chips back for 1 v4-16 for first: once a, b are deleted, res in here is asked"
+    jobs.report(CapacityReport("iris", ("v4-16",), taken_back=(("v4-16", text),)))
+    wait_until(lambda: f"provisioner iris {text}" in world.iris("why", "first").stdout)
 
 
 def test_taint_of_provisioner_that_has_died_expires(

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.provider import OWNER_LABEL, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import BROKEN_S, STUCK_S, Action, Create, Delete, Settings, plan
+from iris_ray.capacity.provisioning import BROKEN_S, STUCK_S, Action, Create, Delete, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
@@ -28,6 +29,7 @@ from tests.support.provisioning import (
     asked,
     creates,
     deletes,
+    gangs,
     make_plan,
     name,
     queued,
@@ -222,7 +224,7 @@ def test_reservations_chips_count_once_for_all_types() -> None:
     there = queued(1, location=HERE, reservation=RESERVED.key), queued(2)  # the second one is not the reservation's
 
     def make(demand: Mapping[str, list[int]]) -> list[Action]:
-        return plan(settings, demand, there, {name(1): BUSY, name(2): BUSY}, ProvisioningHistory(), 0.0, 1.7e9)
+        return plan(settings, gangs(demand), there, {name(1): BUSY, name(2): BUSY}, ProvisioningHistory(), 0.0, 1.7e9)
 
     both = make({"v6e-16": [1, 1], "v6e-32": [1]})
     assert [action.config.name for action in both if isinstance(action, Create)] == ["v6e-16", "v6e-16"]
@@ -266,7 +268,7 @@ class Provider:
 
     def turn(self) -> None:
         found, joined = list(self.slices.values()), {n: FREE for n, s in self.slices.items() if s.state is Q.ACTIVE}
-        for action in plan(self.settings, self.demand, found, joined, self.history, self.now, 1.7e9 + self.now):
+        for action in plan(self.settings, gangs(self.demand), found, joined, self.history, self.now, 1.7e9 + self.now):
             if isinstance(action, Delete):
                 self.slices[action.name] = replace(self.slices[action.name], state=Q.DELETING)
             elif isinstance(action, Create):

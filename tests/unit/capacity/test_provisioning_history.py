@@ -20,6 +20,7 @@ from tests.support.provisioning import (
     asked,
     creates,
     deletes,
+    gangs,
     make_plan,
     name,
     queued,
@@ -121,12 +122,12 @@ def test_stockout_of_one_type_pauses_no_other() -> None:
     types = get_tpu_config("v6e-256"), get_tpu_config("v4-8")
     settings, history = replace(SETTINGS, configs=types), ProvisioningHistory()
     history.refused("x", HERE, "v6e-256", 0.0, "no capacity")
-    actions = plan(settings, {"v6e-256": [1], "v4-8": [1]}, [], NOTHING, history, 1.0, 1.7e9)
+    actions = plan(settings, gangs({"v6e-256": [1], "v4-8": [1]}), [], NOTHING, history, 1.0, 1.7e9)
     assert [action.config.name for action in actions if isinstance(action, Create)] == ["v4-8"]
     (waiting,) = waits(actions)
     assert waiting.startswith("1 more v6e-256 wanted")
     v4 = queued(0, name="iris-ann-v4-8-1", accelerator_type="v4-8")
-    plan(settings, {}, [v4], {v4.name: FREE}, history, 2.0, 1.7e9)
+    plan(settings, [], [v4], {v4.name: FREE}, history, 2.0, 1.7e9)
     assert history.at(HERE, "v6e-256").failures == 1, "a v4-8 that joins says nothing of v6e-256"
 
 
@@ -142,7 +143,7 @@ def test_unlisted_zone_is_neither_asked_nor_cleared() -> None:
     history = ProvisioningHistory()
     settings, waiting = replace(SETTINGS, **BOTH), queued(1, Q.WAITING_FOR_RESOURCES)
     for now in (0.0, 1000.0):
-        actions = plan(settings, {"v6e-16": [1, 1]}, [waiting], NOTHING, history, now, 1.7e9, {HERE})
+        actions = plan(settings, gangs({"v6e-16": [1, 1]}), [waiting], NOTHING, history, now, 1.7e9, {HERE})
     assert (deletes(actions), asked(actions)) == ([], ["there"])
 
 
@@ -151,5 +152,7 @@ def test_request_without_answer_counts_while_its_zone_is_unlisted() -> None:
     history = ProvisioningHistory(unconfirmed={name(1): Unconfirmed(f"{HERE}/reservations/res", 0.0)})
     settings = replace(SETTINGS, budget=16, **BOTH)
     late = ARRIVAL_S + 1.0
-    assert asked(plan(settings, {"v6e-16": [1]}, [], NOTHING, history, late, 1.7e9, {HERE})) == []
-    assert asked(plan(settings, {"v6e-16": [1]}, [], NOTHING, history, late, 1.7e9)) == ["here"], "it never arrived"
+    assert asked(plan(settings, gangs({"v6e-16": [1]}), [], NOTHING, history, late, 1.7e9, {HERE})) == []
+    assert asked(plan(settings, gangs({"v6e-16": [1]}), [], NOTHING, history, late, 1.7e9)) == ["here"], (
+        "it never arrived"
+    )

@@ -16,9 +16,11 @@ from typing import Any
 from iris_ray.capacity import provisioner as module
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner
-from iris_ray.capacity.provisioning import Joined, Settings
+from iris_ray.capacity.provisioning import Joined
 from iris_ray.errors import ControllerUnavailableError, ProvisionerTakenError
 from iris_ray.model.topology import get_tpu_config
 from tests.proofs.every_operation.operations import NoAnswerError, Operations
@@ -194,15 +196,15 @@ class _PaperJobs(Jobs):
         self._cloud.used = self.used
         self._keep()
 
-    def look(self) -> tuple[Mapping[str, Sequence[int]] | None, Mapping[str, Joined]]:
-        def look() -> tuple[Mapping[str, Sequence[int]], Mapping[str, Joined]]:
+    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
+        def look() -> tuple[Sequence[WaitingGang], Mapping[str, Joined]]:
             active = [name for name, state in self._cloud.states().items() if state == "ACTIVE"]
             missing = max(0, WANTED - len(active)) if self.phase == "wanted" else 0
             in_use = set(active) if self.phase == "wanted" and not missing else {self.used}
             joined = {name: Joined(True, name in in_use, name in self.closed) for name in active}
-            return {TYPE: (missing,) if missing else ()}, joined
+            return [WaitingGang(TYPE, missing, "job")] if missing else [], joined
 
-        found: tuple[Mapping[str, Sequence[int]], Mapping[str, Joined]] = self._ask("request read", look)
+        found: tuple[Sequence[WaitingGang], Mapping[str, Joined]] = self._ask("request read", look)
         return found
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:

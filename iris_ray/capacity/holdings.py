@@ -1,0 +1,136 @@
+"""The settings and limits of a provisioner, and the chips and slices that count towards the limits. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.capacity.provider import OWNER_LABEL, QueuedSlice, Source
+from iris_ray.capacity.provisioning_history import Unconfirmed
+from iris_ray.capacity.reservations import Lack, Taken
+from iris_ray.model.topology import TPUConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one provisioner.
+
+    Attributes:
+        owner: its name, in the label and in the names of its slices.
+        configs: the types of its slices.
+        sources: where they come from, the preferred one first.
+        least, most: how many slices of each type it keeps at least, and holds at most, including those that only hold
+            quota; None: as many as the budget allows.
+        idle_s: seconds after which an unneeded slice is deleted.
+        max_wait_s: seconds after which a request that still waits is given up, if another source can be asked.
+        budget: how many chips it asks for and holds at most, of all types and sources together; None: no limit.
+    """
+
+    owner: str
+    configs: tuple[TPUConfig, ...]
+    sources: tuple[Source, ...]
+    least: int
+    most: int | None
+    idle_s: float
+    max_wait_s: float = math.inf
+    budget: int | None = None
+
+    def prefix(self, config: TPUConfig) -> str:
+        return f"iris-{self.owner}-{config.name}-"
+
+    def config_of(self, name: str) -> TPUConfig | None:
+        """Return the type of the slice of this provisioner that has this name, or None."""
+        return next((config for config in self.configs if name.startswith(self.prefix(config))), None)
+
+    def holds(self, found: QueuedSlice) -> bool:
+        """Return whether a slice counts towards the budget: a provisioner of this name has made it, of any type."""
+        return found.labels.get(OWNER_LABEL) == self.owner and found.name.startswith(f"iris-{self.owner}-")
+
+    def owns(self, found: QueuedSlice) -> bool:
+        """Return whether this provisioner has made a slice."""
+        return self.holds(found) and self.config_of(found.name) is not None
+
+    def most_of(self, config: TPUConfig) -> int:
+        """Return how many slices of a type it may hold at most."""
+        by_budget = (self.budget or 0) // config.chip_count
+        return min((one for one in (self.most, self.budget and by_budget) if one is not None), default=0)
+
+
+@dataclass(slots=True)
+class Holdings:
+    """The requested and held chips and slices, by which limits are kept. Each chip counts once, whatever its slice's
+    size.
+
+    Attributes:
+        chips: all chips, of all types and sources.
+        of_source: the chips of each source, by its key.
+        of_type: the slices of each type, by its name.
+    """
+
+    settings: Settings
+    chips: int = 0
+    of_source: Counter[str] = field(default_factory=Counter)
+    of_type: Counter[str] = field(default_factory=Counter)
+
+    @staticmethod
+    def of(settings: Settings, held: Iterable[QueuedSlice], unconfirmed: Mapping[str, Unconfirmed]) -> "Holdings":
+        ledger = Holdings(settings)
+        for one in held:
+            config = settings.config_of(one.name)
+            ledger._add(one.chips, one.source, config.name if config else "")
+        for name, asked in unconfirmed.items():
+            if (config := settings.config_of(name)) is not None:
+                ledger._add(config.chip_count, asked.source, config.name)
+        return ledger
+
+    def _add(self, chips: int, source: str, tpu_type: str, slices: int = 1) -> None:
+        self.chips += chips
+        self.of_source[source] += chips
+        self.of_type[tpu_type] += slices
+
+    def take(self, config: TPUConfig, source: Source, slices: int) -> None:
+        """Count slices that are about to be requested."""
+        self._add(config.chip_count * slices, source.key, config.name, slices)
+
+    def set_aside(self, config: TPUConfig, source: Source, slices: int, taken: Taken) -> None:
+        """Count slices that are to be requested once some chips are free; those count until then."""
+        chips = config.chip_count * slices
+        self.chips += max(0, chips - taken.chips())
+        self.of_source[source.key] += max(0, chips - taken.chips(source.key))
+        self.of_type[config.name] += slices
+
+    def lack(self, config: TPUConfig, source: Source, slices: int) -> Lack:
+        """Return the chips that slices of a source lack."""
+        chips, budget = config.chip_count * slices, self.settings.budget
+        in_source = -math.inf if source.chips is None else self.of_source[source.key] + chips - source.chips
+        return Lack(source.key, in_source, -math.inf if budget is None else self.chips + chips - budget)
+
+    def room(self, config: TPUConfig) -> int:
+        """Return how many more slices of a type may be requested from all sources together."""
+        rooms = []
+        if self.settings.most is not None:
+            rooms.append(self.settings.most - self.of_type[config.name])
+        if self.settings.budget is not None:
+            rooms.append((self.settings.budget - self.chips) // config.chip_count)
+        return max(0, min(rooms, default=0))
+
+    def room_at(self, config: TPUConfig, source: Source) -> float:
+        """Return how many more slices of a type the source has chips for, as far as that is known."""
+        if source.chips is None:
+            return math.inf
+        return max(0, (source.chips - self.of_source[source.key]) // config.chip_count)
+
+    def limits(self, config: TPUConfig, slices: int) -> str:
+        """Return which limit keeps a number of slices from being requested."""
+        most, budget = self.settings.most, self.settings.budget
+        if most is not None and self.of_type[config.name] + slices > most:
+            return f"{self.of_type[config.name]} of at most {most} are asked for or held (--max)"
+        if budget is not None and self.chips + slices * config.chip_count > budget:
+            each = config.chip_count
+            return (
+                f"{self.chips} of the budget of {budget} chips are asked for or held (--budget), and a slice has {each}"
+            )
+        full = (s for s in self.settings.sources if s.chips is not None and self.room_at(config, s) < slices)
+        return ", ".join(
+            f"{self.of_source[s.key]} of the {s.chips} chips of {s} are asked for or held ({s.flag})" for s in full
+        )

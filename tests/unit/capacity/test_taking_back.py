@@ -1,0 +1,239 @@
+"""Plans in which a gang takes chips back from slices of other types. On paper: no provider, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.provider import Market, QueuedSlice, Source
+from iris_ray.capacity.provisioning import Action, Delete, Joined, TakeBack, plan
+from iris_ray.capacity.provisioning_history import ProvisioningHistory
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.topology import get_tpu_config
+from tests.support.provisioning import BUSY, FREE, HERE, PARTLY, SETTINGS, Q, creates, deletes, name, queued, waits
+
+RES = Source.reserved(f"{HERE}/reservations/res:64")
+LONG = 1000.0
+LARGE = WaitingGang("v6e-64", 1, "large")
+
+
+def small(number: int, **changes: Any) -> QueuedSlice:
+    """A slice of 16 chips of the reservation."""
+    values: dict[str, Any] = {"reservation": RES.reservation, "market": Market.RESERVED}
+    return queued(number, **(values | changes))
+
+
+def large(number: int, **changes: Any) -> QueuedSlice:
+    values: dict[str, Any] = {"name": f"iris-ann-v6e-64-{number}", "accelerator_type": "v6e-64"}
+    return small(number, **(values | changes))
+
+
+def take(
+    gangs: Sequence[WaitingGang],
+    *found: QueuedSlice,
+    joined: dict[str, Joined] | None = None,
+    history: ProvisioningHistory | None = None,
+    idle_for: float = LONG,
+    **changes: Any,
+) -> list[Action]:
+    """The plan for some gangs, after all slices that are idle have been so for a while."""
+    history = history or ProvisioningHistory()
+    types = tuple(map(get_tpu_config, ("v6e-16", "v6e-32", "v6e-64")))
+    values: dict[str, Any] = {"configs": types, "sources": (RES,), "most": 9, "idle_s": 1e6}
+    chosen = replace(SETTINGS, **(values | changes))
+    there = {one.name: FREE for one in found if one.state is Q.ACTIVE} if joined is None else joined
+    plan(chosen, (), found, there, history, 0.0, 1.7e9)
+    return plan(chosen, gangs, found, there, history, idle_for, 1.7e9 + idle_for)
+
+
+def taken(actions: list[Action]) -> dict[str, str]:
+    """The slices that go for a job, with the job."""
+    return {one.name: one.for_job for one in actions if isinstance(one, Delete) and one.for_job}
+
+
+def texts(actions: list[Action]) -> list[str]:
+    return [one.text for one in actions if isinstance(one, TakeBack)]
+
+
+FOUR = [small(n) for n in range(4)]
+
+
+def test_idle_slices_of_another_type_go_for_a_gang_and_their_chips_count_until_they_are_gone() -> None:
+    actions = take([LARGE], *FOUR)
+    assert taken(actions) == {name(n): "large" for n in range(4)}
+    assert creates(actions) == []
+    assert all(one.if_unused for one in actions if isinstance(one, Delete))
+    assert "takes 64 chips back for 1 v6e-64 for large: once iris-ann-v6e-16-0, " in texts(actions)[0]
+    going = [replace(one, state=Q.DELETING) for one in FOUR]
+    later = take([LARGE], *going)
+    assert (creates(later), deletes(later)) == ([], [])
+    assert len(texts(later)) == 1, "why says so as long as it lasts"
+    assert (creates(take([LARGE], *going[1:])), len(creates(take([LARGE])))) == ([], 1)
+
+
+def test_only_what_is_lacking_goes_and_the_longest_idle_first() -> None:
+    history = ProvisioningHistory()
+    for now in (-500.0, 0.0):
+        history.lasting("unused", name(2), holds=True, now=now)
+    gang = WaitingGang("v6e-32", 1, "job")
+    assert list(taken(take([gang], *FOUR, history=history))) == [name(2), name(0)]
+    assert list(taken(take([gang], *FOUR[:3], history=history))) == [name(2)]
+
+
+def test_nothing_goes_if_it_does_not_suffice() -> None:
+    actions = take([LARGE], *FOUR, joined={name(0): FREE, name(1): FREE, name(2): BUSY, name(3): BUSY})
+    assert taken(actions) == {}
+    assert "64 of the 64 chips of res in here are asked for or held (--reservation); 32 chips" in waits(actions)[0]
+    assert "would not suffice" in waits(actions)[0]
+
+
+@pytest.mark.parametrize(("idle_for", "goes"), [(TAKEN_AFTER_S - 1, False), (TAKEN_AFTER_S, True)])
+def test_slice_goes_once_it_has_been_idle_for_a_minute(idle_for: float, goes: bool) -> None:
+    """Its next job may be about to come, and a new slice is made in minutes."""
+    assert bool(taken(take([LARGE], *FOUR, idle_for=idle_for))) == goes
+
+
+def test_time_for_idle_slices_below_a_minute_holds_here_too() -> None:
+    later = WaitingGang("v6e-16", 1, "later", there=4)  # so that they are not deleted as unneeded
+    for idle_for, goes in ((9.0, False), (10.0, True)):
+        assert bool(taken(take([LARGE, later], *FOUR, idle_for=idle_for, idle_s=10.0))) == goes
+
+
+def test_slices_in_use_incomplete_or_of_other_people_stay() -> None:
+    others = small(3, labels={"iris-ray-provisioner": "bob"})
+    joined = {name(0): BUSY, name(1): PARTLY, name(2): FREE, name(3): FREE}
+    actions = take([WaitingGang("v6e-64", 1, "job")], small(0), small(1), small(2), others, joined=joined)
+    assert taken(actions) == {}
+
+
+def test_limits_and_least_numbers_hold() -> None:
+    assert taken(take([LARGE], *FOUR, least=1)) == {}, "one of each type stays"
+    two = WaitingGang("v6e-32", 2, "job")
+    assert taken(take([two], *FOUR, most=1)) == {}, "it could never have two"
+    assert taken(take([WaitingGang("v6e-64", 2, "job")], *FOUR)) == {}, "the reservation has not so many"
+    assert taken(take([replace(LARGE, may_take=False)], *FOUR)) == {}, "its user's limit is reached"
+
+
+def test_source_that_refused_the_type_last_gets_no_chips_back_for_it() -> None:
+    history = ProvisioningHistory()
+    history.refused("x", RES.key, "v6e-64", 0.0, "no such topology")
+    actions = take([LARGE], *FOUR, history=history)
+    assert taken(actions) == {}
+    assert "64 chips of idle slices of other types stay, since res in here failed last: no such" in waits(actions)[0]
+    assert len(creates(take([LARGE], history=history))) == 1, "with room it is asked again"
+    other = take([WaitingGang("v6e-32", 1, "job")], *FOUR, history=history)
+    assert len(taken(other)) == 2, "another type may be there"
+
+
+def test_gangs_are_served_in_their_order_whatever_their_types() -> None:
+    """The first one gets the chips that are free, and what is lacking; the small one behind it waits."""
+    gangs = [LARGE, WaitingGang("v6e-16", 1, "small")]
+    there = [small(n, state=Q.DELETING) for n in range(3)]
+    actions = take(gangs, *there)
+    assert creates(actions) == []
+    assert "for large" in texts(actions)[0]
+    actions = take(gangs[::-1], *there)
+    assert [one.rpartition("-")[0].rpartition("-")[0] for one in creates(actions)] == ["iris-ann-v6e-16"]
+
+
+def test_idle_slices_that_an_earlier_gang_would_use_stay_and_those_of_a_later_one_go() -> None:
+    """The gang of three has two slices and misses the third."""
+    three = WaitingGang("v6e-16", 1, "three", there=2)
+    joined = {name(0): FREE, name(1): FREE, name(2): BUSY, name(3): BUSY}
+    gang = WaitingGang("v6e-32", 1, "job")
+    assert taken(take([three, gang], *FOUR, joined=joined)) == {}
+    assert taken(take([gang, three], *FOUR, joined=joined)) == {name(0): "job", name(1): "job"}
+    impossible = WaitingGang("v6e-16", 7, "seven", there=2)
+    assert len(taken(take([impossible, gang], *FOUR, joined=joined))) == 2, "they are of no use to it"
+
+
+def test_slices_reserved_for_a_waiting_gang_stay_even_for_an_earlier_one() -> None:
+    kept = WaitingGang("v6e-16", 1, "starving", kept=(name(0), name(1)))
+    actions = take([WaitingGang("v6e-32", 1, "job"), kept], *FOUR)
+    assert taken(actions) == {name(2): "job", name(3): "job"}
+
+
+def test_requests_that_no_earlier_gang_needs_are_withdrawn_first() -> None:
+    there = small(0), small(1), small(2), small(3, state=Q.ACCEPTED)
+    gang = WaitingGang("v6e-16", 1, "small")
+    job = WaitingGang("v6e-32", 1, "job")
+    assert taken(take([job], *there)) == {name(3): "job", name(0): "job"}
+    assert taken(take([gang, job], *there)) == {name(0): "job", name(1): "job"}
+    made = small(3, state=Q.PROVISIONING)
+    assert taken(take([job], *there[:3], made)) == {name(0): "job", name(1): "job"}, "that is being made"
+
+
+def test_chips_go_back_when_another_type_is_wanted_and_large_slice_is_idle() -> None:
+    actions = take([WaitingGang("v6e-16", 1, "a"), WaitingGang("v6e-16", 1, "b")], large(1))
+    assert taken(actions) == {"iris-ann-v6e-64-1": "a"}
+    going = large(1, state=Q.DELETING)
+    assert creates(take([WaitingGang("v6e-16", 1, "a")], going)) == []
+
+
+def test_budget_and_quota_of_a_zone_are_shared_too() -> None:
+    zone = Source.unreserved(f"{HERE}:64", Market.SPOT)
+    spot = [queued(n) for n in range(4)]
+    assert len(taken(take([LARGE], *spot, sources=(zone,)))) == 4
+    assert len(taken(take([LARGE], *spot, sources=(Source(HERE, Market.SPOT),), budget=80))) == 3
+    unknown = take([LARGE], *spot, sources=(Source(HERE, Market.SPOT),))
+    assert (taken(unknown), len(creates(unknown))) == ({}, 1), "nobody has said how many there are"
+
+
+def test_preferred_source_is_freed_before_the_next_one_is_asked() -> None:
+    spot = Source("projects/p/locations/there", Market.SPOT)
+    assert len(taken(take([LARGE], *FOUR, sources=(RES, spot)))) == 4
+    busy = take([LARGE], *FOUR, sources=(RES, spot), joined={name(n): BUSY for n in range(4)})
+    assert (taken(busy), len(creates(busy))) == ({}, 1)
+
+
+def test_deletion_that_the_listing_does_not_show_yet_is_not_done_twice() -> None:
+    """The provider has accepted it, and lists the slices unchanged; then their hosts leave."""
+    history, gang = ProvisioningHistory(), WaitingGang("v6e-32", 1, "job")
+    first = taken(take([gang], *FOUR, history=history))
+    history.leaving = dict.fromkeys(first, True)
+    for joined in ({name(n): FREE for n in range(4)}, {name(2): FREE, name(3): FREE}):
+        actions = take([gang], *FOUR, history=history, joined=joined)
+        assert (taken(actions), creates(actions)) == ({}, [])
+    assert history.leaving.keys() == first.keys()
+
+
+def test_unanswered_deletion_is_asked_for_again_unless_the_hosts_are_gone() -> None:
+    history, gang = ProvisioningHistory(), WaitingGang("v6e-32", 1, "job")
+    first = taken(take([gang], *FOUR, history=history))
+    history.leaving = dict.fromkeys(first, False)
+    assert taken(take([gang], *FOUR, history=history)) == first
+    history.leaving = dict.fromkeys(first, False)
+    gone = take([gang], *FOUR, history=history, joined={name(n): FREE for n in (2, 3)})
+    assert taken(gone) == {}
+
+
+def test_slice_that_is_not_gone_after_half_an_hour_counts_no_longer_as_going() -> None:
+    history, gang = ProvisioningHistory(), WaitingGang("v6e-32", 1, "job")
+    there = small(0, state=Q.DELETING), small(1, state=Q.DELETING), small(2), small(3)
+    assert taken(take([gang], *there, history=history, idle_for=GONE_S - 1)) == {}
+    actions = take([gang], *there, history=history, idle_for=GONE_S)
+    assert taken(actions) == {name(2): "job", name(3): "job"}
+    assert creates(actions) == [], "its chips count as long as it is there"
+
+
+def test_slice_that_cannot_be_deleted_is_not_chosen_again() -> None:
+    history = ProvisioningHistory(undeletable={name(0)})
+    assert taken(take([WaitingGang("v6e-32", 1, "job")], *FOUR, history=history)) == {name(1): "job", name(2): "job"}
+
+
+def test_slices_in_zone_that_cannot_be_asked_stay() -> None:
+    history, there = ProvisioningHistory(), {one.name: FREE for one in FOUR}
+    types = tuple(map(get_tpu_config, ("v6e-16", "v6e-64")))
+    chosen = replace(SETTINGS, configs=types, sources=(RES,), most=9, idle_s=1e6)
+    for now in (0.0, LONG):
+        actions = plan(chosen, [LARGE], FOUR, there, history, now, 1.7e9 + now, {HERE})
+    assert taken(actions) == {}
+
+
+@pytest.mark.parametrize("text", ["here", f"{HERE}:0", f"{HERE}:x", f"{HERE}/reservations/res"])
+def test_malformed_location_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"--location is .* give projects/PROJECT"):
+        Source.unreserved(text, Market.SPOT)

@@ -1,0 +1,243 @@
+"""One reservation for all sizes, against the emulated APIs through Google's clients; the cluster is on paper."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from iris_ray.capacity import provisioner as provisioner_module
+from iris_ray.capacity.cloud_tpu import CloudTpu
+from iris_ray.capacity.compute_engine import ComputeEngine
+from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Provider, Source
+from iris_ray.capacity.provisioner import Provisioner
+from iris_ray.capacity.provisioning import Joined
+from iris_ray.errors import ProviderError
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from iris_ray.testing.compute_server import ComputeServer
+from tests.support.waiting import wait_until
+from tests.unit.capacity.test_provisioner import PaperJobs, be_brief
+
+CHIPS = 32
+TWO_SMALL = [WaitingGang("v6e-16", 1, "a"), WaitingGang("v6e-16", 1, "b")]
+LARGE = WaitingGang("v6e-32", 1, "large")
+
+
+class Cluster(PaperJobs):
+    """Gangs that a test names, and slices that are idle unless it says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.gangs: list[WaitingGang] = []
+        self.now = 0.0
+        clock = SimpleNamespace(time=lambda: 1.7e9 + self.now, monotonic=lambda: self.now)
+        monkeypatch.setattr(provisioner_module, "time", clock)
+
+    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
+        return self.gangs, self.joined
+
+    @property
+    def told(self) -> list[str]:
+        assert self.reported is not None
+        return [text for _, text in self.reported.taken_back]
+
+
+@pytest.fixture
+def paper(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return Cluster(monkeypatch)
+
+
+@pytest.fixture
+def server() -> Iterator[CloudTpuServer]:
+    with CloudTpuServer() as running:
+        running.reservations = {f"{running.location}/reservations/res": CHIPS}
+        yield running
+
+
+def provisioner_of(cloud: Provider, paper: Cluster, **changes: Any) -> Provisioner:
+    source = Source.reserved(f"{cloud.location}/reservations/res:{CHIPS}")
+    values: dict[str, Any] = {"sources": (source,), "least": 0, "most": 4, "idle_s": 600.0}
+    types = get_tpu_config("v6e-16"), get_tpu_config("v6e-32")
+    hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
+    return Provisioner(Settings("ann", types, **(values | changes)), [cloud], paper, hosts)
+
+
+def turn(provisioner: Provisioner, server: Any, paper: Cluster, seconds: float = 30.0, steps: int = 1) -> None:
+    """A turn of the provisioner, and then of the zone. All slices that are made join, idle."""
+    with suppress(ProviderError):
+        provisioner.turn()
+    require_no_chip_twice(server)
+    server.advance(steps)
+    active = names(server, "ACTIVE")
+    paper.joined = {name: paper.joined.get(name, Joined(True, False)) for name in active}
+    paper.now += seconds
+
+
+def names(server: Any, *states: str) -> list[str]:
+    if isinstance(server, CloudTpuServer):
+        return sorted(name for name, state in server.queued_states().items() if not states or state in states)
+    return sorted(name for name, vms in server.statuses().items() if not states or {*vms} == {"RUNNING"})
+
+
+def require_no_chip_twice(server: Any) -> None:
+    """All slices, including those that are being made or deleted, have no more chips than the reservation."""
+    sizes = [int(name.split("-")[3]) for name in names(server)]
+    assert sum(sizes) <= CHIPS, names(server)
+    if isinstance(server, CloudTpuServer):
+        assert "FAILED" not in server.queued_states().values()
+
+
+def two_idle(provisioner: Provisioner, server: Any, paper: Cluster) -> list[str]:
+    """The reservation is used up by two small slices, which have been idle for long enough."""
+    paper.gangs = TWO_SMALL
+    for _ in range(4):
+        turn(provisioner, server, paper)
+        if paper.joined:
+            paper.gangs = []
+    for _ in range(3):
+        turn(provisioner, server, paper)
+    assert len(names(server)) == len(paper.joined) == 2
+    paper.gangs = [LARGE]
+    return names(server)
+
+
+def test_idle_slices_become_the_wanted_size_and_back_again(server: CloudTpuServer, paper: Cluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small
+    assert paper.told == [
+        f"takes 32 chips back for 1 v6e-32 for large: once {small[0]}, {small[1]} are deleted, res in here is asked"
+    ]
+    for _ in range(3):
+        turn(provisioner, server, paper)
+    (large,) = names(server, "ACTIVE")
+    assert large.startswith("iris-ann-v6e-32-")
+    assert paper.told == []
+    assert paper.closed == [], "no taint is left of the slices that are gone"
+    paper.gangs, paper.joined = [], {large: Joined(True, True)}
+    turn(provisioner, server, paper)
+    paper.gangs = TWO_SMALL
+    for _ in range(4):
+        turn(provisioner, server, paper)
+    assert names(server) == [large], "it is in use"
+    paper.joined = {large: Joined(True, False)}
+    for _ in range(8):
+        turn(provisioner, server, paper)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-16"] * 2
+
+
+def test_slow_deletion_keeps_the_chips_for_the_gang_and_counts(server: CloudTpuServer, paper: Cluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    behind = WaitingGang("v6e-16", 1, "behind")
+    paper.gangs = [LARGE, behind]
+    for _ in range(5):
+        turn(provisioner, server, paper, steps=0)
+        assert names(server, "DELETING") == small
+        assert len(paper.told) == 1
+    for _ in range(3):
+        turn(provisioner, server, paper)
+    assert [name[:15] for name in names(server)] == ["iris-ann-v6e-32"]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_lost_answers_to_deletions_delete_no_more_than_necessary(
+    server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    be_brief(monkeypatch, "delete")
+    if arrives:
+        server.delay(1.0, "DeleteQueuedResource", times=2)
+    else:
+        server.fail(grpc.StatusCode.UNAVAILABLE, "DeleteQueuedResource", times=100)
+    turn(provisioner, server, paper, steps=0)
+    if arrives:
+        wait_until(lambda: names(server, "DELETING") == small)
+    assert len(names(server)) == 2
+    server.heal()
+    for _ in range(6):
+        turn(provisioner, server, paper)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+    deleted = {request.name.rpartition("/")[2] for method, request in server.calls if method == "DeleteQueuedResource"}
+    assert deleted == set(small)
+
+
+def test_refused_deletion_leaves_the_slice_and_creates_nothing(
+    server: CloudTpuServer, paper: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    for _ in range(4):
+        turn(provisioner, server, paper)
+    assert names(server) == small[:1], "the first one was refused"
+    assert server.count("DeleteQueuedResource") == 2
+    assert "can't be deleted: the Cloud TPU API refuses" in capsys.readouterr().err
+    assert paper.closed == [], "it takes jobs again"
+
+
+def test_slices_stay_if_a_job_was_faster_or_the_waiting_one_is_gone(server: CloudTpuServer, paper: Cluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    paper.comes_when_closed = small[1]
+    turn(provisioner, server, paper)
+    assert names(server, "ACTIVE") == small
+    paper.comes_when_closed = None
+    turn(provisioner, server, paper)
+    paper.joined[small[1]] = Joined(True, False)
+    turn(provisioner, server, paper, seconds=100.0)
+    assert server.count("DeleteQueuedResource") == 0
+    close = paper.close
+
+    def close_late(name: str) -> None:
+        close(name)
+        paper.gangs = []
+
+    paper.close = close_late  # type: ignore[method-assign]
+    turn(provisioner, server, paper)
+    assert set(small) <= set(paper.closed), "it was about to delete them"
+    assert server.count("DeleteQueuedResource") == 0
+    turn(provisioner, server, paper)
+    assert paper.closed == []
+
+
+def test_refused_size_costs_other_sizes_their_slices_once(server: CloudTpuServer, paper: Cluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    two_idle(provisioner, server, paper)
+    turn(provisioner, server, paper)
+    server.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "CreateQueuedResource")
+    turn(provisioner, server, paper)
+    assert names(server) == []
+    paper.gangs = TWO_SMALL
+    for _ in range(3):
+        turn(provisioner, server, paper)
+    paper.gangs = []
+    for _ in range(3):
+        turn(provisioner, server, paper)
+    paper.gangs, deleted = [LARGE], server.count("DeleteQueuedResource")
+    for _ in range(4):
+        turn(provisioner, server, paper)
+    assert server.count("DeleteQueuedResource") == deleted, "nobody knows that it would be taken now"
+    assert paper.reported is not None
+    assert "stay, since res in here failed last: " in paper.reported.waits[0][1]
+
+
+def test_groups_of_compute_engine_share_a_reservation(paper: Cluster) -> None:
+    with ComputeServer() as server:
+        server.reservations = {"res": CHIPS}
+        provisioner = provisioner_of(ComputeEngine(server.location, server.address), paper)
+        small = two_idle(provisioner, server, paper)
+        turn(provisioner, server, paper, steps=0)
+        turn(provisioner, server, paper, steps=0)
+        assert names(server) == small, "they are being deleted"
+        assert len(paper.told) == 1
+        for _ in range(5):
+            turn(provisioner, server, paper)
+        assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
