@@ -133,7 +133,8 @@ def submit(
             head.run_in_directory(target, flags.working_dir, **sent)
         head.submit_script(target, arguments, flags.working_dir, follow, as_json, **sent)
         return
-    from iris_ray.client.client import IrisClient, require_may_detach
+    from iris_ray.client.client import launch, request_for, require_may_detach
+    from iris_ray.client.run_options import require_no_local_mode
     from iris_ray.model.requirement import ResourceSpec, tpu_device
 
     if flags.tpu_type is None:
@@ -142,20 +143,15 @@ def submit(
     groups = None
     if flags.num_slices is not None or group_by is not None:
         groups = CoschedulingConfig(group_by or TPU_NAME, 1 if flags.num_slices is None else flags.num_slices)
+    require_no_local_mode()
     require_may_detach()
     found = find_target(target, arguments, flags.working_dir or ".")
     code = sent_code(flags.working_dir)
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
+    request = request_for(task, flags.name, need, groups, **cast(JobOptions, options))  # before anything is connected
     with code.for_ray() as directory, cluster(name_it=True, **directory):
-        job = IrisClient().submit(
-            task,
-            flags.name,
-            resources=need,
-            coscheduling=groups,
-            detached=True,
-            **cast(JobOptions, options),
-        )
+        job = launch(request, detached=True)
         code.keep(job.job_id)
         remember_command(job.job_id, "submit", typed())
         if as_json:
@@ -222,7 +218,7 @@ def _follow(job_id: str) -> None:
     controller = ControllerConnection()
     try:
         with host_logs(controller) as logs, live_line(job_id) as live:
-            for line in stream_logs(logs, job_id, live=live):
+            for line in stream_logs(logs, job_id, every_attempt=True, live=live):
                 show(line, prefixed=True)
     except KeyboardInterrupt:
         asks = on_a_terminal() and not was_terminated()

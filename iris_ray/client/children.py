@@ -2,6 +2,8 @@
 
 import re
 import sys
+import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -44,17 +46,28 @@ def children_outlive_attempts() -> bool:
     return me is not None and me.children == ADOPT
 
 
-def as_child(request: RunRequest, place: Sequence[Constraint] = ()) -> RunRequest:
+_numbers: Counter[str] = Counter()
+"""The number of children of each name that this process has submitted."""
+_counting = threading.Lock()
+
+
+def as_child(request: RunRequest, place: Sequence[Constraint] = (), one_of_a_name: bool = False) -> RunRequest:
     """Return the request as that of a job which the next attempt of this task may adopt, if its job asks for that.
 
     Args:
         request: the job. Jobs of a group end with the attempt, as their ids are new in each.
         place: constraints of the request that come from the place where this attempt runs.
+        one_of_a_name: whether the task has at most one child of each name at a time.
     """
     me = get_job_info()
     if me is None or not children_outlive_attempts() or request.spec.group is not None:
         return request
-    return replace(request, child_of=ChildOf(me.job_id, me.task_index, me.attempt, tuple(place)))
+    number: int | None = None
+    if not one_of_a_name:
+        with _counting:
+            number = _numbers[request.spec.name]
+            _numbers[request.spec.name] += 1
+    return replace(request, child_of=ChildOf(me.job_id, me.task_index, me.attempt, tuple(place), number))
 
 
 def begin(request: RunRequest, detached: bool = False) -> Begun:
@@ -71,7 +84,8 @@ def begin(request: RunRequest, detached: bool = False) -> Begun:
 def adopt(request: RunRequest) -> Begun | None:
     """Adopt the job that an earlier attempt of this task has submitted under the name and with the request.
 
-    If there are only jobs of that name with other requests, end one of them. Return None if no job was adopted.
+    If there is none, but the attempt's job of the same name and number has another request, end that one. Return None
+    if no job was adopted.
     """
     if request.child_of is None:
         return None

@@ -154,14 +154,9 @@ class IrisClient:
             TypeError: there is no such option; the message has the nearest.
             ControllerUnavailableError: the cluster's Controller could not be started or reached.
         """
-        if name is not None and (not isinstance(name, str) or not name or "/" in name):
-            raise InvalidRequestError(f"name is {name!r}; give a str without slashes, or leave it out")
         if detached:
             require_may_detach()
-        need = ResourceSpec() if resources is None else resources
-        if not isinstance(need, ResourceSpec):
-            raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
-        request = make_request(remote_fn, placement_of(need, coscheduling), name, **options)
+        request = request_for(remote_fn, name, resources, coscheduling, **options)
         return self._launch(as_child(request) if self.is_direct else request, detached)
 
     def submit_group(self, group: JobGroup, *, detached: bool = False) -> GroupHandle:
@@ -354,6 +349,23 @@ class IrisClient:
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number; hosts without TPU first."""
         return self._transport.ask(0.0, ControllerInterface.list_workers)
+
+
+@takes()
+def request_for(
+    remote_fn: Callable[[], Any] | Any,
+    name: str | None,
+    resources: ResourceSpec | None,
+    coscheduling: CoschedulingConfig | None,
+    **options: Unpack[JobOptions],
+) -> RunRequest:
+    """Return the request of `IrisClient.submit`, without a cluster. Arguments and errors for bad ones as there."""
+    if name is not None and (not isinstance(name, str) or not name or "/" in name):
+        raise InvalidRequestError(f"name is {name!r}; give a str without slashes, or leave it out")
+    need = ResourceSpec() if resources is None else resources
+    if not isinstance(need, ResourceSpec):
+        raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
+    return make_request(remote_fn, placement_of(need, coscheduling), name, **options)
 
 
 def require_may_detach() -> None:

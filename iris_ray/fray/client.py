@@ -91,7 +91,7 @@ class Client:
         region = region_here()
         made = in_allowed_band(fray_request(request, Client, region, self._children))
         if adopt_existing:
-            made = as_child(made, inherited_place(request.resources, region))
+            made = as_child(made, inherited_place(request.resources, region), one_of_a_name=True)
         with _submitting:
             job_id = unfinished_job(request.name)
             if job_id is not None and job_id not in _submitted and adopt_existing:

@@ -60,6 +60,7 @@ def stream_logs(
     first: LogPosition = FROM_THE_BEGINNING,
     *,
     follow: bool = True,
+    every_attempt: bool = False,
     live: LiveLine | None = None,
 ) -> Iterator[LogLine]:
     """Yield the lines of one task, or of all tasks of a job, from the beginning; if followed, also why the job waits.
@@ -71,15 +72,16 @@ def stream_logs(
         job_id: the job.
         task_index: one task; None for all.
         first: where each task's output begins. If it names an attempt, that attempt alone is read; otherwise the latest
-            and all later ones.
+            and all later ones. Of a task that has not been placed yet, all attempts are later ones.
         follow: go on until the job is over; otherwise end with the output that there is now.
+        every_attempt: begin with the first attempt instead of the latest; for a follower from the job's submission.
         live: shows the job's status, if it is a line of a terminal.
 
     Raises:
         UnknownNameError: there is no such job, task or attempt.
     """
     attempt = first.attempt
-    reader = _JobReader(controller, job_id, task_index, first, follow)
+    reader = _JobReader(controller, job_id, task_index, first, follow, every_attempt)
     word = _WaitingWord()
     pause_s = SHORTEST_PAUSE_S
     if task_index is not None:
@@ -103,8 +105,8 @@ def stream_logs(
 
 
 def print_logs(controller: LogSource, job_id: str, task_index: int | None, live: LiveLine) -> None:
-    """Print the output of one task of a job, or with None of all its tasks, until the job ends."""
-    for line in stream_logs(controller, job_id, task_index, live=live):
+    """Print the output of one task of a job, or with None of all its tasks, from its beginning to the job's end."""
+    for line in stream_logs(controller, job_id, task_index, every_attempt=True, live=live):
         if line.note:
             whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"
             print_line(f"{whose}: ".encode() + line.data, sys.stderr)
@@ -149,6 +151,7 @@ class _JobReader:
     task_index: int | None
     first: LogPosition
     follow: bool
+    every_attempt: bool
     left: list["_TaskReader"] = field(default_factory=list)
     _readers: dict[int, "_TaskReader"] = field(default_factory=dict)
 
@@ -172,7 +175,9 @@ class _JobReader:
         shared_by = count if self.task_index is None else None
         for index in range(count) if self.task_index is None else (self.task_index,):
             if index not in self._readers:
-                self._readers[index] = _TaskReader(self.job_id, index, self.first, self.follow, shared_by)
+                self._readers[index] = _TaskReader(
+                    self.job_id, index, self.first, self.follow, shared_by, self.every_attempt
+                )
 
 
 @dataclass(slots=True)
@@ -182,6 +187,7 @@ class _TaskReader:
     Attributes:
         position: what it reads next.
         shared_by: how many tasks are shown; None if only this one is.
+        every_attempt: whether to begin with the first attempt, though a later one may be the latest by now.
     """
 
     job_id: str
@@ -189,6 +195,7 @@ class _TaskReader:
     position: LogPosition
     follow: bool
     shared_by: int | None
+    every_attempt: bool
     done: bool = False
     behind: bool = False
     _only: bool = False
@@ -207,6 +214,10 @@ class _TaskReader:
             self.done = log.job_finished or not self.follow
             if self.done:
                 yield from self._note(log, log.note)
+            self.every_attempt |= self.follow  # attempts may begin and end until the next look
+            return
+        if self.position.attempt is None and self.every_attempt and log.attempt > 1:
+            self.position, self.behind = replace(self.position, attempt=1, tail_lines=None), True
             return
         self.position = replace(self.position, attempt=log.attempt)
         if log.note and not log.from_host and self.follow and not log.finished:

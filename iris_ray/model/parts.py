@@ -16,6 +16,7 @@ second as x, whereas JAX's coordinates on a 2x4 slice have x below 2. Its number
 """
 
 import re
+from collections import defaultdict
 from functools import cache, lru_cache
 from itertools import combinations_with_replacement
 from math import prod
@@ -170,19 +171,20 @@ def part_of_host(tpu_type: str, told: str | None, hosts: int, host_index: int, s
 
 @lru_cache(maxsize=100_000)
 def split_by(tpu_type: str, told: str | None, shape: str, host_index: int) -> tuple[frozenset[int], ...]:
-    """Return the hosts of each larger part, and of the slice, that a gang on a host's part splits.
+    """Return the hosts of the slice, and of each larger part, that a gang on a host's part splits.
+
+    Hosts of the same larger part get the same object.
 
     Args:
         tpu_type, told, shape: as for `part_of_host`.
         host_index: the number of any host of the part.
     """
     whole = _topology(tpu_type, told)
-    hosts = range(prod(_sides(whole)) // CHIPS_PER_HOST)
-    found = [frozenset(hosts)]
-    for larger in _larger(whole, shape):
-        here = _position(whole, larger, host_index)
-        found.append(frozenset(i for i in hosts if _position(whole, larger, i) == here))
-    return tuple(found)
+    larger = (
+        _boxes(whole, shape_around)[_position(whole, shape_around, host_index)]
+        for shape_around in _larger(whole, shape)
+    )
+    return (_hosts(whole), *larger)
 
 
 def _topology(tpu_type: str, told: str | None) -> str:
@@ -217,11 +219,25 @@ def _position(whole: str, shape: str, host_index: int) -> Sides:
 def _numbers(whole: str, shape: str) -> dict[Sides, int]:
     """Return the numbers of the parts of a slice by their places: those within each larger part follow each other."""
     scales = (*_larger(whole, shape), shape)
-    hosts = range(prod(_sides(whole)) // CHIPS_PER_HOST)
-    places = dict.fromkeys(sorted(tuple(_position(whole, scale, i) for scale in scales) for i in hosts))
+    places = dict.fromkeys(sorted(tuple(_position(whole, scale, i) for scale in scales) for i in _hosts(whole)))
     return {place[-1]: number for number, place in enumerate(places)}
 
 
+@cache
+def _hosts(whole: str) -> frozenset[int]:
+    return frozenset(range(prod(_sides(whole)) // CHIPS_PER_HOST))
+
+
+@cache
+def _boxes(whole: str, shape: str) -> dict[Sides, frozenset[int]]:
+    """Return the hosts of each part of a slice, by the places of the parts."""
+    found: defaultdict[Sides, set[int]] = defaultdict(set)
+    for host_index in _hosts(whole):
+        found[_position(whole, shape, host_index)].add(host_index)
+    return {place: frozenset(hosts) for place, hosts in found.items()}
+
+
+@cache
 def _larger(whole: str, shape: str) -> tuple[str, ...]:
     """Return the shapes of larger parts that parts of a shape tile, the largest first."""
     shapes = part_shapes(whole)[::-1]

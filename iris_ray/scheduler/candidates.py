@@ -173,7 +173,7 @@ class Candidates:
         self._count = count
         self._cost = 1 + len(shape.constraints) // CONSTRAINTS_PER_EVALUATION
         self._now, self._changes_kept = 0.0, 1000
-        self._holders = fleet.holders
+        self._fleet = fleet
         self._ahead: _Ahead | None = _Ahead(shape, fleet)
         self._rechecks: list[tuple[float, str]] = []  # a heap: when to evaluate a group again, and its name
 
@@ -301,11 +301,9 @@ class Candidates:
             self._note(evaluate(group, self.shape, self._is_held(group), self._now, in_words=False), group)
 
     def _is_held(self, group: Group) -> bool:
-        if group.is_slice:
-            return group.name in self._holders
-        if not self.shape.chips:
-            return False
-        return group.name in self._holders or any(worker.slice_name in self._holders for worker in group.workers)
+        if group.is_slice or group.shape is not None:
+            return bool(self._fleet.held_on(group.name))
+        return self.shape.chips and any(self._fleet.holder_of(worker) is not None for worker in group.workers)
 
     def _note(self, found: Evaluation, group: Group) -> None:
         """Store an evaluation, and update the counts."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.parts import is_on_slices
 from iris_ray.model.workers import UNCONFIRMED_S, Occupant, Worker, accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import assign, buckets_for, choose, num_groups, preferred
@@ -21,6 +22,9 @@ from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.spreading import Spreading
 from iris_ray.state.events import JobAssignedEvent, TasksAssignedEvent
 from iris_ray.state.fleet import Fleet
+
+Prefers = Callable[[Job], Collection[str]]
+"""Returns the names of the slices, or parts of slices, that a job takes first."""
 
 MOST_TRIALS = 8
 """The largest number of orders in which a plan tries to place a group."""
@@ -64,7 +68,7 @@ def place_together(
     available: Availabilities,
     now: float,
     allowances: Allowances | None = None,
-    prefer: Collection[str] = (),
+    prefers: Prefers = lambda _: (),
 ) -> GroupPlacement | PlacementFailure:
     """Return a placement of all jobs of a group, or the first failure, without changing any argument.
 
@@ -75,7 +79,7 @@ def place_together(
         available: the groups that remain available to each job.
         now: seconds on the clock of the events.
         allowances: the resources that each user and team may still get; None: no limits.
-        prefer: names of the slices to take first.
+        prefers: see `Prefers`.
     """
     for job in members:  # decides most waiting groups, without a trial
         free = choose(job, available.to(job), {}, num_groups(job)[:1], False, False)[1]
@@ -87,7 +91,7 @@ def place_together(
     failure: PlacementFailure | None = None
     for most in (True, False) if any(len(num_groups(job)) > 1 for job in members) else (False,):
         for _ in range(min(len(members), MOST_TRIALS)):
-            found = _Trial(fleet, cache, plan, now, allowances, prefer).place(order, most)
+            found = _Trial(fleet, cache, plan, now, allowances, prefers).place(order, most)
             if not isinstance(found, PlacementFailure):
                 in_order = [(job, found[job.spec.job_id]) for job in members]
                 assignments = (one for _, placed in in_order for one in placed.assignments)
@@ -123,7 +127,6 @@ def place_on(
     fleet: Fleet,
     now: float,
     allowances: Allowances | None = None,
-    prefer: Collection[str] = (),
     given_away: Plan | None = None,
 ) -> GroupPlacement | PlacementFailure:
     """Return a placement of all jobs of a group in a separate fleet, as `place_together` does.
@@ -135,7 +138,7 @@ def place_on(
         for node_id in given_away.taken.keys() & fleet.workers.keys():
             plan.take((fleet.workers[node_id],), given_away.taken[node_id], given_away.takers[node_id])
     available = Availabilities(fleet, cache, plan, now)
-    return place_together(members, fleet, cache, plan, available, now, allowances, prefer)
+    return place_together(members, fleet, cache, plan, available, now, allowances)
 
 
 class FleetOnceLeft:
@@ -150,9 +153,9 @@ class FleetOnceLeft:
 
     def __init__(self, fleet: Fleet, hosts: Collection[Worker], now: float, stays: Callable[[AttemptId], bool]) -> None:
         staying = {who for host in hosts for who in host.occupants if who not in host.ending and stays(who[1])}
-        in_use = {host.slice_name for host in hosts if host.occupants}
         self._fleet = without_what_ends(fleet, hosts, now, staying)
-        self._free = {host.slice_name for host in hosts if host.slice_name} - in_use
+        self._in_use = {host.node_id for host in hosts if host.occupants}
+        self._free: dict[str | None, Collection[str]] = {}  # attribute → groups without occupants
         self._cache = CandidateCache()
         self._now = now
         self._without: dict[frozenset[str], tuple[Plan, Availabilities]] = {}  # the latest two sets of hosts
@@ -160,7 +163,10 @@ class FleetOnceLeft:
     def place(
         self, members: Sequence[Job], away: Collection[str], allowances: Allowances | None
     ) -> GroupPlacement | PlacementFailure:
-        """Return a placement of all jobs of a group without some hosts, preferably on slices that are free already."""
+        """Return a placement of all jobs of a group without some hosts.
+
+        It is preferably on slices, and parts of slices, that are free already.
+        """
         known = frozenset(away)
         if known not in self._without:
             plan = Plan()
@@ -169,7 +175,20 @@ class FleetOnceLeft:
             self._without = dict([*self._without.items()][-1:])
             self._without[known] = plan, Availabilities(self._fleet, self._cache, plan, self._now)
         plan, available = self._without[known]
-        return place_together(members, self._fleet, self._cache, plan, available, self._now, allowances, self._free)
+        prefers = self._free_already
+        return place_together(members, self._fleet, self._cache, plan, available, self._now, allowances, prefers)
+
+    def _free_already(self, job: Job) -> Collection[str]:
+        group_by = job.requirement.group_by
+        if not is_on_slices(group_by):
+            return ()
+        if group_by not in self._free:
+            grouping = self._fleet.grouping(group_by)
+            members = ((name, grouping.members(name)) for name in grouping)
+            self._free[group_by] = {
+                name for name, hosts in members if self._in_use.isdisjoint(h.node_id for h in hosts)
+            }
+        return self._free[group_by]
 
 
 def only(hosts: Iterable[Worker]) -> Fleet:
@@ -204,14 +223,14 @@ class _Trial:
         plan: Plan,
         now: float,
         allowances: Allowances | None,
-        prefer: Collection[str],
+        prefers: Prefers,
     ) -> None:
         touched = [fleet.workers[node_id] for node_id in {**plan.taken, **plan.kept} if node_id in fleet.workers]
         self._plan = Plan(dict(plan.taken), dict(plan.kept), dict(plan.takers), set(plan.without_chips), touched)
         self._fleet = fleet
         self._available = Availabilities(fleet, cache, self._plan, now)
         self._allowances = allowances
-        self._prefer = dict.fromkeys(prefer, -1)
+        self._prefers = prefers
 
     def place(self, order: Sequence[Job], most: bool) -> dict[str, _Placed] | PlacementFailure:
         """Place the jobs in this order, each on as many groups as it can use (``most``) or as few."""
@@ -230,7 +249,7 @@ class _Trial:
     def _place(self, job: Job, mine: _Placed, most: bool, beside: bool) -> PlacementFailure | None:
         """Place all gangs of a job. Return the failure if one can't be placed."""
         allowances, available = self._allowances, self._available.to(job)
-        own = {**preferred(job, self._fleet), **self._prefer}
+        own = {**preferred(job, self._fleet), **dict.fromkeys(self._prefers(job), -1)}
         spreading = Spreading(job, self._fleet) if job.spec.spreads else None
         for gang in job.gangs:
             wanted = num_groups(job)

@@ -13,7 +13,7 @@ from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.parts import shape_of_part, slice_of
+from iris_ray.model.parts import part_attribute, shape_of_part, slice_of
 from iris_ray.model.plain_values import Words, plain
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
 from iris_ray.state.groups import Group, Grouping, part_name
@@ -66,7 +66,7 @@ class Fleet:
         self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may expire, its target, its name
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
-        self._parts_held: defaultdict[str, set[str]] = defaultdict(set)  # slice name → its parts in ``holders``
+        self._parts_held: dict[str, dict[str, set[str]]] = {}  # slice name → shape → its parts in ``holders``
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
         self._changes: ChangeLog[Worker] = ChangeLog()
 
@@ -100,16 +100,16 @@ class Fleet:
         """Return the slices and parts on which an owner keeps actors and that share hosts with a slice or part."""
         whole = slice_of(name)
         found = [whole] if whole in self.holders else []
-        if parts := self._parts_held.get(whole):
-            hosts = {worker.node_id for worker in self.slice_workers(name)}
-            found += sorted(part for part in parts if hosts & {w.node_id for w in self.slice_workers(part)})
+        if shapes := self._parts_held.get(whole):
+            parts = {part_name(worker, shape) for worker in self.slice_workers(name) for shape in shapes}
+            found += sorted(part for part in parts if part is not None and part in self.holders)
         return found
 
     def holder_of(self, worker: Worker) -> str | None:
         """Return the owner that keeps actors on a worker's chips, or None."""
         name = worker.slice_name or ""
-        for part in self._parts_held.get(name, ()):
-            if part == part_name(worker, shape_of_part(part) or ""):
+        for shape, parts in self._parts_held.get(name, {}).items():
+            if (part := part_name(worker, shape)) in parts:
                 return self.holders[part]
         return self.holders.get(name)
 
@@ -121,6 +121,8 @@ class Fleet:
     def slice_workers(self, name: str) -> Sequence[Worker]:
         """Return the live hosts of a slice, or of a part of one."""
         whole, shape = slice_of(name), shape_of_part(name)
+        if shape is not None and (parts := self._groupings.get(part_attribute(shape))) is not None:
+            return group.workers if (group := parts.get(name)) else ()
         workers = group.workers if (group := self._groupings[TPU_NAME].get(whole)) else ()
         return workers if shape is None else [worker for worker in workers if part_name(worker, shape) == name]
 
@@ -283,15 +285,22 @@ class Fleet:
         if owner is not None:
             self.holders[slice_name] = owner
             self._held_by[owner].add(slice_name)
-        if (whole := slice_of(slice_name)) != slice_name:
-            parts = self._parts_held[whole]
-            parts.discard(slice_name)
-            if owner is not None:
-                parts.add(slice_name)
-            if not parts:
-                del self._parts_held[whole]
+        if (shape := shape_of_part(slice_name)) is not None:
+            self._hold_part(slice_of(slice_name), shape, slice_name, owner is not None)
         for worker in self.slice_workers(slice_name):
             self._record_change(worker)
+
+    def _hold_part(self, slice_name: str, shape: str, part: str, is_held: bool) -> None:
+        shapes = self._parts_held.setdefault(slice_name, {})
+        parts = shapes.setdefault(shape, set())
+        if is_held:
+            parts.add(part)
+        else:
+            parts.discard(part)
+        if not parts:
+            del shapes[shape]
+        if not shapes:
+            del self._parts_held[slice_name]
 
     def _occupants_changed(self, worker: Worker) -> None:
         for grouping in self._groupings.values():
@@ -309,7 +318,8 @@ class Fleet:
         assert +self.totals == +sum((Counter(w.resources) for w in self.workers.values()), Counter())
         for owner, names in self._held_by.items():
             assert names == {name for name, holder in self.holders.items() if holder == owner}
-        parts = {part for parts in self._parts_held.values() for part in parts}
+        parts = {part for shapes in self._parts_held.values() for parts in shapes.values() for part in parts}
+        assert all(parts for shapes in self._parts_held.values() for parts in shapes.values()), "an empty entry"
         assert parts == {name for name in self.holders if shape_of_part(name)}, "the index of held parts is wrong"
         for key, grouping in self._groupings.items():
             fresh = Grouping(key, self.workers.values())

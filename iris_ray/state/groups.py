@@ -31,6 +31,8 @@ class Group:
 
     __slots__ = (
         "_chips_idle",
+        "_idle",
+        "_idle_boxes",
         "_room",
         "_shared",
         "_slices",
@@ -87,9 +89,13 @@ class Group:
             self.defect = slice_defect([worker.host_index for worker in self.workers], self.size)
         elif shape is not None and len(workers) != hosts_of_shape(shape):
             self.defect = f"has {len(workers)} of its {hosts_of_shape(shape)} hosts"
+        elif shape is not None and not _is_shared(TOPOLOGY_LABEL, self.workers):
+            self.defect = f"its hosts report different values of {TOPOLOGY_LABEL}"
         self.has_issues = bool(self.defect or self.unhealthy or self.foreign_use or self.suspected or self.taints)
         self._room: dict[str, float] | None = None
         self._chips_idle: bool | None = None
+        self._idle: frozenset[int] | None = None  # the numbers of the members without tasks that use chips
+        self._idle_boxes: dict[frozenset[int], int] = {}  # results of `_idle_in`
         self._shared: dict[str, bool] = {}
 
     def shares(self, key: str) -> bool:
@@ -105,20 +111,29 @@ class Group:
     def splits(self) -> int:
         """The hosts of all larger parts, and of the whole slice, that are idle now and that a gang on a part splits."""
         first = self.workers[0]
-        whole = self._slices.members(first.slice_name) if self._slices is not None and first.slice_name else ()
-        if self.shape is None or first.host_index is None:
+        whole = self._slices.get(first.slice_name) if self._slices is not None and first.slice_name else None
+        if self.shape is None or first.host_index is None or whole is None:
             return 0
-        idle = {worker.host_index for worker in whole if worker.chips_idle}
         tpu_type, told = (
             string_attribute(first.attributes, TPU_TOPOLOGY),
             string_attribute(first.attributes, TOPOLOGY_LABEL),
         )
         larger = split_by(tpu_type or "", told, self.shape, first.host_index)
-        return sum(len(hosts) for hosts in larger if hosts <= idle)
+        return sum(map(whole._idle_in, larger))
+
+    def _idle_in(self, hosts: frozenset[int]) -> int:
+        """Return the number of these hosts, given by their numbers, if all of them are idle; else 0."""
+        known = self._idle_boxes.get(hosts)
+        if known is None:
+            if self._idle is None:
+                self._idle = frozenset(w.host_index for w in self.workers if w.chips_idle and w.host_index is not None)
+            known = self._idle_boxes[hosts] = len(hosts) if hosts <= self._idle else 0
+        return known
 
     def occupants_changed(self) -> None:
         """Invalidate the cached free resources."""
-        self._room = self._chips_idle = None
+        self._room = self._chips_idle = self._idle = None
+        self._idle_boxes.clear()
 
     @property
     def chips_idle(self) -> bool:

@@ -3,13 +3,13 @@
 import os
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from iris_ray import IrisClient, get_job_info, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, result_of
+from tests.support.jax_gangs import joined
 from tests.support.jax_reader import Found, jax_reader
 from tests.support.waiting import wait_until
 
@@ -20,30 +20,6 @@ TYPE = "v6e-16"  # four hosts
 def parted(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
     with SimulatedCluster({TYPE: 1}, quiet=True) as cluster:
         yield cluster
-
-
-def joined() -> dict[str, Any]:
-    """What a process finds out about its gang, by JAX and by iris_ray."""
-    import jax
-    import jax.numpy as jnp
-
-    import iris_ray.jax
-
-    iris_ray.jax.initialize()
-    me = get_job_info()
-    assert me is not None
-    mesh = jax.make_mesh((jax.device_count(),), ("all",))
-    ranks = jax.make_array_from_callback(
-        (jax.device_count(),),
-        jax.NamedSharding(mesh, jax.P("all")),
-        lambda _: jnp.array([jax.process_index()]),
-    )
-    return {
-        "rank": (jax.process_index(), jax.process_count()),
-        "sum": int(jax.jit(jnp.sum)(ranks)),
-        "place": (me.slice_name, me.worker_id, me.task_index, me.num_tasks),
-        "environ": dict(os.environ),
-    }
 
 
 def test_each_part_is_a_jax_program_and_a_lost_host_stops_one(parted: SimulatedCluster, trace: Trace) -> None:
@@ -57,7 +33,8 @@ def _two_jax_programs_side_by_side(name: str) -> None:
     found = run_on_pod(joined, TYPE, **options)  # type: ignore[arg-type]
     assert [one["rank"] for one in found] == [(0, 2), (1, 2)] * 2
     assert {one["sum"] for one in found} == {0 + 1}
-    assert [one["place"] for one in found] == [(f"{name}:2x4:{i // 2}", i % 2, i, 4) for i in range(4)]
+    places = [(me.slice_name, me.worker_id, me.task_index, me.num_tasks) for me in (one["info"] for one in found)]
+    assert places == [(f"{name}:2x4:{i // 2}", i % 2, i, 4) for i in range(4)]
     environments = [one["environ"] for one in found]
     for own in (environments[:2], environments[2:]):
         addresses = own[0]["TPU_WORKER_HOSTNAMES"].split(",")

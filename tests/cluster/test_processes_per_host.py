@@ -12,41 +12,20 @@ from iris_ray.logs.client import host_logs
 from iris_ray.logs.stream import stream_logs
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, job_view, result_of
+from tests.support.jax_gangs import joined
 from tests.support.jax_reader import Found, jax_reader
 from tests.support.waiting import wait_until
-
-
-def joined() -> dict[str, Any]:
-    """What a process finds out about itself, by JAX and by iris_ray."""
-    import jax
-    import jax.numpy as jnp
-
-    import iris_ray.jax
-
-    iris_ray.jax.initialize()
-    me = get_job_info()
-    assert me is not None
-    mesh = jax.make_mesh((jax.device_count(),), ("all",))
-    ranks = jax.make_array_from_callback(
-        (jax.device_count(),),
-        jax.NamedSharding(mesh, jax.P("all")),
-        lambda _: jnp.array([jax.process_index()]),
-    )
-    return {
-        "rank": (jax.process_index(), jax.process_count(), jax.device_count()),
-        "sum": int(jax.jit(jnp.sum)(ranks)),
-        "place": (me.slice_id, me.worker_id, me.local_index, me.task_index, me.num_tasks),
-        "pid": os.getpid(),
-        "environ": dict(os.environ),
-    }
 
 
 def test_two_processes_a_host_form_one_jax_program(cluster: SimulatedCluster) -> None:
     """Two hosts, real ``jax.distributed``. Bare ``jax.distributed.initialize()`` would find the same ranks on GKE."""
     found = run_on_pod(joined, "v4-16", processes_per_host=2, max_retries_failure=0)
-    assert [one["rank"] for one in found] == [(rank, 4, 4) for rank in range(4)]
+    assert [one["rank"] for one in found] == [(rank, 4) for rank in range(4)]
+    assert {one["devices"] for one in found} == {4}
     assert {one["sum"] for one in found} == {0 + 1 + 2 + 3}
-    assert [one["place"] for one in found] == [(0, rank // 2, rank % 2, rank, 4) for rank in range(4)]
+    infos = [one["info"] for one in found]
+    places = [(me.slice_id, me.worker_id, me.local_index, me.task_index, me.num_tasks) for me in infos]
+    assert places == [(0, rank // 2, rank % 2, rank, 4) for rank in range(4)]
     assert len({one["pid"] for one in found}) == 4
     environments = [one["environ"] for one in found]
     assert [environ["TPU_VISIBLE_CHIPS"] for environ in environments] == ["0,1", "2,3"] * 2

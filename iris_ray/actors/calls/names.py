@@ -25,6 +25,11 @@ def incarnations_of(owner: str) -> str:
     return f"incarnation/{owner}/"
 
 
+def adopter_key(owner: str) -> str:
+    """Return the key, in the cluster's store, of the attempt that has adopted the only job of a pool."""
+    return f"adopter/{owner}"
+
+
 def endpoint_key(job_id: str, name: str) -> str:
     """Return the key of a job's endpoint in the cluster's store."""
     return f"endpoint/{job_id}:{name}"
@@ -62,5 +67,7 @@ def take_incarnation(owner: str) -> int:
 
 
 def forget_incarnations(owner: str) -> None:
-    """Forget the numbers of a pool that is gone for good."""
-    ClusterStore().delete_all(incarnations_of(owner))
+    """Forget the numbers of a pool that is gone for good, and which attempt has adopted its job."""
+    store = ClusterStore()
+    store.delete_all(incarnations_of(owner))
+    store.delete(adopter_key(owner))

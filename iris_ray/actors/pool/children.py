@@ -4,12 +4,15 @@ The pool keeps the job's results until the job of that task ends. Then the child
 """
 
 import hashlib
+import json
 import pickletools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from enum import Enum
 from typing import Any
 
+from iris_ray.actors.calls.names import adopter_key
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.protocol.messages import ChildOf, ProcessSpec, RunRequest
 from iris_ray.model.checks import shown
 from iris_ray.model.job_spec import FIELDS_OF_A_JOB
@@ -25,6 +28,28 @@ def may_adopt(by: ChildOf, known: ChildOf) -> bool:
     An attempt adopts each child once: a second job of the same name is another child.
     """
     return (by.job_id, by.task_index) == (known.job_id, known.task_index) and by.attempt > known.attempt
+
+
+def may_replace(by: ChildOf, known: ChildOf) -> bool:
+    """Return whether a task's attempt may end a child whose request differs: the child is the same one of its name.
+
+    Other children of the name may still be asked for.
+    """
+    return by.number is None or known.number is None or by.number == known.number
+
+
+def note_adopter(owner: str, by: ChildOf) -> None:
+    """Store which attempt has adopted the only job of a pool, for the pool's next process. Block until it is stored."""
+    ClusterStore().put(adopter_key(owner), json.dumps([by.attempt, by.number]).encode())
+
+
+def latest_adopter(owner: str, child: ChildOf) -> ChildOf:
+    """Return the attempt that was the latest to adopt the only job of a pool, or ``child``, which has submitted it."""
+    noted = ClusterStore().get(adopter_key(owner))
+    if noted is None:
+        return child
+    attempt, number = json.loads(noted)
+    return child._replace(attempt=attempt, number=number)
 
 
 def differences(old: RunRequest, new: RunRequest, old_function: bytes, new_function: bytes) -> tuple[str, ...]:
@@ -87,7 +112,12 @@ def same_object(one: bytes, other: bytes) -> bool:
     Two pickles of a function may differ in bytes: sets have another order in another process, and a text that occurs
     twice is written once or twice.
     """
-    return one == other or _digest(one) == _digest(other)
+    if one == other:
+        return True
+    try:
+        return _digest(one) == _digest(other)
+    except Exception:  # they have steps that no pickler of Python's writes
+        return False
 
 
 class _Object:

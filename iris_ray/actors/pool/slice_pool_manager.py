@@ -17,7 +17,7 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.names import NAMESPACE, take_incarnation
-from iris_ray.actors.pool.children import differences, may_adopt
+from iris_ray.actors.pool.children import differences, latest_adopter, may_adopt, may_replace, note_adopter
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
@@ -36,7 +36,7 @@ from iris_ray.actors.protocol.messages import (
 )
 from iris_ray.actors.protocol.payloads import fetched
 from iris_ray.errors import ControllerUnavailableError, DeposedError, NotYetError, VersionMismatchError
-from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.model.workers import TPU
 from iris_ray.processes.identity import ProcessIdentity
@@ -109,7 +109,10 @@ class SlicePoolManager:
         self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
         self._only = alone
         self._child = child  # the task's latest attempt that has submitted or adopted the only job
+        self._ends_only = False  # whether the only job is being ended
         if child is not None:
+            if self._incarnation > 1:  # an attempt may have adopted it from an earlier process of this pool
+                self._child = latest_adopter(owner, child)
             self._background.start(self._end_with_parent(child.job_id), f"waiting for the end of {child.job_id}")
 
     def __repr__(self) -> str:
@@ -171,20 +174,42 @@ class SlicePoolManager:
             return Adoption()
         functions = [await fetched(one.pickled_function) for one in (only, request)]
         differs = await asyncio.to_thread(differences, only, request, *functions)
+        if not differs and await self._has_failed(only.spec.job_id):
+            return Adoption()
         if not self._is_free_for(by):  # another call of this attempt was first, or the job has failed
             return Adoption()
         if not differs:
-            self._child = by
+            await self._adopted_by(by)
             logger.info("%s: attempt %d of %s has adopted it", only.spec.job_id, by.attempt, by.job_id)
             return Adoption(only.spec.job_id)
+        assert self._child is not None
+        if not may_replace(by, self._child):
+            return Adoption()
         if replaces:
-            self._child = by
+            await self._adopted_by(by)
             await self._end_only(f"{by.job_id} has submitted another job of its name: {'; '.join(differs)}")
         return Adoption(None, differs)
 
+    async def _adopted_by(self, by: ChildOf) -> None:
+        self._child = by
+        await asyncio.to_thread(note_adopter, self._slices.owner, by)
+
+    async def _has_failed(self, job_id: str) -> bool:
+        """Return whether the Controller says that the only job has failed or was cancelled; its error is on its way."""
+        assert self._alone is not None
+        if self._alone.done():
+            return False
+        try:
+            view = await self._controller.ask_once(ControllerInterface.report, job_id, [], 0, self._controller.sender)
+        except (ControllerUnavailableError, VersionMismatchError):
+            return False
+        if view is None or isinstance(view, Unreachable):
+            return False
+        return view.job_state.finished and view.job_state is not JobState.SUCCEEDED
+
     def _is_free_for(self, by: ChildOf) -> bool:
         """Return whether an attempt may adopt the only job, which runs or has succeeded."""
-        if self._child is None or self._alone is None or not may_adopt(by, self._child):
+        if self._child is None or self._alone is None or self._ends_only or not may_adopt(by, self._child):
             return False
         return not self._alone.done() or not (self._alone.cancelled() or self._alone.exception())
 
@@ -202,6 +227,7 @@ class SlicePoolManager:
 
     async def _end_only(self, reason: str) -> None:
         """End the only job, wait until its processes are gone, and end this pool."""
+        self._ends_only = True
         if self._only is not None and self._alone is not None:
             job_id = self._only.spec.job_id
             if not self._alone.done() and await self.accepted(job_id):

@@ -72,12 +72,14 @@ class ChildOf(NamedTuple):
         task_index: the task.
         attempt: its attempt.
         place: constraints that the request has only from the place where this attempt runs.
+        number: how many jobs of the same name the attempt has submitted before; None if the task has one of each name.
     """
 
     job_id: str
     task_index: int
     attempt: int
     place: tuple[Constraint, ...] = ()
+    number: int | None = None
 
 
 class Adoption(NamedTuple):

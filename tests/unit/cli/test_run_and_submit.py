@@ -156,6 +156,22 @@ def test_named_directory_travels_with_its_secrets_named(world: ControllerInProce
     assert "iris-ray: files that look like secrets are sent as well: .env\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--priority", "system"), "needs a reason"),
+        (("--name", "a/b"), "without slashes"),
+        (("--tpu", "v6e-16", "--topology", "3x3"), "2x2, 2x4"),
+    ],
+)
+def test_submit_refuses_what_can_not_work_before_it_joins(
+    world: ControllerInProcess, script: str, given: tuple[str, ...], says: str
+) -> None:
+    refused = world.iris("submit", script, *given, code=USAGE, quotes=True)
+    assert says in refused.stderr
+    assert "joined" not in refused.stderr
+
+
 def test_following_submit_waits_to_the_end(world: ControllerInProcess, script: str) -> None:
     def works() -> None:
         wait_until(world.has_running_job)

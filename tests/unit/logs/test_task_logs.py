@@ -165,6 +165,16 @@ def test_following_announces_and_reads_every_attempt() -> None:
     assert [line for line in found if line.note] == [LogLine(0, 2, b"attempt 2 of task 0", True)]
 
 
+def test_follower_from_the_submission_reads_attempts_that_ended_before_its_first_look() -> None:
+    story = Story([[[b"one\n"]], [[b"two\n"]], [[b"three\n"]]])
+    story.attempt = 2
+    found = [line.data for line in stream_logs(story, "job", every_attempt=True) if not line.note]
+    assert found == [b"one", b"two", b"three"]
+    story = Story([[[b"one\n"]], [[b"two\n"]], [[b"three\n"]]])
+    story.attempt = 2
+    assert [line.data for line in stream_logs(story, "job") if not line.note] == [b"two", b"three"]
+
+
 def test_following_all_tasks_marks_every_line() -> None:
     story = Story([[[b"a\n", b"", b"b\n"], [b"", b"c\n"], []]])
     found = list(stream_logs(story, "job"))
@@ -240,6 +250,12 @@ class Queued(Story):
         if self.waiting is None:
             return super().fetch_logs(job_id, wanted, max_bytes)
         return {index: TaskLog("job", index, 0, note="it has not run yet") for index in wanted}
+
+
+def test_attempt_that_begins_and_fails_between_two_looks_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Queued([[[b"one\n"]], [[b"two\n"]]], 5.0, monkeypatch)
+    story.attempt = 2  # once the job does not wait any more
+    assert [line.data for line in stream_logs(story, "job") if not line.note] == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("task_index", [None, 1])

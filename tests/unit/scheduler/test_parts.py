@@ -21,6 +21,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.instructions import ReclaimSlice
+from tests.support.costs import calls
 from tests.support.worlds import (
     PlannedWorld,
     World,
@@ -31,6 +32,7 @@ from tests.support.worlds import (
     is_told_to_leave,
     placed,
     submit_group,
+    tagged,
 )
 
 S = TaskState
@@ -120,6 +122,38 @@ def test_parts_follow_the_shape_that_the_live_slice_has() -> None:
     job = part_gang(world, "job", "2x2x4", tpu_type="v5p-64")
     world.schedule()
     assert hosts_of(job) == ("long-0", "long-1", "long-2", "long-3")
+
+
+def test_hosts_that_report_different_shapes_make_no_part() -> None:
+    """By their numbers, these four hosts would be a part. Neither shape has one of them."""
+    world, shapes = World(), {"2x4x4": (0, 2, 5, 7), "2x2x8": (1, 3, 4, 6)}
+    for shape, numbers in shapes.items():
+        for number in numbers:
+            world.do(tagged(host("a", number, "v5p-64"), {TOPOLOGY_LABEL: shape}))
+    part_gang(world, "part", "2x2x4", tpu_type="v5p-64")
+    assert placed(world) == {}
+    assert f"a:2x2x4:0: its hosts report different values of {TOPOLOGY_LABEL}" in world.why("part")
+
+
+def test_cost_of_a_placement_does_not_grow_with_the_square_of_the_parts() -> None:
+    """One user fills a slice with gangs on its smallest parts. The larger slice has four times as many."""
+
+    def cost(tpu_type: str, parts: int) -> int:
+        world = World()
+        add_slices(world, "a", tpu_type=tpu_type)
+        for number in range(parts):
+            part_gang(world, f"job-{number}", "2x2x1", tpu_type=tpu_type)
+        plan = world.plan()
+        assert len(plan.assignments) == parts
+
+        def commit() -> None:
+            for assignment in plan.assignments:
+                world.do(assignment)
+            world.plan()
+
+        return calls(commit)
+
+    assert cost("v4-512", 64) < 4 * 2 * cost("v4-128", 16)
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -265,6 +299,19 @@ def test_warm_part_is_reclaimed_for_parts_that_share_its_hosts_only(world: World
     assert reclaims == [ReclaimSlice("a:2x4:0", "pool-a", f"a:2x2:{number}") for number in (0, 1)]
 
 
+@pytest.mark.parametrize("kind", ["slice", "part"])
+def test_slice_or_part_that_nobody_keeps_warm_is_taken_first(world: World, kind: str) -> None:
+    """A gang on the whole slice or on a part of another shape would have the owner of a warm part give it up."""
+    add_slices(world, "b", tpu_type=TYPE)
+    world.finish(run(world, "first"))
+    if kind == "slice":
+        world.submit("next", tpu_type=TYPE, owner="pool-b")
+    else:
+        part_gang(world, "next", "2x2", owner="pool-b")
+    assert world.schedule()["next"].reclaim == []
+    assert world.state.holders["a:2x4:0"] == "pool-a"
+
+
 def test_own_warm_part_is_taken_again(world: World) -> None:
     run(world, "other", owner="pool-b")
     job = run(world, "mine")
@@ -300,6 +347,17 @@ def test_higher_band_evicts_one_part_for_a_part() -> None:
     high = world.state.jobs["high"]
     assert high.gang.placed
     assert high.gang.groups[0].startswith("a:2x4:")
+
+
+def test_group_evicts_no_more_parts_than_it_needs() -> None:
+    """Three parts are free, and the group needs four. The free ones are the last in the order of names."""
+    world = PlannedWorld()
+    add_slices(world, "a", "b", tpu_type=TYPE)
+    low = [world.run(f"low-{i}", priority=PriorityBand.BATCH, **of_parts("2x2")) for i in range(5)]
+    high = [gang_spec(f"high-{i}", priority=PriorityBand.PRODUCTION, **of_parts("2x2")) for i in range(4)]
+    submit_group(world, *high)
+    world.turn(1.0, times=5)
+    assert sum(map(is_told_to_leave, low)) == 1
 
 
 def test_slice_is_kept_for_a_gang_that_has_waited_long_behind_parts() -> None:
