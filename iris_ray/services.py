@@ -7,6 +7,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.inspection",
     "iris_ray.goodput",
     "iris_ray.doctor",
+    "iris_ray.outputs",
     "iris_ray.sessions",
     "iris_ray.dev",
     "iris_ray.teams",

@@ -1,6 +1,7 @@
 """The service ``cleaning`` in the Controller: has the hosts cleaned, a few at a time, and tells what went."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,8 +12,12 @@ import ray
 from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, Published
-from iris_ray.cleaning.disk import clean_this_machine
+from iris_ray.actors.protocol.services import module_of
+from iris_ray.cleaning.core import Limits
+from iris_ray.cleaning.disk import KEEP_ALL, clean_this_machine
 from iris_ray.cleaning.settings import HOST_FILES_DAYS, HOST_FILES_GB
+from iris_ray.errors import ServiceUnavailableError
+from iris_ray.model.cluster_settings import ClusterSetting
 from iris_ray.model.workers import TPU
 
 logger = logging.getLogger(__name__)
@@ -47,24 +52,31 @@ class CleaningInController(ControllerPart):
                 limits, due_at = self._limits(), time.monotonic() + EVERY_S
                 await self.clean_all(*limits)
 
-    def _limits(self) -> tuple[int | None, int | None]:
-        """Return after how many days files go, and how many bytes they may take."""
-        value = self.controller.state.settings.value
-        gigabytes = value(HOST_FILES_GB)
-        return value(HOST_FILES_DAYS), None if gigabytes is None else gigabytes * GB
+    def _limits(self) -> tuple[Limits, Limits]:
+        """Return what may stay of old files, and of the output directories of tasks."""
+        limits, of_outputs = self._set_limits(HOST_FILES_DAYS, HOST_FILES_GB), KEEP_ALL
+        with contextlib.suppress(ServiceUnavailableError):
+            outputs = module_of("outputs", "settings")
+            of_outputs = self._set_limits(outputs.TASK_OUTPUT_DAYS, outputs.HOST_OUTPUT_GB)
+        return limits, of_outputs
 
-    async def clean_all(self, days: int | None, most_bytes: int | None) -> None:
-        """Clean every machine that there is now; see `Limits`."""
-        if days is None and most_bytes is None:
+    def _set_limits(self, days: ClusterSetting[int | None], gigabytes: ClusterSetting[int | None]) -> Limits:
+        value = self.controller.state.settings.value
+        most = value(gigabytes)
+        return Limits(value(days), None if most is None else most * GB)
+
+    async def clean_all(self, limits: Limits, of_outputs: Limits) -> None:
+        """Clean every machine that there is now."""
+        if limits.keep_all and of_outputs.keep_all:
             return
         self._trouble = None
-        self._tell("the head", await self.in_thread(clean_this_machine, days, most_bytes, False))
+        self._tell("the head", await self.in_thread(clean_this_machine, limits, of_outputs, False))
         free = asyncio.Semaphore(AT_A_TIME)
 
         async def clean(node_id: str, address: str, name: str, has_chips: bool) -> None:
             async with free:
                 try:
-                    task = _clean.options(**on_host(node_id, address)).remote(days, most_bytes, has_chips)
+                    task = _clean.options(**on_host(node_id, address)).remote(limits, of_outputs, has_chips)
                     async with asyncio.timeout(HOST_S):
                         self._tell(name, await asyncio.wrap_future(task.future()))
                 except Exception as error:  # it is gone, its disk hangs, or it has another iris_ray

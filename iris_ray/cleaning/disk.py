@@ -7,7 +7,8 @@ The places are named, and nothing outside of them is touched:
   its sockets, which holds across containers that share the directory, and no process has a file in it open, runs in it,
   or has it in its command line.
 - Logs of workers that have ended, in the living session.
-- iris_ray's own directory: logs of tasks, and local directories of jobs that no process has locked.
+- iris_ray's own directory: logs of tasks, local directories of jobs that no process has locked, and output directories
+  of tasks that do not run. These have limits of their own.
 
 Only what belongs to this process's user goes, and no link is followed.
 """
@@ -21,21 +22,25 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from iris_ray.actors.host.directories import LocalDirectories, host_directory
+from iris_ray.actors.host.redirect import started_tasks
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.actors.protocol.task_files import write_whole
-from iris_ray.cleaning.core import DAY_S, ClockReading, Item, Limits, to_remove
+from iris_ray.cleaning.core import DAY_S, LEAST_AGE_S, ClockReading, Item, Limits, to_remove
 from iris_ray.errors import ServiceUnavailableError
+from iris_ray.model.lifecycle import TaskAttemptId
 
 TPU_LOGS: Final = "libtpu's logs"
 SESSIONS: Final = "dead sessions of Ray"
 WORKER_LOGS: Final = "logs of Ray's dead workers"
 OURS: Final = "iris_ray's own files"
+OUTPUTS: Final = "output directories of tasks"
 
 TPU_LOG_DIR: Final = "TPU_LOG_DIR"
 """libtpu's variable for the directory of its logs; ``disabled``: it writes none."""
@@ -112,43 +117,63 @@ class Cleaned:
             self.files[place] = self.files.get(place, 0) + files
             self.bytes[place] = self.bytes.get(place, 0) + size
 
+    def remove(self, by: Callable[[], object], path: Path, place: str, size: int) -> None:
+        """Remove a file or directory by that function, and note that, or why it can't be removed."""
+        try:
+            by()
+        except OSError as error:
+            if len(self.problems) < MOST_PROBLEMS:
+                self.problems.append(f"{path}: {error.strerror or error}")
+        else:
+            self.add(place, 1, size)
+
 
 MOST_PROBLEMS: Final = 5
 
 
-def clean(places: Places, limits: Limits, clock: ClockReading | None = None) -> Cleaned:
+KEEP_ALL: Final = Limits(None, None)
+FREE: Final = 10
+"""Output directories leave one of this many parts of their disk free."""
+
+
+def clean(
+    places: Places, limits: Limits, clock: ClockReading | None = None, *, of_outputs: Limits = KEEP_ALL
+) -> Cleaned:
     """Remove what is too old or too much.
 
     Args:
         places: where to look.
-        limits: what may stay.
+        limits: what may stay of everything else.
         clock: this machine's clocks; None: read them.
+        of_outputs: what may stay of the output directories of tasks.
     """
     cleaned = Cleaned({}, {}, [])
-    if limits.keep_all:
+    if limits.keep_all and of_outputs.keep_all:
         return cleaned
     clock = _remember(places.own, clock or read_clock())
-    used = used_paths([root for root in (places.tpu_logs, places.sessions) if root is not None])
-    items = [*_tpu_logs(places, used), *_sessions(places, used), *_worker_logs(places, used)]
-    for item in to_remove(items, clock, limits):
-        try:
-            _remove(item.key)
-        except OSError as error:
-            if len(cleaned.problems) < MOST_PROBLEMS:
-                cleaned.problems.append(f"{item.key.path}: {error.strerror or error}")
-            continue
-        cleaned.add(item.key.place, 1, item.bytes)
-    _clean_own(places.own, limits, clock, cleaned)
+    if not limits.keep_all:
+        _clean_others(places, limits, clock, cleaned)
+    if not of_outputs.keep_all:
+        with contextlib.suppress(ServiceUnavailableError):
+            _clean_outputs(places.own, of_outputs, clock, cleaned)
     return cleaned
 
 
-def clean_this_machine(days: float | None, most_bytes: int | None, has_chips: bool) -> dict[str, Any]:
+def _clean_others(places: Places, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
+    used = used_paths([root for root in (places.tpu_logs, places.sessions) if root is not None])
+    items = [*_tpu_logs(places, used), *_sessions(places, used), *_worker_logs(places, used)]
+    for item in to_remove(items, clock, limits):
+        cleaned.remove(partial(_remove, item.key), item.key.path, item.key.place, item.bytes)
+    _clean_own(places.own, limits, clock, cleaned)
+
+
+def clean_this_machine(limits: Limits, of_outputs: Limits, has_chips: bool) -> dict[str, Any]:
     """Clean this machine, in a process of Ray's; return a `Cleaned` as plain values."""
     try:
         places = Places.of_this_machine(has_chips=has_chips)
     except OSError as error:
         return asdict(Cleaned({}, {}, [str(error)]))
-    return asdict(clean(places, Limits(days, most_bytes)))
+    return asdict(clean(places, limits, of_outputs=of_outputs))
 
 
 # -- what there is -----------------------------------------------------------------------------------------------------
@@ -338,9 +363,41 @@ def _clean_own(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned)
     cleaned.add(OURS, max(0, before[0] - after[0]), max(0, before[1] - after[1]))
 
 
+def _clean_outputs(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
+    """Remove output directories of tasks that do not run here any more.
+
+    Raises:
+        ServiceUnavailableError: there is no service that knows them.
+    """
+    outputs = module_of("outputs", "directory")
+    root = outputs.outputs_directory(own)
+    living = {
+        outputs.OutputDirectory.of(root, TaskAttemptId(task.job_id, task.task_index, task.attempt))
+        for task in started_tasks(own).values()
+    }
+    kept = [one for one in outputs.kept_outputs(root) if one.of not in living]
+    items = [Item(one.of, one.changed_at, one.bytes) for one in kept]
+    for item in to_remove(items, clock, Limits(limits.days, _room(own, items, limits.bytes))):
+        cleaned.remove(item.key.remove, item.key.path, OUTPUTS, item.bytes)
+    for one in kept:
+        if clock.wall - one.changed_at >= LEAST_AGE_S:
+            one.of.remove_if_unused()
+
+
+def _room(own: Path, items: Collection[Item[Any]], most_bytes: int | None) -> int | None:
+    """Return what output directories may take: at most this, and only what leaves a part of their disk free."""
+    if most_bytes is None:
+        return None
+    disk = os.statvfs(own)
+    lacking = max(0, disk.f_blocks // FREE - disk.f_bavail) * disk.f_frsize
+    return min(most_bytes, max(0, sum(item.bytes for item in items) - lacking))
+
+
 def _own_files(own: Path) -> tuple[int, int]:
     number = size = 0
-    for parent, _, names in os.walk(own):
+    for parent, folders, names in os.walk(own):
+        if parent == str(own) and "outputs" in folders:  # tasks write there meanwhile
+            folders.remove("outputs")
         for name in names:
             with contextlib.suppress(OSError):
                 size += os.lstat(os.path.join(parent, name)).st_blocks * 512

@@ -17,7 +17,7 @@ from secrets import token_hex
 from types import FrameType
 
 from iris_ray.actors.host.exit_status import ProgramExit, in_words
-from iris_ray.actors.protocol.task_files import TaskFiles, write_whole
+from iris_ray.actors.protocol.task_files import OUTPUT_DIR, TaskFiles, write_whole
 from iris_ray.docker.core import CONTAINER_LABEL, ContainerSpec, container_name
 from iris_ray.errors import ContainerEngineError
 from iris_ray.model.job_info import JobInfo, job_info_of
@@ -60,7 +60,7 @@ def container_environment(
     told = {name: v for name, v in environ.items() if name.startswith(_OF_THE_HOST) or name in _OF_THE_HOST_TOO}
     megascale = {name: value for name, value in told.items() if name.startswith(MEGASCALE_PREFIX)}
     user = {name: v for name, v in spec.env.items() if megascale or not name.startswith(MEGASCALE_PREFIX)}
-    marks = {name: environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE) if name in environ}
+    marks = {name: environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE, OUTPUT_DIR) if name in environ}
     files = {name: f"{secrets}/{name}" for name in spec.secrets}
     return {"PYTHONUNBUFFERED": "1"} | told | user | files | megascale | task.to_env() | marks
 
@@ -90,9 +90,10 @@ def changes_the_client(name: str) -> bool:
 
 
 def _directories(variables: Mapping[str, str], task: JobInfo) -> list[str]:
-    """Return the host's directories to mount: the directory of the task's files, and the job's own with its token."""
+    """Return the directories to mount: of the task's files and its output, and the job's own with its token."""
     parts = variables.get(TaskFiles.VARIABLE), task.local_dir
-    return list(dict.fromkeys(str(Path(part).parent) for part in parts if part))
+    mounted = [str(Path(part).parent) for part in parts if part]
+    return list(dict.fromkeys([*mounted, *filter(None, [variables.get(OUTPUT_DIR)])]))
 
 
 # -- engine ------------------------------------------------------------------------------------------------------------

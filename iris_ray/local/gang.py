@@ -27,7 +27,7 @@ from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import load
-from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
+from iris_ray.actors.protocol.task_files import OUTPUT_DIR, LocalRun, TaskFiles, write_whole
 from iris_ray.client.user_function import callers_error
 from iris_ray.local.mode import ModeKind
 from iris_ray.local.process import LocalProcess
@@ -124,6 +124,7 @@ class LocalTask:
         self._index, self._run, self._label = launch.info.task_index, run, launch.label
         local_dir = run.local_dir(self._index)
         local_dir.mkdir()
+        run.output_dir(self._index).mkdir()
         launch_file = run.launch_file(self._index)
         launch_file.write_bytes(pickle.dumps((launch.pickled_function, request.process.preload)))
         self.process = LocalProcess(
@@ -217,6 +218,7 @@ def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict
     )
     files = run.files(launch.info.task_index)
     ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, MODE.name: ModeKind.SIMPLE.value}
+    ours[OUTPUT_DIR] = str(run.output_dir(launch.info.task_index))
     environ = inherited | changes | ours | {name: kept_in_memory(text) for name, text in launch.secret_files.items()}
     return {name: value for name, value in environ.items() if value is not None}
 

@@ -98,7 +98,7 @@ class HostLogs:
             attempt: only this one; None: the latest `ATTEMPTS_SEARCHED` of each task.
             wanted: what is searched for.
         """
-        places, found = self._all_places(job_id, tasks, attempt), dict[TaskAttemptId, SearchedLog]()
+        places, found = self.places(job_id, tasks, attempt), dict[TaskAttemptId, SearchedLog]()
         by_host: dict[Host, list[TaskAttemptId]] = defaultdict(list)
         for one, place in places.items():
             if place.host is not None:
@@ -120,7 +120,7 @@ class HostLogs:
                 found[one] = SearchedLog(places[one].log, lines, why)
         return [found[one] for one in sorted(found)]
 
-    def _all_places(self, job_id: str, tasks: Sequence[int], attempt: int | None) -> dict[TaskAttemptId, LogPlace]:
+    def places(self, job_id: str, tasks: Sequence[int], attempt: int | None) -> dict[TaskAttemptId, LogPlace]:
         """Return where the attempts of tasks ran; with their last lines those whose host is gone."""
         latest = self._places_now(job_id, {index: LogPosition(attempt) for index in tasks})
         found = {log_id: place for log_id, place in latest.items() if place.log.attempt}

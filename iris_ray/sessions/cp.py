@@ -1,5 +1,7 @@
 """``iris-ray cp``: copies files and directories to and from a task's host, whole or not at all.
 
+``--output`` is the way to the files in ``$IRIS_OUTPUT_DIR``, which outlive the task: see `iris_ray.outputs`.
+
 A copy is a tar stream through a session, as for ``exec``. Its receiver unpacks it beside the target, and renames it
 when all of it has come: `SEND` and `RECEIVE` are programs for the task's Python that do so on the host.
 """
@@ -8,16 +10,19 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import GenericAlias
 from typing import IO, TYPE_CHECKING, TypedDict
 
 import click
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard
-from iris_ray.cli.conventions import FAILED, OK
+from iris_ray.cli.conventions import FAILED, OK, say_error
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json
 from iris_ray.cli.streams import INPUT_BYTES, CtrlC, print_bytes, wait_for
@@ -109,10 +114,12 @@ class TaskPath:
 
 @click.command()
 @click.argument("source")
-@click.argument("target")
-@json_option(Copied)
+@click.argument("target", required=False)
+@click.option("--output", is_flag=True, help="SOURCE is in $IRIS_OUTPUT_DIR of a task, also after its end.")
+@click.option("--attempt", type=click.IntRange(min=1), help="With --output: the attempt.  [default: the latest]")
+@json_option(lambda: Copied | GenericAlias(list, module_of("outputs", "cli").OutputFile))
 @address_option
-def cp(source: str, target: str, as_json: bool) -> None:
+def cp(source: str, target: str | None, output: bool, attempt: int | None, as_json: bool) -> None:
     """Copy a file or directory to or from the host of a running task, whole or not at all.
 
     \b
@@ -124,47 +131,108 @@ def cp(source: str, target: str, as_json: bool) -> None:
     the target takes the source under its own name. A file is replaced, a directory is not. A link that is named is
     followed; links in a directory are copied as links, and those out of it are refused. Only the job's user and
     operators may do this.
+
+    With --output, SOURCE names files that a task has written to $IRIS_OUTPUT_DIR, and the task may have ended:
+
+    \b
+      iris-ray cp --output train-1a2b3c4d                  lists those of the latest ten attempts of all tasks
+      iris-ray cp --output train-1a2b3c4d/3:profiles       lists a directory of task 3
+      iris-ray cp --output train-1a2b3c4d/3 ./of-task-3    copies all of task 3's latest attempt that has left any
+      iris-ray cp --output train-1a2b3c4d/3:a.json -       writes a tar stream to stdout
+
+    Of these, links out of the directory, FIFOs and files of more than 1 GiB that are mostly holes are left out.
     """
+    if attempt is not None and not output:
+        raise click.UsageError("--attempt goes with --output.")
+    if output:
+        _of_output(source, target, attempt, as_json)
+        return
+    if target is None:
+        raise click.UsageError("Missing argument 'TARGET'.")
     match TaskPath.of(source), TaskPath.of(target):
         case TaskPath() as there, None:
-            written, size = _fetch(there, Path(target))
+            name = os.path.basename(there.path.rstrip("/")) or there.job.replace("/", "-")
+            send = partial(_run, there, ("python", "-c", SEND, there.path), None)
+            written, size, _ = _fetch(there.path, name, Path(target), send)
         case None, TaskPath() as there:
             written, size = _send(Path(source), there)
         case _:
             raise click.UsageError("give one path on a task's host, as JOB/3:PATH, and one here.")
-    if as_json:
-        print_json(Copied(source=source, target=written, bytes=size))
+    _show(Copied(source=source, target=written, bytes=size), as_json)
+
+
+def _of_output(source: str, target: str | None, attempt: int | None, as_json: bool) -> None:
+    """List or copy files of ``$IRIS_OUTPUT_DIR``."""
+    outputs = module_of("outputs", "cli")
+    there = outputs.OutputPath.of(source)
+    if target is None:
+        outputs.show(there, attempt, as_json)
+    elif target == outputs.STDOUT:
+        outputs.send_to_stdout(there, attempt)
     else:
-        click.echo(f"{written}: {size} bytes")
+        send = partial(outputs.send, there, attempt)
+        written, size, left_out = _fetch(source, there.name, Path(target), send, is_foreign=True)
+        if left_out:
+            say_error(f"{len(left_out):,} links out of the directory were left out, such as {left_out[0]!r}")
+        _show(Copied(source=source, target=written, bytes=size), as_json)
+
+
+def _show(copied: Copied, as_json: bool) -> None:
+    if as_json:
+        print_json(copied)
+    else:
+        click.echo(f"{copied['target']}: {copied['bytes']} bytes")
 
 
 # -- from a host -------------------------------------------------------------------------------------------------------
 
 
-def _fetch(place: TaskPath, target: Path) -> tuple[str, int]:
-    """Copy from a host. Return the path that was written, and the size of its files."""
+def _fetch(
+    source: str, name: str, target: Path, send: Callable[[IO[bytes]], int], is_foreign: bool = False
+) -> tuple[str, int, list[str]]:
+    """Copy from a host.
+
+    Args:
+        source: what is copied, for messages.
+        name: its name in a directory.
+        target: where it is to be.
+        send: writes it as a tar stream to a file, and returns an exit code.
+        is_foreign: whether links out of it are left out; otherwise they are an error.
+
+    Returns:
+        The path that was written, the size of its files, and the names of links that were left out.
+    """
     target = target.expanduser()
     if target.is_dir():
-        target = target / (os.path.basename(place.path.rstrip("/")) or place.job.replace("/", "-"))
+        target = target / name
     if not target.absolute().parent.is_dir():
         raise InvalidRequestError(f"{target}: {target.absolute().parent} is not a directory")
+    left_out: list[str] = []
+
+    def judged(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+        try:
+            return tarfile.data_filter(member, path)
+        except tarfile.FilterError:
+            left_out.append(member.name)
+            return None
+
     with tempfile.TemporaryDirectory(prefix=".iris-ray-cp-", dir=target.absolute().parent) as made:
         packed = Path(made, "packed")
         with packed.open("wb") as stream:
-            code = _run(place, ("python", "-c", SEND, place.path), None, stream)
+            code = send(stream)
         if code != OK:
             raise click.exceptions.Exit(code)
         try:
             with tarfile.open(packed) as files:
                 size = _size(files)
-                files.extractall(made, filter="data")
+                files.extractall(made, filter=judged if is_foreign else "data")
         except (tarfile.TarError, OSError) as error:
-            raise InvalidRequestError(f"{place.path} can't be copied: {error}") from None
+            raise InvalidRequestError(f"{source} can't be copied: {error}") from None
         copied = Path(made, NAME)
         if target.is_dir() or (copied.is_dir() and os.path.lexists(target)):
             raise InvalidRequestError(f"{target} exists already; remove it, or give another name")
         os.replace(copied, target)
-        return str(target), size
+        return str(target), size, left_out
 
 
 # -- to a host ---------------------------------------------------------------------------------------------------------

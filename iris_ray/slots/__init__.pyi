@@ -4,7 +4,7 @@ from .client.served_command import ProgramAnswer, ServedCommand
 from .client.session import Session
 from .client.slot_client import SlotClient
 from .core.devices import DeviceKind
-from .core.memory_estimates import GGUFModel, gguf_memory, split_memory, vllm_memory
+from .core.memory_estimates import GGUFModel, gguf_memory, read_gguf, split_memory, vllm_memory
 from .core.models import ModelSpec
 from .core.policy import IdleFor, PlacementPolicy, ServingPolicy
 from .front.api_keys import ApiKey
@@ -29,6 +29,7 @@ __all__ = [
     "SlotRow",
     "SlotStatus",
     "gguf_memory",
+    "read_gguf",
     "slot_request",
     "split_memory",
     "vllm_memory",

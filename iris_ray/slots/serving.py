@@ -23,7 +23,7 @@ from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.core.allocator import fits_when_empty
 from iris_ray.slots.core.devices import DeviceKind, Runner
-from iris_ray.slots.core.memory_estimates import split_memory
+from iris_ray.slots.core.memory_estimates import gguf_memory, read_gguf, split_memory
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.front.api_keys import ApiKey
@@ -326,7 +326,7 @@ def read(path: Path, environ: Mapping[str, str] = os.environ) -> ModelsFile:
         plain = {name: table[name] for name in ("name", "host", "port", "timeout_s") if name in table}
         with _at("[[hosts]]"):
             hosts = [_hosts(each) for each in _list(table.get("hosts", []), "[[hosts]]")]
-        models = {name: _model(name, each) for name, each in _tables(table, "models")}
+        models = {name: _model(name, each, path.parent) for name, each in _tables(table, "models")}
         keys = [_key(name, each, environ) for name, each in _tables(table, "keys")]
         with _at("[policy]"):
             _check_names(table.get("policy", {}), SIMPLE_POLICY)
@@ -355,16 +355,19 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
     return SlotHosts(**found, tolerations=_texts(table.get("tolerations", []), "tolerations"))
 
 
-def _model(name: str, table: Mapping[str, Any]) -> FileModel:
+def _model(name: str, table: Mapping[str, Any], directory: Path) -> FileModel:
     of_program = {"health", "load_s", "environment"}
     simple = {"concurrency", "runtime", "lora", "idle_s", "group", "alone", "arguments", "replicas", "prewarm"}
     with _at(f"[models.{name}]"):
-        _check_names(table, of_program | simple | {"command", "class", "memory_gb", "kind", "constraints", "aliases"})
+        others = {"command", "class", "memory_gb", "gguf", "context", "kind", "constraints", "aliases"}
+        _check_names(table, of_program | simple | others)
         if ("command" in table) == ("class" in table):
             raise InvalidSlotError('give either command = "PROGRAM … --port {port}", or class = "module:Class"')
         how = {each: table[each] for each in simple if each in table}
         if "memory_gb" in table:
             how["memory"] = _memory(table["memory_gb"])
+        if {"gguf", "context"} & table.keys():
+            how["memory"] = _memory_of_gguf(table, directory)
         if "kind" in table:
             how["kind"] = _choice(DeviceKind, table["kind"], "kind")
         if "constraints" in table:
@@ -373,7 +376,9 @@ def _model(name: str, table: Mapping[str, Any]) -> FileModel:
         if "command" in table:
             model = ServedCommand(table["command"], **{each: table[each] for each in of_program if each in table})
             if "memory" not in how:
-                raise InvalidSlotError("a program needs memory_gb: gigabytes on a device, or { 1 = 16, 2 = 9 }")
+                raise InvalidSlotError(
+                    "a program needs memory_gb: gigabytes on a device, or { 1 = 16, 2 = 9 }; or gguf and context"
+                )
         elif wrong := {"health", "environment"} & table.keys():
             raise InvalidSlotError(f"{min(wrong)} is for programs; a class has a method of its own")
         else:
@@ -410,6 +415,35 @@ def _memory(given: Any) -> dict[int, int | Sequence[int]]:
         int(number): [_bytes(size) for size in each] if isinstance(each, list) else _bytes(each)
         for number, each in by_number.items()
     }
+
+
+def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int]:
+    """Return the memory of a model whose weights are a GGUF file, as `gguf_memory` estimates it.
+
+    Args:
+        table: the model's.
+        directory: that of the file of models, to which the path of the GGUF file is relative.
+    """
+    if "memory_gb" in table:
+        raise InvalidSlotError("give either gguf and context, or memory_gb")
+    if lacks := [each for each in ("gguf", "context", "concurrency") if each not in table]:
+        raise InvalidSlotError(
+            f"{lacks[0]} is missing: the memory follows from the GGUF file, from context, the tokens of a request with"
+            " its answer, and from concurrency, as each of the requests at a time has a cache of its own"
+        )
+    given = table["gguf"] if isinstance(table["gguf"], dict) else {"path": table["gguf"]}
+    _check_names(given, {"path", "on"})
+    require("gguf", given.get("path"), NAME, InvalidSlotError)
+    on = given.get("on", [1])
+    require("gguf: on", on, ListOf(int, "a list of numbers of devices, such as [1, 2]"), InvalidSlotError)
+    path = directory / Path(given["path"]).expanduser()
+    try:
+        with path.open("rb") as file:
+            model = read_gguf(file, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        why = error.strerror or error
+        raise InvalidSlotError(f"gguf: {path} can't be read on this machine: {why}; or give memory_gb") from None
+    return gguf_memory(model, context=table["context"], concurrency=table["concurrency"], degrees=on)
 
 
 def _bytes(gigabytes: Any) -> int:

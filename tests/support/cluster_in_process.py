@@ -1,8 +1,8 @@
 """A cluster in this process: the real Controller, pools and slices, on made-up nodes and hosts.
 
-Real are the Controller, SlicePoolManager, SliceActor, LogReader and HostSession with all that they use. Made up are Ray
-(see `ray_in_process`), its node table, reservations and key-value store, and on each host the processes: a `Host`
-stands for a TPUHostActor and a `Process` for a task's process, whose tasks do what the test says.
+Real are the Controller, SlicePoolManager, SliceActor, LogReader, OutputReader and HostSession with all that they use.
+Made up are Ray (see `ray_in_process`), its node table, reservations and key-value store, and on each host the
+processes: a `Host` stands for a TPUHostActor and a `Process` for a task's process, whose tasks do what the test says.
 """
 
 import asyncio
@@ -218,7 +218,7 @@ class ClusterInProcess:
                     from tests.support.sessions import SessionInProcess
 
                     return SessionInProcess(*args)
-                assert actor_class.__name__ == "LogReader", actor_class
+                assert actor_class.__name__ in ("LogReader", "OutputReader"), actor_class
                 return actor_class()
         node = self.node(group.node_ids[strategy.placement_group_bundle_index])
         handle = ray.get_runtime_context().current_actor

@@ -19,6 +19,8 @@ from iris_ray.processes.identity import ProcessIdentity
 
 _OWNED = ".owned"
 _MEMBER = re.compile(r"([0-9]{1,9}) ([0-9]{1,18})")
+OUTPUT_DIR = "IRIS_OUTPUT_DIR"
+"""The variable with a task's directory for files that outlive its attempt; the service ``outputs`` sets it."""
 STATUS_CHARACTERS = 200
 """The limit for the characters of a task's status."""
 
@@ -57,6 +59,11 @@ class TaskFiles:
     def pid(self) -> str:
         """The number of the task's process."""
         return os.path.basename(self.prefix)
+
+    @property
+    def host_directory(self) -> Path:
+        """The directory of the task's host; see `of_process`."""
+        return Path(self.prefix).parents[1]
 
     @property
     def started(self) -> Path:
@@ -281,6 +288,10 @@ class LocalRun:
     def local_dir(self, task_index: int) -> Path:
         """Return the path of the task's own directory."""
         return self.directory / f"{task_index}.local"
+
+    def output_dir(self, task_index: int) -> Path:
+        """Return the path of the task's output directory, which goes with the run."""
+        return self.directory / f"{task_index}.outputs"
 
     def has_ended(self, task_index: int) -> bool:
         return self.end_file(task_index).exists()

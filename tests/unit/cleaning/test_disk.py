@@ -11,8 +11,23 @@ from pathlib import Path
 import pytest
 
 from iris_ray.actors.host.directories import LocalDirectories
-from iris_ray.cleaning.core import DAY_S, Limits
-from iris_ray.cleaning.disk import OURS, SESSIONS, TPU_LOGS, WORKER_LOGS, Cleaned, Places, clean, read_clock
+from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.cleaning.core import DAY_S, ClockReading, Limits
+from iris_ray.cleaning.disk import (
+    KEEP_ALL,
+    OURS,
+    OUTPUTS,
+    SESSIONS,
+    TPU_LOGS,
+    WORKER_LOGS,
+    Cleaned,
+    Places,
+    clean,
+    read_clock,
+)
+from iris_ray.model.lifecycle import TaskAttemptId
+from iris_ray.outputs.directory import OutputDirectory, outputs_directory
 
 LIMITS = Limits(14, None)
 OLD = 20
@@ -245,3 +260,66 @@ def test_no_places_are_no_problem(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     (tmp_path / "own").mkdir()
     assert clean(Places(nowhere, nowhere, nowhere / "session", tmp_path / "own"), LIMITS).problems == []
+
+
+# -- output directories --------------------------------------------------------------------------------------------
+
+
+def output(places: Places, index: int, kilobytes: int = 100) -> OutputDirectory:
+    made = OutputDirectory.of(outputs_directory(places.own), TaskAttemptId("job", index, 1))
+    made.create()
+    if kilobytes:
+        (made.path / "x").write_bytes(os.urandom(kilobytes << 10))
+    return made
+
+
+def later(days: float) -> ClockReading:
+    """The clocks after some days; no program can set the time by which output directories age."""
+    now = read_clock()
+    return ClockReading(now.boot, now.wall + days * DAY_S, now.uptime + days * DAY_S)
+
+
+def test_output_directories_of_ended_attempts_go_after_their_days(places: Places) -> None:
+    ended, unused, runs = output(places, 0), output(places, 1, kilobytes=0), output(places, 2)
+    files = TaskFiles.of_process(places.own, os.getpid())
+    StartedTask("job", 2, 1, 1, "label").write(files)
+    kept = clean(places, KEEP_ALL, later(6.9), of_outputs=Limits(7, None))
+    assert kept.files == {}
+    assert ended.path.exists()
+    assert not unused.path.exists()
+    gone = clean(places, KEEP_ALL, later(7.1), of_outputs=Limits(7, None))
+    assert gone.files == {OUTPUTS: 1}
+    assert gone.bytes[OUTPUTS] >= 100 << 10
+    assert not ended.path.exists()
+    assert runs.path.exists()
+
+
+def test_oldest_output_directories_go_beyond_the_size_of_the_host(places: Places) -> None:
+    outputs = []
+    for index in range(4):
+        outputs.append(output(places, index))
+        time.sleep(0.02)
+    clean(places, KEEP_ALL, later(0.01), of_outputs=Limits(None, 250 << 10))
+    assert all(one.path.exists() for one in outputs), "nothing that was changed within the last hour goes"
+    clean(places, KEEP_ALL, later(0.1), of_outputs=Limits(None, 250 << 10))
+    assert [one.path.exists() for one in outputs] == [False, False, True, True]
+
+
+def test_output_directories_leave_a_tenth_of_the_disk_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = output(places, 0), output(places, 1)
+    real = os.statvfs(places.own)
+    fields = list(real)
+    fields[4] = real.f_blocks // 10 - (50 << 10) // real.f_frsize  # f_bavail: 50 kB too little
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    clean(places, KEEP_ALL, later(0.1), of_outputs=Limits(None, 1 << 40))
+    assert [first.path.exists(), second.path.exists()] == [False, True]
+
+
+def test_limits_of_output_directories_and_of_other_files_are_apart(places: Places) -> None:
+    assert places.tpu_logs is not None
+    kept, log = output(places, 0), written(places.tpu_logs / LOG)
+    clean(places, KEEP_ALL, later(8), of_outputs=Limits(30, None))
+    assert log.exists()
+    clean(places, Limits(14, None), later(8))
+    assert not log.exists()
+    assert kept.path.exists()

@@ -83,6 +83,14 @@ def test_container_sees_directories_of_notices_and_job(tmp_path: Path) -> None:
     assert "--volume=/dev/shm/job:/dev/shm/job" in arguments
 
 
+def test_container_has_the_output_directory_of_its_task_at_the_same_path() -> None:
+    path = "/tmp/ray/iris_ray-0/outputs/job/task-0.attempt-1"
+    variables = container_environment({"IRIS_OUTPUT_DIR": path}, spec(), INFO)
+    assert variables["IRIS_OUTPUT_DIR"] == path
+    arguments = run_arguments("one", spec(), variables, INFO)
+    assert f"--volume={path}:{path}" in arguments
+
+
 def test_container_has_only_variables_of_task_chips_and_user() -> None:
     environ = {
         "HOME": "/root",

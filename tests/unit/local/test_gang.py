@@ -56,6 +56,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "neighbours": neighbours,
             "env": {name: os.environ.get(name) for name in WATCHED},
             "local_dir": Path(me.local_dir).is_dir(),
+            "output_dir": Path(os.environ["IRIS_OUTPUT_DIR"]).is_dir(),
         }
 
     with pytest.MonkeyPatch.context() as patch:
@@ -93,6 +94,7 @@ def test_heartbeats_notices_endpoints_and_directories_work_locally(seen: list[di
         assert one["notice"] is None
         assert one["neighbours"] == [f"10.0.0.1:{i}" for i in range(4)]
         assert one["local_dir"]
+        assert one["output_dir"]
         assert not Path(one["me"].local_dir).exists(), "it goes with the run"
 
 

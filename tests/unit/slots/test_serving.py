@@ -1,5 +1,6 @@
 """A file of models: what it says, and what follows when it changes."""
 
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,9 @@ from iris_ray.slots.actors.messages import ModelOrder
 from iris_ray.slots.cli import serve
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.memory_estimates import gguf_memory, read_gguf
 from iris_ray.slots.serving import ServedFile, read
+from tests.support.gguf_files import write_gguf
 
 FILE = """
 port = 0
@@ -98,6 +101,61 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
     assert said.place("llama") == "1 × 75 GB of gpu"
     path.write_text(FILE.replace("memory_gb = 80\n", "").replace('kind = "gpu"', 'kind = "cpu"'))
     with pytest.raises(InvalidSlotError, match="has no memory_gb"):
+        read(path, SECRETS)
+
+
+GGUF = 'gguf = "weights/small.gguf"\ncontext = 1000'
+OF_LLAMA = "memory_gb = { 1 = 70, 2 = 40.5 }"
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    """A GGUF file beside the file of models."""
+    (tmp_path / "weights").mkdir()
+    return write_gguf(tmp_path / "weights" / "small.gguf")
+
+
+def test_memory_follows_from_gguf_file_context_and_concurrency(path: Path, gguf: Path) -> None:
+    path.write_text(FILE.replace(OF_LLAMA, GGUF))
+    with gguf.open("rb") as file:
+        head = read_gguf(file, gguf.stat().st_size)
+    found = read(path, SECRETS).models["llama"].how
+    assert found["memory"] == gguf_memory(head, context=1000, concurrency=256)
+    assert found["concurrency"] == 256
+    path.write_text(FILE.replace(OF_LLAMA, GGUF.replace('"weights/small.gguf"', f'{{ path = "{gguf}", on = [1, 2] }}')))
+    on_two = read(path, SECRETS).models["llama"].how["memory"]
+    assert on_two == gguf_memory(head, context=1000, concurrency=256, degrees=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("instead", "why"),
+    [
+        (f"{OF_LLAMA}\n{GGUF}", "give either gguf and context, or memory_gb"),
+        ('gguf = "weights/small.gguf"', "context is missing: the memory follows from"),
+        ("context = 1000", "gguf is missing"),
+        (GGUF.replace("1000", "0"), "context is 0"),
+        (
+            GGUF.replace("small", "large"),
+            "large.gguf can't be read on this machine: No such file or directory",
+        ),
+        (GGUF.replace('"weights/small.gguf"', '"models.toml"'), "it does not begin with the letters GGUF"),
+        (GGUF.replace('"weights/small.gguf"', "{ path = 3 }"), "gguf is 3; give a str that is not empty"),
+        (GGUF.replace('"weights/small.gguf"', '{ path = "weights/small.gguf", on = "2" }'), "gguf: on is '2'"),
+        (GGUF.replace('"weights/small.gguf"', '{ file = "x" }'), "there is no 'file'"),
+    ],
+)
+def test_memory_that_can_not_follow_is_refused(path: Path, gguf: Path, instead: str, why: str) -> None:
+    assert gguf.exists()
+    path.write_text(FILE.replace(OF_LLAMA, instead))
+    with pytest.raises(InvalidSlotError, match=re.escape(why)):
+        read(path, SECRETS)
+
+
+def test_gguf_without_concurrency_is_refused(path: Path, gguf: Path) -> None:
+    """A program serves 64 requests at a time by default, and each has a cache."""
+    assert gguf.exists()
+    path.write_text(FILE.replace(OF_LLAMA, GGUF).replace("concurrency = 256\n", ""))
+    with pytest.raises(InvalidSlotError, match="concurrency is missing"):
         read(path, SECRETS)
 
 
