@@ -376,7 +376,7 @@ def unguarded(stream: Any) -> Any:
 
 
 def close_broken_pipes() -> None:
-    """Write what stdout and stderr still hold. Where nobody reads it any more, drop it, so that Python's exit is silent.
+    """Write what stdout and stderr still hold. Drop it where nobody reads it any more, so that Python exits silently.
 
     The way is that of Python's documentation of SIGPIPE, in the module signal.
     """
