@@ -21,13 +21,13 @@ def reservations_of(owner: str) -> str:
 
 
 def incarnations_of(owner: str) -> str:
-    """Return the prefix of the keys, in the cluster's store, that number the processes of a pool."""
+    """Return the prefix of what a pool has in the cluster's store: the numbers of its processes, and its adopter."""
     return f"incarnation/{owner}/"
 
 
 def adopter_key(owner: str) -> str:
     """Return the key, in the cluster's store, of the attempt that has adopted the only job of a pool."""
-    return f"adopter/{owner}"
+    return f"{incarnations_of(owner)}adopter"
 
 
 def endpoint_key(job_id: str, name: str) -> str:
@@ -57,7 +57,8 @@ def take_incarnation(owner: str) -> int:
     So the Controller can tell which of two processes is newer. Clocks can't: Ray restarts a pool on any host.
     """
     store, prefix = ClusterStore(), incarnations_of(owner)
-    taken = [int(key.removeprefix(prefix)) for key in store.keys(prefix)]
+    names = (key.removeprefix(prefix) for key in store.keys(prefix))
+    taken = [int(name) for name in names if name.isdecimal()]
     number = max(taken, default=0) + 1
     while not store.put_new(f"{prefix}{number}", b""):  # another process has just taken this number
         number += 1
@@ -68,6 +69,4 @@ def take_incarnation(owner: str) -> int:
 
 def forget_incarnations(owner: str) -> None:
     """Forget the numbers of a pool that is gone for good, and which attempt has adopted its job."""
-    store = ClusterStore()
-    store.delete_all(incarnations_of(owner))
-    store.delete(adopter_key(owner))
+    ClusterStore().delete_all(incarnations_of(owner))

@@ -25,8 +25,8 @@ was replaced without knowing it, because its host was frozen, can't write to its
 ``corrupt/<id>``    a record that can't be read, moved here, and why
 ``unrestorable/…``  why a job could not be restored; the next Controller moves its record to ``corrupt/``
 ``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
-``incarnation/…``   a process of a pool has begun, see `actors/calls/names.py`
-``adopter/…``       the attempt that has adopted the only job of a pool, see `actors/pool/children.py`
+``incarnation/…``   ``<owner>/<n>``: the pool's n-th process has begun, see `actors/calls/names.py`;
+                    ``<owner>/adopter``: the attempt that has adopted its only job, see `actors/pool/children.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """

@@ -79,7 +79,7 @@ async def test_what_a_pool_has_stored_goes_with_it(cluster: VirtualCluster) -> N
     pool = family.submit("child")
     await family.runs("child")
     await adopt(pool, family.request("again", 2))
-    (noted,) = (key for key in cluster.store.values if key.startswith(adopter_key("")))
+    (noted,) = (key for key in cluster.store.values if key.endswith(adopter_key("").rpartition("/")[2]))
     await cluster.ask("cancel", "parent", "enough", "")
     await cluster.until(lambda: noted not in cluster.store.values)
 
