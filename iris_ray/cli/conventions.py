@@ -66,6 +66,11 @@ def sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def note_termination() -> None:
+    """Note that SIGTERM has come, where a handler of the command's own takes it."""
+    _terminated.set()
+
+
 def was_terminated() -> bool:
     """Return whether a KeyboardInterrupt came from SIGTERM, so that no person can answer a question."""
     return _terminated.is_set()

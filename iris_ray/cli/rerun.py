@@ -15,6 +15,7 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import say_error
+from iris_ray.cli.script import is_tpu_type
 from iris_ray.cli.sent_code import code_of, restored_code, use_code
 from iris_ray.errors import InvalidRequestError
 
@@ -41,7 +42,8 @@ class TypedCommand:
         """Return the words of another job.
 
         Args:
-            flags: other flags. Of an option that takes one value the last one counts.
+            flags: other flags. Of an option that takes one value the last one counts. ``--tpu`` also replaces a type
+                that was an argument.
             arguments: other arguments of the script; None: the same.
         """
         own = list(self.words)
@@ -50,6 +52,10 @@ class TypedCommand:
         anew = {word.removeprefix("--env=").partition("=")[0] for word in flags}
         kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
         kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
+        if self.command == "run" and any(word.partition("=")[0] == "--tpu" for word in flags):
+            types = (place for place in kept[1:] if is_tpu_type(own[place]) and not own[place - 1].startswith("-"))
+            argument = next(types, None)
+            kept = [place for place in kept if place != argument]
         return [*(own[place] for place in kept), *flags, *(["--", *after] if after else [])]
 
 
@@ -149,12 +155,14 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
 @contextlib.contextmanager
 def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
     """Be in the directory of the job's code within the block."""
-    if record is not None and "--working-dir" not in " ".join(typed.words):
+    has_directory = any(word.partition("=")[0] == "--working-dir" for word in typed.words)
+    if record is not None and not has_directory:
         with restored_code(record) as code, contextlib.chdir(code.directory), use_code(code):
             yield
         return
     if not current:
-        say_error("its code was not recorded, as it was not in a checkout of git; this sends the code as it is now")
+        why = "the job was sent with --working-dir" if has_directory else "its code was not in a checkout of git"
+        say_error(f"its code is not restored, since {why}; this sends the code as it is now")
     where = typed.directory if os.path.isdir(typed.directory) and not current else "."
     with contextlib.chdir(where):
         yield

@@ -10,7 +10,7 @@ import tty
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, say_error
+from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, note_termination, say_error
 from iris_ray.terminal import guarded, unguarded
 
 if TYPE_CHECKING:  # they import Ray
@@ -200,7 +200,12 @@ async def follow_on_terminal(channel: "Channel") -> int:
     loop, work = asyncio.get_running_loop(), asyncio.current_task()
     assert work is not None
     loop.add_signal_handler(signal.SIGWINCH, lambda: channel.resize(terminal_size()))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, work.cancel)
+
+    def terminate() -> None:
+        note_termination()
+        work.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    loop.add_signal_handler(signal.SIGHUP, work.cancel)
     with raw_terminal() as show:
         return await follow(channel, show, keys(channel))

@@ -91,3 +91,19 @@ def test_values_of_variables_are_not_kept() -> None:
     assert kept == ["a.py", "--env", "KEY", "-e", "B", "--env", "C", "--env", "D", "--", "--env", "E=shown"]
     typed = TypedCommand("submit", tuple(kept), "/")
     assert typed.again(["--env", "KEY=new"], []) == ["a.py", "-e", "B", "--env", "C", "--env", "D", "--env", "KEY=new"]
+
+
+@pytest.mark.parametrize(
+    ("words", "again"),
+    [
+        (["a.py", "v4-32", "--name", "x"], ["a.py", "--name", "x", "--tpu", "v4-64"]),
+        (
+            ["--name", "v4-32", "a.py", "v4-32", "--", "v4-8"],
+            ["--name", "v4-32", "a.py", "--tpu", "v4-64", "--", "v4-8"],
+        ),
+        (["a.py", "--tpu", "v4-32"], ["a.py", "--tpu", "v4-32", "--tpu", "v4-64"]),
+    ],
+)
+def test_other_type_replaces_one_that_was_an_argument(words: list[str], again: list[str]) -> None:
+    assert TypedCommand("run", tuple(words), "/").again(["--tpu", "v4-64"], None) == again
+    assert TypedCommand("run", tuple(words), "/").again([], None) == words
