@@ -13,7 +13,7 @@ NAME = re.compile(r"_?IRIS_[A-Z_]+")
 PACKAGE = Path(iris_ray.__file__).parent
 OURS = {
     *("IRIS_TASK_ID", "IRIS_TASK_RESOURCES", "IRIS_RAY_TASK_TOKEN", "IRIS_RAY_TASK_FILES", "IRIS_RAY_LOCAL_RUN"),
-    *("IRIS_SLOT_PROCESS", "IRIS_SLOT_MEMORY", "IRIS_SLOT_MEMORY_SHARE"),
+    *("IRIS_OUTPUT_DIR", "IRIS_SLOT_PROCESS", "IRIS_SLOT_MEMORY", "IRIS_SLOT_MEMORY_SHARE"),
     "_IRIS_RAY_COMPLETE",  # click's
 }
 """Variables that iris_ray gives to its own processes."""
