@@ -298,7 +298,8 @@ class Provisioner:
             return
         if action.if_unused and not self._close([action.name]):
             return
-        self._ask_to_delete(action.name, location, unreachable)
+        if self._ask_to_delete(action.name, location, unreachable):
+            self._history.leaving[action.name] = True
 
     def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> None:
         """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone."""
@@ -350,7 +351,7 @@ class Provisioner:
     def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
         """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""
         states = {one.name: one.state for one in found}
-        given_back = {action.name for action in actions if isinstance(action, Delete)}
+        given_back = {action.name for action in actions if isinstance(action, Delete)} | self._history.leaving.keys()
         ours = {one.name for one in found if self._settings.owns(one)}
         closed_before = {
             name for name, one in joined.items() if one.closed and name in ours

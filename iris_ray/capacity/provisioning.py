@@ -149,7 +149,7 @@ def plan(
 
 
 def _has_left(one: QueuedSlice, joined: Mapping[str, Joined], history: ProvisioningHistory, now: float) -> bool:
-    """Return whether a slice is being deleted for a gang, however it is listed."""
+    """Return whether a slice is being deleted, however it is listed."""
     if one.state in (QueuedState.FAILED, QueuedState.SUSPENDED):
         return False
     return history.is_leaving(one.name, one.name in joined and joined[one.name].whole, now)

@@ -59,8 +59,8 @@ class ProvisioningHistory:
 
     Attributes:
         unconfirmed: the requested slices that are not listed yet, by name.
-        leaving: the slices whose deletion was asked for, so that a gang gets their chips; each with whether the
-            provider has accepted that. It may list them unchanged for a while.
+        leaving: the slices whose deletion the provider has accepted, or may have accepted (false). It may list them
+            unchanged for a while.
         undeletable: the slices whose deletion it has refused.
     """
 
@@ -94,7 +94,7 @@ class ProvisioningHistory:
             self._sources.pop((source, tpu_type), None)
 
     def is_leaving(self, name: str, is_whole: bool, now: float) -> bool:
-        """Return whether a slice is being deleted for a gang. If nobody knows, it is as soon as it is not whole."""
+        """Return whether a slice is being deleted. If nobody knows, it is as soon as it is not whole."""
         is_known = self.leaving.get(name, False) or not is_whole
         if self.lasting("leaving", name, name in self.leaving, now) >= GONE_S or not is_known:
             self.leaving.pop(name, None)

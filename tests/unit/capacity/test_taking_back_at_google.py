@@ -146,6 +146,21 @@ def test_slow_deletion_keeps_the_chips_for_the_gang_and_counts(server: CloudTpuS
     assert [name[:15] for name in names(server)] == ["iris-ann-v6e-32"]
 
 
+def test_slice_that_is_being_deleted_stays_closed_although_it_is_listed_unchanged(
+    server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that started there would lose it."""
+    cloud = CloudTpu(server.location, server.address)
+    provisioner = provisioner_of(cloud, paper)
+    small = two_idle(provisioner, server, paper)
+    listed = cloud.queued_slices()
+    monkeypatch.setattr(cloud, "queued_slices", lambda: listed)
+    for _ in range(2):
+        turn(provisioner, server, paper, steps=0)
+        paper.joined = {name: Joined(True, False, closed=True) for name in small}
+        assert (names(server, "DELETING"), sorted(paper.closed)) == (small, small)
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 def test_lost_answers_to_deletions_delete_no_more_than_necessary(
     server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
