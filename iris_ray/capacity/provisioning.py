@@ -288,7 +288,7 @@ class _TypePlan:
         """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
 
         A gang that needs more slices than may be held can't use any. A gang that has to wait for other jobs' slices can
-        use new ones.
+        use new ones. A gang that misses none keeps the idle ones that it would use.
         """
         settings, here = (
             self.settings,
@@ -305,7 +305,11 @@ class _TypePlan:
             unneeded = number < surplus
             if self._lasting("unneeded", one.name, unneeded) >= settings.idle_s and unneeded:
                 requests.append(Delete(one.name, f"no job has waited for it for {settings.idle_s:g} s"))
-        unused = {name for name, one in here.items() if not useful and not one.in_use}
+        kept = {name for one in self.gangs or () for name in one.kept}
+        awaited = sum(one.there for one in self.gangs or () if not one.missing)
+        free = [name for name, one in here.items() if not one.in_use and name not in kept]
+        free.sort(key=lambda name: self._lasting("unused", name, holds=True), reverse=True)
+        unused = set() if useful else {*free[: max(0, len(free) - awaited)]}
         unused_s = {one.name: self._lasting("idle", one.name, one.name in unused) for one in self.present}
         idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= settings.idle_s), reverse=True)
         returned = [

@@ -156,6 +156,17 @@ def test_slices_reserved_for_a_waiting_gang_stay_even_for_an_earlier_one() -> No
     assert taken(actions) == {name(2): "job", name(3): "job"}
 
 
+def test_idle_slices_that_a_gang_would_use_or_that_are_reserved_for_it_are_not_deleted_as_idle() -> None:
+    """Otherwise a moment's pause of the job would cost it its slice."""
+    pauses = WaitingGang("v6e-16", 0, "pauses", there=1)
+    history = ProvisioningHistory()
+    history.lasting("unused", name(2), holds=True, now=-500.0)
+    joined = {name(n): FREE for n in range(3)} | {name(3): BUSY}
+    assert deletes(take([pauses], *FOUR, joined=joined, idle_s=LONG, history=history)) == [name(2), name(0)]
+    too_large = WaitingGang("v6e-16", 20, "starving", kept=(name(1),))
+    assert deletes(take([too_large], *FOUR, joined=joined, idle_s=LONG)) == [name(2), name(0)]
+
+
 def test_requests_that_no_earlier_gang_needs_are_withdrawn_first() -> None:
     there = small(0), small(1), small(2), small(3, state=Q.ACCEPTED)
     gang = WaitingGang("v6e-16", 1, "small")
