@@ -334,7 +334,7 @@ class Provisioner:
         for name in names:
             try:
                 self._jobs.close(name)
-            except NotPermittedError as error:
+            except (NotPermittedError, ControllerUnavailableError) as error:
                 self._undeleted[name] = why = f"it can't be closed to jobs: {error}"
                 self._say(f"{name} stays: {why}", problem=True)
                 return False
