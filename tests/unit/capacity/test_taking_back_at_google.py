@@ -223,6 +223,27 @@ def test_slices_stay_if_a_job_was_faster_or_the_waiting_one_is_gone(server: Clou
     assert paper.closed == []
 
 
+@pytest.mark.parametrize("for_job", [True, False])
+def test_request_that_is_granted_within_the_turn_is_not_deleted(
+    server: CloudTpuServer, paper: Cluster, for_job: bool
+) -> None:
+    """It may have a job by now."""
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper, idle_s=600.0 if for_job else 0.0)
+    paper.gangs = TWO_SMALL
+    turn(provisioner, server, paper, steps=0)
+    small, paper.gangs = names(server, "ACCEPTED"), [LARGE] if for_job else []
+    look = paper.look
+
+    def look_late() -> Any:
+        server.advance(2)
+        return look()
+
+    paper.look = look_late  # type: ignore[method-assign]
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "ACTIVE") == small
+    assert server.count("DeleteQueuedResource") == 0
+
+
 def test_refused_size_costs_other_sizes_their_slices_once(server: CloudTpuServer, paper: Cluster) -> None:
     provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
     two_idle(provisioner, server, paper)
