@@ -294,7 +294,7 @@ class _TypePlan:
             self.settings,
             {one.name: self.joined[one.name] for one in self.present if one.name in self.joined},
         )
-        idle_now = sum(not one.in_use and not one.closed for one in here.values())
+        idle_now = sum(map(self._is_free, here))
         most = settings.most_of(self.config)
         useful = sum(one.missing * one.times for one in self.gangs or () if one.missing + idle_now <= most)
         requested = len(self.coming) + len(self._unconfirmed())
@@ -350,7 +350,7 @@ class _TypePlan:
 
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
-        fits = any(self._is_possible(source, gang.there + gang.missing) for source in self.settings.sources)
+        fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
             if fits:  # otherwise it can't use any
@@ -362,10 +362,19 @@ class _TypePlan:
             else:
                 self.spare -= given
 
-    def _is_possible(self, source: Source, slices: int) -> bool:
-        """Return whether a gang of so many slices could ever have them, if nothing else were held."""
-        chips = slices * self.config.chip_count
-        return slices <= self.settings.most_of(self.config) and (source.chips is None or chips <= source.chips)
+    def _is_possible(self, gang: WaitingGang) -> bool:
+        """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
+
+        Those may be slices of others, or of other sources.
+        """
+        idle = Counter(one.source for one in self.present if self._is_free(one.name))
+        if gang.missing + min(gang.there, idle.total()) > self.settings.most_of(self.config):
+            return False
+        slices = [(source.chips, gang.missing + min(gang.there, idle[source.key])) for source in self.settings.sources]
+        return any(chips is None or n * self.config.chip_count <= chips for chips, n in slices)
+
+    def _is_free(self, name: str) -> bool:
+        return name in self.joined and not self.joined[name].in_use and not self.joined[name].closed
 
     @property
     def _why(self) -> str:

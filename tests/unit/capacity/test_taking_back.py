@@ -150,6 +150,18 @@ def test_idle_slices_that_an_earlier_gang_would_use_stay_and_those_of_a_later_on
     assert len(taken(take([impossible, gang], *FOUR, joined=joined))) == 2, "they are of no use to it"
 
 
+def test_gang_with_slices_that_are_not_of_its_source_keeps_the_request_that_it_misses() -> None:
+    """Six of its seven slices are static ones, or of another source."""
+    seven, job = WaitingGang("v6e-16", 1, "seven", there=6), WaitingGang("v6e-32", 1, "job")
+    request, elsewhere = small(0, state=Q.ACCEPTED), [queued(n, location=f"{HERE}2") for n in range(1, 7)]
+    sources: dict[str, Any] = {"sources": (replace(RES, chips=96),)}
+    for there, most in (([], 4), (elsewhere, 9)):
+        joined = {one.name: FREE for one in there} | {large(1).name: BUSY}
+        found: tuple[QueuedSlice, ...] = (request, large(1), *there)
+        assert taken(take([seven, job], *found, joined=joined, most=most, **sources)) == {}
+        assert taken(take([job], *found, joined=joined, most=most, **sources)) == {name(0): "job"}
+
+
 def test_slices_reserved_for_a_waiting_gang_stay_even_for_an_earlier_one() -> None:
     kept = WaitingGang("v6e-16", 1, "starving", kept=(name(0), name(1)))
     actions = take([WaitingGang("v6e-32", 1, "job"), kept], *FOUR)
