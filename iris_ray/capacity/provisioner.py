@@ -212,12 +212,16 @@ class Provisioner:
         self._undeleted = {}
         deletions = [action for action in actions if isinstance(action, Delete)]
         alone = [deletion for deletion in deletions if not deletion.for_job]
-        granted = self._granted([deletion.name for deletion in alone], unreachable)
+        staying = self._granted([deletion.name for deletion in alone], unreachable)
         for deletion in alone:
-            if deletion.name not in granted:
-                self._delete(deletion, self._location_of(deletion.name), unreachable)
+            if deletion.name not in staying and not self._delete(
+                deletion, self._location_of(deletion.name), unreachable
+            ):
+                staying.add(deletion.name)
         for job_id in dict.fromkeys(deletion.for_job for deletion in deletions if deletion.for_job):
-            self._take_back(job_id, [deletion for deletion in deletions if deletion.for_job == job_id], unreachable)
+            taken = [deletion for deletion in deletions if deletion.for_job == job_id]
+            if not any(staying.intersection(deletion.besides) for deletion in taken):
+                self._take_back(job_id, taken, unreachable)
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
@@ -295,14 +299,17 @@ class Provisioner:
                     self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
         return bool(refusing)
 
-    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> None:
+    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> bool:
+        """Delete a slice that is not for a job. Return whether the provider does it."""
         if location in unreachable:
             self._undeleted[action.name] = str(unreachable[location])
-            return
+            return False
         if action.if_unused and not self._close([action.name]):
-            return
-        if self._ask_to_delete(action.name, location, unreachable):
-            self._history.leaving[action.name] = True
+            return False
+        if not self._ask_to_delete(action.name, location, unreachable):
+            return False
+        self._history.leaving[action.name] = True
+        return True
 
     def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> None:
         """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone."""

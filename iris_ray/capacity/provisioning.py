@@ -18,8 +18,8 @@ from functools import partial
 from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
 from iris_ray.capacity.holdings import Holdings, Settings
 from iris_ray.capacity.provider import CANCELLABLE, COMING, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
-from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, TypeUse
+from iris_ray.capacity.provisioning_history import Promise, ProvisioningHistory, Unconfirmed
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, Taken, TypeUse
 from iris_ray.model.topology import TPUConfig
 
 JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
@@ -59,13 +59,15 @@ class Create:
 class Delete:
     """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile.
 
-    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits.
+    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits and the slices
+    that go anyway (``besides``) do go: otherwise they would not suffice.
     """
 
     name: str
     reason: str
     if_unused: bool = False
     for_job: str = ""
+    besides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"delete {self.name}: {self.reason}"
@@ -142,6 +144,8 @@ def plan(
         {name: of_type.leaves(leaving) for name, of_type in types.items()},
         frozenset(name for gang in demand or () for name in gang.kept),
     )
+    if demand is not None:
+        history.forget_promises_but({gang.job_id for gang in demand}, now)
     for gang in demand or ():
         if (served := types.get(gang.tpu_type)) is not None:
             served.serve(gang, shared)
@@ -350,6 +354,11 @@ class _TypePlan:
 
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
+        promise = self.history.promises.get(gang.job_id)
+        if promise is not None and not gang.missing:  # it was not looked at just now: it may miss them again soon
+            self._keep(gang, promise, shared)
+        elif promise is not None:
+            del self.history.promises[gang.job_id]
         fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
@@ -361,6 +370,14 @@ class _TypePlan:
                 self.left_out.setdefault(limit, []).append(gang.missing)
             else:
                 self.spare -= given
+
+    def _keep(self, gang: WaitingGang, promise: Promise, shared: SharedChips) -> None:
+        """Keep the chips that were freed for a gang, or are being freed."""
+        for source in self.settings.sources:
+            if source.key == promise.source:
+                lack = self.ledger.lack(self.config, source, promise.slices)
+                taken = shared.take(self.config.name, lack, is_freed_only=True) or Taken((), ())
+                self.ledger.set_aside(self.config, source, promise.slices, taken, gang.job_id)
 
     def _is_possible(self, gang: WaitingGang) -> bool:
         """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
@@ -415,10 +432,12 @@ class _TypePlan:
             return False
         if (taken := shared.take(config.name, ledger.lack(config, source, slices))) is None:
             return False
-        ledger.set_aside(config, source, slices, taken)
+        ledger.set_aside(config, source, slices, taken, gang.job_id)
+        self.history.promise(gang.job_id, source.key, slices, self.now)
+        besides = tuple(one.name for one in taken.going)
         goal = f"{slices} {config.name} for {gang.job_id}"
         self.actions += [
-            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id)
+            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id, besides)
             for one in taken.to_go
         ]
         names = [one.name for one in (*taken.going, *taken.to_go)]

@@ -135,8 +135,31 @@ def test_gangs_are_served_in_their_order_whatever_their_types() -> None:
     actions = take(gangs, *there)
     assert creates(actions) == []
     assert "for large" in texts(actions)[0]
+    assert "; 64 chips are kept for large" in waits(actions)[0]
     actions = take(gangs[::-1], *there)
     assert [one.rpartition("-")[0].rpartition("-")[0] for one in creates(actions)] == ["iris-ann-v6e-16"]
+
+
+def test_freed_chips_are_kept_for_gang_that_was_not_looked_at_just_now() -> None:
+    """As long as it waits, whether the slices are still there or gone; but not for ever."""
+    history, behind = ProvisioningHistory(), WaitingGang("v6e-16", 1, "small")
+    assert len(taken(take([LARGE, behind], *FOUR, history=history))) == 4
+    paused = WaitingGang("v6e-64", 0, "large", there=1, may_take=False)
+    chosen = replace(SETTINGS, configs=tuple(map(get_tpu_config, ("v6e-16", "v6e-64"))), sources=(RES,))
+
+    def later(*gangs: WaitingGang, there: Sequence[QueuedSlice] = (), after_s: float = 30.0) -> list[Action]:
+        copy = replace(history, promises=dict(history.promises))
+        return plan(chosen, gangs, there, {}, copy, LONG + after_s, 1.7e9)
+
+    going = [replace(one, state=Q.DELETING) for one in FOUR]
+    for there in (going[:3], going[:1], []):
+        actions = later(paused, behind, there=there)
+        assert creates(actions) == []
+        assert "; 64 chips are kept for large" in waits(actions)[0]
+    assert len(creates(later(paused, behind, after_s=GONE_S))) == 1
+    assert len(creates(later(behind))) == 1, "it waits no more"
+    (own,) = creates(later(LARGE, behind))
+    assert own.startswith("iris-ann-v6e-64-"), "it is looked at again"
 
 
 def test_idle_slices_that_an_earlier_gang_would_use_stay_and_those_of_a_later_one_go() -> None:

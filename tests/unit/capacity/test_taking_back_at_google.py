@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.cloud import tpu_v2
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.cloud_tpu import CloudTpu
@@ -221,6 +222,21 @@ def test_slices_stay_if_a_job_was_faster_or_the_waiting_one_is_gone(server: Clou
     assert server.count("DeleteQueuedResource") == 0
     turn(provisioner, server, paper)
     assert paper.closed == []
+
+
+def test_nothing_is_deleted_for_a_job_if_a_slice_that_was_to_go_anyway_stays(
+    server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two is deleted as it failed; the provider refuses that, and the second would not suffice."""
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    server.set_queued(small[0], tpu_v2.QueuedResourceState.State.SUSPENDED)
+    paper.joined = {small[1]: Joined(True, False)}
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "ACTIVE", "SUSPENDED") == small
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small
 
 
 @pytest.mark.parametrize("for_job", [True, False])
