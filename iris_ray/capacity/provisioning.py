@@ -175,6 +175,7 @@ class _TypePlan:
         coming: the requested slices that are on their way.
         present: the slices that are in the cluster, or active while the cluster can't be asked.
         spare: how many slices on their way no gang has been given yet.
+        free: how many slices of each source jobs could use now, by its key.
         actions: what the gangs need that have been served.
         paused: how many slices are wanted from sources that pause, by the reason and by the pauses.
         left_out: the gangs that can't have all slices that they miss, by the limit.
@@ -192,6 +193,7 @@ class _TypePlan:
     coming: list[QueuedSlice] = field(default_factory=list)
     present: list[QueuedSlice] = field(default_factory=list)
     spare: int = 0
+    free: Counter[str] = field(default_factory=Counter)
     actions: list[Action] = field(default_factory=list)
     paused: Counter[tuple[str, str]] = field(default_factory=Counter)
     left_out: dict[str, list[int]] = field(default_factory=dict)
@@ -330,6 +332,7 @@ class _TypePlan:
     def leaves(self, leaving: Collection[str]) -> TypeUse:
         """Return what the type leaves to others, before any gang is served. ``leaving``: what is deleted anyway."""
         self.spare = len(self.coming) + len(self._unconfirmed())
+        self.free = Counter(one.source for one in self.present if self._is_free(one.name))
         coming = [one for one in self.coming if one.name not in leaving]
         present = [one for one in self.present if one.name not in leaving]
         idle = [one for one in present if one.name in self.joined and not self.joined[one.name].in_use]
@@ -384,10 +387,10 @@ class _TypePlan:
 
         Those may be slices of others, or of other sources.
         """
-        idle = Counter(one.source for one in self.present if self._is_free(one.name))
-        if gang.missing + min(gang.there, idle.total()) > self.settings.most_of(self.config):
+        free = self.free
+        if gang.missing + min(gang.there, free.total()) > self.settings.most_of(self.config):
             return False
-        slices = [(source.chips, gang.missing + min(gang.there, idle[source.key])) for source in self.settings.sources]
+        slices = [(source.chips, gang.missing + min(gang.there, free[source.key])) for source in self.settings.sources]
         return any(chips is None or n * self.config.chip_count <= chips for chips, n in slices)
 
     def _is_free(self, name: str) -> bool:
