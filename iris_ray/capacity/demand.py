@@ -73,7 +73,7 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     A job that waits because other jobs use all slices misses slices. A job misses none if it pauses after a failed
     launch, or was not considered by the latest plan; nor if a new slice would not suit it, because it has other
     constraints than the type, or needs more than the known hosts of this type have. A job that waits for a limit of its
-    user is left out.
+    user is left out, as is one that has got hosts since the latest plan that considered it.
 
     No slices of other types may be deleted for a job that comes after all others, that starts only with a group of
     jobs, or to which other jobs leave slices at this moment.
@@ -91,7 +91,7 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     parts_left: dict[Requirement, int] = {}  # of the slices that are missing so far
     for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
         spec, requirement = job.spec, job.requirement
-        if waiting.kind is PendingKind.LIMITED or spec.device is None:
+        if waiting.kind is PendingKind.LIMITED or spec.device is None or not job.pending:
             continue
         config, is_whole, part = config_of(spec.device), spec.is_one_gang, spec.part
         needed = waiting.num_groups[0] if is_whole else len(job.pending)

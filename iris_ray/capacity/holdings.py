@@ -65,12 +65,14 @@ class Holdings:
         chips: all chips, of all types and sources.
         of_source: the chips of each source, by its key.
         of_type: the slices of each type, by its name.
+        kept: the chips that have been freed for jobs, or are being freed, by job id.
     """
 
     settings: Settings
     chips: int = 0
     of_source: Counter[str] = field(default_factory=Counter)
     of_type: Counter[str] = field(default_factory=Counter)
+    kept: Counter[str] = field(default_factory=Counter)
 
     @staticmethod
     def of(settings: Settings, held: Iterable[QueuedSlice], unconfirmed: Mapping[str, Unconfirmed]) -> "Holdings":
@@ -92,12 +94,13 @@ class Holdings:
         """Count slices that are about to be requested."""
         self._add(config.chip_count * slices, source.key, config.name, slices)
 
-    def set_aside(self, config: TPUConfig, source: Source, slices: int, taken: Taken) -> None:
+    def set_aside(self, config: TPUConfig, source: Source, slices: int, taken: Taken, job_id: str) -> None:
         """Count slices that are to be requested once some chips are free; those count until then."""
         chips = config.chip_count * slices
         self.chips += max(0, chips - taken.chips())
         self.of_source[source.key] += max(0, chips - taken.chips(source.key))
         self.of_type[config.name] += slices
+        self.kept[job_id] += chips
 
     def lack(self, config: TPUConfig, source: Source, slices: int) -> Lack:
         """Return the chips that slices of a source lack."""
@@ -121,16 +124,19 @@ class Holdings:
         return max(0, (source.chips - self.of_source[source.key]) // config.chip_count)
 
     def limits(self, config: TPUConfig, slices: int) -> str:
-        """Return which limit keeps a number of slices from being requested."""
+        """Return which limit keeps a number of slices from being requested, and for which jobs chips are kept."""
         most, budget = self.settings.most, self.settings.budget
         if most is not None and self.of_type[config.name] + slices > most:
             return f"{self.of_type[config.name]} of at most {most} are asked for or held (--max)"
+        kept = "".join(f"; {chips} chips are kept for {job_id}" for job_id, chips in self.kept.items())
         if budget is not None and self.chips + slices * config.chip_count > budget:
             each = config.chip_count
             return (
                 f"{self.chips} of the budget of {budget} chips are asked for or held (--budget), and a slice has {each}"
+                f"{kept}"
             )
         full = (s for s in self.settings.sources if s.chips is not None and self.room_at(config, s) < slices)
-        return ", ".join(
+        of_sources = ", ".join(
             f"{self.of_source[s.key]} of the {s.chips} chips of {s} are asked for or held ({s.flag})" for s in full
         )
+        return of_sources + kept

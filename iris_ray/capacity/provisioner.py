@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import click
@@ -19,7 +19,7 @@ from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices
-from iris_ray.capacity.provider import HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
+from iris_ray.capacity.provider import CANCELLABLE, HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
 from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.report import capacity_report
@@ -42,6 +42,7 @@ GIVEN_BACK = "given-back"
 CLOSED_S = 3600.0
 """The time after which this taint expires by itself, so that none stays of a provisioner that has died; seconds. Each
 turn that deletes the slice sets it again."""
+_WITHOUT_HOSTS = (*CANCELLABLE, QueuedState.SUSPENDED, QueuedState.FAILED)
 
 
 class Jobs:
@@ -210,11 +211,17 @@ class Provisioner:
             self._reopen(found, joined, actions)
         self._undeleted = {}
         deletions = [action for action in actions if isinstance(action, Delete)]
-        for deletion in deletions:
-            if not deletion.for_job:
-                self._delete(deletion, self._location_of(deletion.name), unreachable)
+        alone = [deletion for deletion in deletions if not deletion.for_job]
+        staying = self._granted([deletion.name for deletion in alone], unreachable)
+        for deletion in alone:
+            if deletion.name not in staying and not self._delete(
+                deletion, self._location_of(deletion.name), unreachable
+            ):
+                staying.add(deletion.name)
         for job_id in dict.fromkeys(deletion.for_job for deletion in deletions if deletion.for_job):
-            self._take_back(job_id, [deletion for deletion in deletions if deletion.for_job == job_id], unreachable)
+            taken = [deletion for deletion in deletions if deletion.for_job == job_id]
+            if not any(staying.intersection(deletion.besides) for deletion in taken):
+                self._take_back(job_id, taken, unreachable)
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
@@ -292,13 +299,17 @@ class Provisioner:
                     self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
         return bool(refusing)
 
-    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> None:
+    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> bool:
+        """Delete a slice that is not for a job. Return whether the provider does it."""
         if location in unreachable:
             self._undeleted[action.name] = str(unreachable[location])
-            return
+            return False
         if action.if_unused and not self._close([action.name]):
-            return
-        self._ask_to_delete(action.name, location, unreachable)
+            return False
+        if not self._ask_to_delete(action.name, location, unreachable):
+            return False
+        self._history.leaving[action.name] = True
+        return True
 
     def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> None:
         """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone."""
@@ -307,11 +318,31 @@ class Provisioner:
             return
         if not self._close([action.name for action in actions if action.if_unused], job_id):
             return
+        if self._granted(places, unreachable):
+            return
         for name, location in places.items():
             if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
                 self._history.leaving[name] = accepted is True
             else:
                 self._history.undeletable.add(name)
+
+    def _granted(self, names: Iterable[str], unreachable: dict[str, ProviderError]) -> set[str]:
+        """Return the requests among some slices that wait no more, or of which nobody knows: a job may start there."""
+        found: set[str] = set()
+        for location, slices in self._seen.items():
+            requests = {one.name for one in slices if one.state in CANCELLABLE} & {*names}
+            if not requests:
+                continue
+            try:
+                states = {one.name: one.state for one in self._clouds[location].queued_slices()}
+            except ProviderError as error:
+                unreachable[location] = error
+                states = dict.fromkeys(requests, QueuedState.UNKNOWN)
+            granted = {name for name in requests if states.get(name, QueuedState.FAILED) not in _WITHOUT_HOSTS}
+            for name in granted:
+                self._say(f"{name} stays: it waits no more, or the provider has stopped answering")
+            found |= granted
+        return found
 
     def _ask_to_delete(self, name: str, location: str, unreachable: dict[str, ProviderError]) -> bool | None:
         """Delete a slice. Return whether the provider does it; None if it can't be asked."""
@@ -333,7 +364,7 @@ class Provisioner:
         for name in names:
             try:
                 self._jobs.close(name)
-            except NotPermittedError as error:
+            except (NotPermittedError, ControllerUnavailableError) as error:
                 self._undeleted[name] = why = f"it can't be closed to jobs: {error}"
                 self._say(f"{name} stays: {why}", problem=True)
                 return False
@@ -350,7 +381,7 @@ class Provisioner:
     def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
         """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""
         states = {one.name: one.state for one in found}
-        given_back = {action.name for action in actions if isinstance(action, Delete)}
+        given_back = {action.name for action in actions if isinstance(action, Delete)} | self._history.leaving.keys()
         ours = {one.name for one in found if self._settings.owns(one)}
         closed_before = {
             name for name, one in joined.items() if one.closed and name in ours

@@ -18,8 +18,8 @@ from functools import partial
 from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
 from iris_ray.capacity.holdings import Holdings, Settings
 from iris_ray.capacity.provider import CANCELLABLE, COMING, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
-from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, TypeUse
+from iris_ray.capacity.provisioning_history import Promise, ProvisioningHistory, Unconfirmed
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, Taken, TypeUse
 from iris_ray.model.topology import TPUConfig
 
 JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
@@ -59,13 +59,15 @@ class Create:
 class Delete:
     """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile.
 
-    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits.
+    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits and the slices
+    that go anyway (``besides``) do go: otherwise they would not suffice.
     """
 
     name: str
     reason: str
     if_unused: bool = False
     for_job: str = ""
+    besides: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"delete {self.name}: {self.reason}"
@@ -142,6 +144,8 @@ def plan(
         {name: of_type.leaves(leaving) for name, of_type in types.items()},
         frozenset(name for gang in demand or () for name in gang.kept),
     )
+    if demand is not None:
+        history.forget_promises_but({gang.job_id for gang in demand}, now)
     for gang in demand or ():
         if (served := types.get(gang.tpu_type)) is not None:
             served.serve(gang, shared)
@@ -149,7 +153,7 @@ def plan(
 
 
 def _has_left(one: QueuedSlice, joined: Mapping[str, Joined], history: ProvisioningHistory, now: float) -> bool:
-    """Return whether a slice is being deleted for a gang, however it is listed."""
+    """Return whether a slice is being deleted, however it is listed."""
     if one.state in (QueuedState.FAILED, QueuedState.SUSPENDED):
         return False
     return history.is_leaving(one.name, one.name in joined and joined[one.name].whole, now)
@@ -171,6 +175,7 @@ class _TypePlan:
         coming: the requested slices that are on their way.
         present: the slices that are in the cluster, or active while the cluster can't be asked.
         spare: how many slices on their way no gang has been given yet.
+        free: how many slices of each source jobs could use now, by its key.
         actions: what the gangs need that have been served.
         paused: how many slices are wanted from sources that pause, by the reason and by the pauses.
         left_out: the gangs that can't have all slices that they miss, by the limit.
@@ -188,6 +193,7 @@ class _TypePlan:
     coming: list[QueuedSlice] = field(default_factory=list)
     present: list[QueuedSlice] = field(default_factory=list)
     spare: int = 0
+    free: Counter[str] = field(default_factory=Counter)
     actions: list[Action] = field(default_factory=list)
     paused: Counter[tuple[str, str]] = field(default_factory=Counter)
     left_out: dict[str, list[int]] = field(default_factory=dict)
@@ -288,13 +294,13 @@ class _TypePlan:
         """Delete what no job can use, down to the least number: requests first, then the slices that are idle longest.
 
         A gang that needs more slices than may be held can't use any. A gang that has to wait for other jobs' slices can
-        use new ones.
+        use new ones. A gang that misses none keeps the idle ones that it would use.
         """
         settings, here = (
             self.settings,
             {one.name: self.joined[one.name] for one in self.present if one.name in self.joined},
         )
-        idle_now = sum(not one.in_use and not one.closed for one in here.values())
+        idle_now = sum(map(self._is_free, here))
         most = settings.most_of(self.config)
         useful = sum(one.missing * one.times for one in self.gangs or () if one.missing + idle_now <= most)
         requested = len(self.coming) + len(self._unconfirmed())
@@ -305,7 +311,11 @@ class _TypePlan:
             unneeded = number < surplus
             if self._lasting("unneeded", one.name, unneeded) >= settings.idle_s and unneeded:
                 requests.append(Delete(one.name, f"no job has waited for it for {settings.idle_s:g} s"))
-        unused = {name for name, one in here.items() if not useful and not one.in_use}
+        kept = {name for one in self.gangs or () for name in one.kept}
+        awaited = sum(one.there for one in self.gangs or () if not one.missing)
+        free = [name for name, one in here.items() if not one.in_use and name not in kept]
+        free.sort(key=lambda name: self._lasting("unused", name, holds=True), reverse=True)
+        unused = set() if useful else {*free[: max(0, len(free) - awaited)]}
         unused_s = {one.name: self._lasting("idle", one.name, one.name in unused) for one in self.present}
         idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= settings.idle_s), reverse=True)
         returned = [
@@ -322,6 +332,7 @@ class _TypePlan:
     def leaves(self, leaving: Collection[str]) -> TypeUse:
         """Return what the type leaves to others, before any gang is served. ``leaving``: what is deleted anyway."""
         self.spare = len(self.coming) + len(self._unconfirmed())
+        self.free = Counter(one.source for one in self.present if self._is_free(one.name))
         coming = [one for one in self.coming if one.name not in leaving]
         present = [one for one in self.present if one.name not in leaving]
         idle = [one for one in present if one.name in self.joined and not self.joined[one.name].in_use]
@@ -346,7 +357,12 @@ class _TypePlan:
 
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
-        fits = any(self._is_possible(source, gang.there + gang.missing) for source in self.settings.sources)
+        promise = self.history.promises.get(gang.job_id)
+        if promise is not None and not gang.missing:  # it was not looked at just now: it may miss them again soon
+            self._keep(gang, promise, shared)
+        elif promise is not None:
+            del self.history.promises[gang.job_id]
+        fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
             if fits:  # otherwise it can't use any
@@ -358,10 +374,27 @@ class _TypePlan:
             else:
                 self.spare -= given
 
-    def _is_possible(self, source: Source, slices: int) -> bool:
-        """Return whether a gang of so many slices could ever have them, if nothing else were held."""
-        chips = slices * self.config.chip_count
-        return slices <= self.settings.most_of(self.config) and (source.chips is None or chips <= source.chips)
+    def _keep(self, gang: WaitingGang, promise: Promise, shared: SharedChips) -> None:
+        """Keep the chips that were freed for a gang, or are being freed."""
+        for source in self.settings.sources:
+            if source.key == promise.source:
+                lack = self.ledger.lack(self.config, source, promise.slices)
+                taken = shared.take(self.config.name, lack, is_freed_only=True) or Taken((), ())
+                self.ledger.set_aside(self.config, source, promise.slices, taken, gang.job_id)
+
+    def _is_possible(self, gang: WaitingGang) -> bool:
+        """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
+
+        Those may be slices of others, or of other sources.
+        """
+        free = self.free
+        if gang.missing + min(gang.there, free.total()) > self.settings.most_of(self.config):
+            return False
+        slices = [(source.chips, gang.missing + min(gang.there, free[source.key])) for source in self.settings.sources]
+        return any(chips is None or n * self.config.chip_count <= chips for chips, n in slices)
+
+    def _is_free(self, name: str) -> bool:
+        return name in self.joined and not self.joined[name].in_use and not self.joined[name].closed
 
     @property
     def _why(self) -> str:
@@ -402,10 +435,12 @@ class _TypePlan:
             return False
         if (taken := shared.take(config.name, ledger.lack(config, source, slices))) is None:
             return False
-        ledger.set_aside(config, source, slices, taken)
+        ledger.set_aside(config, source, slices, taken, gang.job_id)
+        self.history.promise(gang.job_id, source.key, slices, self.now)
+        besides = tuple(one.name for one in taken.going)
         goal = f"{slices} {config.name} for {gang.job_id}"
         self.actions += [
-            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id)
+            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id, besides)
             for one in taken.to_go
         ]
         names = [one.name for one in (*taken.going, *taken.to_go)]

@@ -53,19 +53,30 @@ class Unconfirmed:
         return self.source.partition("/reservations/")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Slices for which chips were being freed: the key of their source, how many, and when that was last planned."""
+
+    source: str
+    slices: int
+    planned_at: float
+
+
 @dataclass(slots=True)
 class ProvisioningHistory:
     """The memory of a provisioner from one plan to the next. If it is lost, timers begin anew.
 
     Attributes:
         unconfirmed: the requested slices that are not listed yet, by name.
-        leaving: the slices whose deletion was asked for, so that a gang gets their chips; each with whether the
-            provider has accepted that. It may list them unchanged for a while.
+        leaving: the slices whose deletion the provider has accepted, or may have accepted (false). It may list them
+            unchanged for a while.
+        promises: the slices that gangs get from freed chips, by job id.
         undeletable: the slices whose deletion it has refused.
     """
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
     leaving: dict[str, bool] = field(default_factory=dict)
+    promises: dict[str, Promise] = field(default_factory=dict)
     undeletable: set[str] = field(default_factory=set)
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -94,11 +105,22 @@ class ProvisioningHistory:
             self._sources.pop((source, tpu_type), None)
 
     def is_leaving(self, name: str, is_whole: bool, now: float) -> bool:
-        """Return whether a slice is being deleted for a gang. If nobody knows, it is as soon as it is not whole."""
+        """Return whether a slice is being deleted. If nobody knows, it is as soon as it is not whole."""
         is_known = self.leaving.get(name, False) or not is_whole
         if self.lasting("leaving", name, name in self.leaving, now) >= GONE_S or not is_known:
             self.leaving.pop(name, None)
         return name in self.leaving
+
+    def promise(self, job_id: str, source: str, slices: int, now: float) -> None:
+        """Record that chips are freed for slices of a job, besides those that this plan has promised to it already."""
+        before = self.promises.get(job_id)
+        self.promises[job_id] = Promise(source, slices + (before.slices if before else 0), now)
+
+    def forget_promises_but(self, jobs: Collection[str], now: float) -> None:
+        """Forget the promises of jobs that no longer wait, and those that were last planned long ago."""
+        self.promises = {
+            job_id: one for job_id, one in self.promises.items() if job_id in jobs and now - one.planned_at < GONE_S
+        }
 
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""

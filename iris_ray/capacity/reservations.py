@@ -129,18 +129,19 @@ class SharedChips:
         found = (*self.going, *self._spare(tpu_type))
         return sum(one.chips for one in found if source in (None, one.source))
 
-    def take(self, tpu_type: str, lack: Lack) -> Taken | None:
+    def take(self, tpu_type: str, lack: Lack, is_freed_only: bool = False) -> Taken | None:
         """Keep chips for a gang: first those that are being freed, then the fewest that suffice. None: too few.
 
         Args:
             tpu_type: the gang's type, of which nothing is deleted.
             lack: the chips that it lacks.
+            is_freed_only: whether nothing more is deleted for it.
         """
         if self.could_free(tpu_type, lack.source) < lack.in_source or self.could_free(tpu_type) < lack.in_all:
             return None
         in_source, in_all = lack.in_source, lack.in_all
         found: list[list[Holder]] = []
-        for holders in (self.going, self._spare(tpu_type)):
+        for holders in (self.going, [] if is_freed_only else self._spare(tpu_type)):
             here = [one for one in holders if one.source == lack.source]
             chosen = cover(here, in_source)
             in_source -= sum(one.chips for one in chosen)

@@ -60,6 +60,16 @@ def test_missing_counts_job_waiting_for_busy_slices() -> None:
     assert missing(world) == {"v4-16": [1]}
 
 
+def test_job_that_has_started_since_it_was_considered_misses_nothing() -> None:
+    world = World("a")
+    job = world.submit("two", slices=(2,))
+    reasons = world.plan().pending_reasons
+    add_slices(world, "b")
+    world.schedule()
+    assert not job.pending
+    assert waiting_gangs([(job, reasons["two"])], world.state.fleet) == []
+
+
 def test_missing_is_least_count_of_waiting_flexible_job() -> None:
     world = World()
     world.submit("job", slices=(2, 4))

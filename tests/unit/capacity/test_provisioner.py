@@ -21,7 +21,7 @@ from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices, read_prices
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, Source
 from iris_ray.capacity.provisioner import Jobs, Provisioner, joined_slices
-from iris_ray.capacity.provisioning import Joined
+from iris_ray.capacity.provisioning import STUCK_S, Joined
 from iris_ray.errors import (
     ControllerUnavailableError,
     NotPermittedError,
@@ -70,6 +70,8 @@ class PaperJobs(Jobs):
         self.reported = report
 
     def close(self, name: str) -> None:
+        if self.demand is None and not self.goes_when_closed:
+            raise ControllerUnavailableError("no Controller runs")
         self._require_permission()
         if name not in self.closed:
             self.closed.append(name)
@@ -284,6 +286,26 @@ def test_slice_is_kept_if_controller_goes_before_recheck(server: CloudTpuServer,
     jobs.goes_when_closed = True
     provisioner.turn()
     assert server.queued_states() == {name: "ACTIVE"}
+
+
+def test_slice_that_is_made_for_ever_stops_no_turn_without_controller(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody can close it to jobs, so it stays; the least number is kept all the same."""
+    clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: 0.0)
+    monkeypatch.setattr(provisioner_module, "time", clock)
+    jobs.demand = None
+    provisioner = make(server, jobs, least=1)
+    provisioner.turn()
+    (stuck,) = server.queued_states()
+    server.set_queued(stuck, Queued.PROVISIONING)
+    provisioner.turn()
+    for now in (STUCK_S + 1, STUCK_S + 100):  # the first turn is within the pause after the failure
+        clock.monotonic, clock.time = (lambda now=now: now), (lambda now=now: 1.7e9 + now)
+        provisioner.turn()
+    states = server.queued_states()
+    assert (states.pop(stuck), len(states)) == ("PROVISIONING", 1)
+    assert f"{stuck} stays: it can't be closed to jobs: no Controller runs" in capsys.readouterr().err
 
 
 def test_provisioner_without_permission_to_close_goes_on(

@@ -4,7 +4,7 @@ Jobs come, run and are cancelled at random. In stormy worlds the provider refuse
 slices and deletes slowly. What holds in all of them:
 
 - The chips of all slices that exist, are being made or are being deleted never exceed the reservation.
-- A slice that a job uses is never deleted.
+- A slice that a job uses is never deleted, and no job starts on one whose deletion the provider has accepted.
 - Slices go for a job only if it waits, may start within its user's limit, and their chips suffice for all of it.
 
 And in calm ones slices do not come and go: chips are taken back no more often than there are jobs, no more slices are
@@ -47,12 +47,13 @@ class PaperSlice:
     user: str | None = None
     is_closed: bool = False
     leaves_at: int | None = None
+    is_known_to_leave: bool = False
     listed_from: int = 0
     shown_leaving_from: int = 0
 
     @property
     def is_free(self) -> bool:
-        return self.listed.state is Q.ACTIVE and self.leaves_at is None and self.user is None and not self.is_closed
+        return self.listed.state is Q.ACTIVE and self.user is None and not self.is_closed
 
 
 @dataclass
@@ -150,6 +151,7 @@ class World(Jobs):
             one.shown_leaving_from = self.turn_number + (3 if self.happens(0.2) else 0)
         if self.happens(0.1):
             raise ProviderError("the answer is lost")
+        one.is_known_to_leave = True
         return None
 
     # -- the cluster -----------------------------------------------------------------------------------------------
@@ -171,6 +173,8 @@ class World(Jobs):
             may_take = not job.is_limited or job.chips <= left
             left -= job.chips if job.is_limited and may_take else 0
             missing = job.slices - there
+            if self.happens(0.1):  # the latest plan has not looked at it
+                missing, there = 0, job.slices
             found.append(WaitingGang(job.config.name, missing, job.job_id, there, (), may_take and missing > 0))
         return found
 
@@ -209,6 +213,7 @@ class World(Jobs):
                 continue
             job.left = job.turns
             for one in free[: job.slices]:
+                assert not one.is_known_to_leave, f"{one.listed.name} is being deleted, and {job.job_id} starts there"
                 one.user = job.job_id
 
     # -- time ------------------------------------------------------------------------------------------------------
@@ -236,6 +241,9 @@ class World(Jobs):
             if one.leaves_at is not None:
                 if one.leaves_at <= self.turn_number:
                     del self.slices[name]
+                    if one.user is not None:  # it came when nobody knew that the slice leaves
+                        self.jobs[one.user].left = None
+                        self.leave(one.user)
                 continue
             one.steps -= 1
             if one.listed.state is Q.ACCEPTED and self.happens(0.1):
@@ -249,9 +257,12 @@ class World(Jobs):
                 job.left -= 1
                 if job.left <= 0:
                     job.left, job.is_over = None, True
-                    for one in self.slices.values():
-                        one.user = None if one.user == job.job_id else one.user
+                    self.leave(job.job_id)
         self.start_jobs()
+
+    def leave(self, job_id: str) -> None:
+        for one in self.slices.values():
+            one.user = None if one.user == job_id else one.user
 
     def judge(self, leaving: set[str], room: int) -> None:
         """Check the slices that began to leave for jobs in this turn."""

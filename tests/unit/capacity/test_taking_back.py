@@ -135,8 +135,31 @@ def test_gangs_are_served_in_their_order_whatever_their_types() -> None:
     actions = take(gangs, *there)
     assert creates(actions) == []
     assert "for large" in texts(actions)[0]
+    assert "; 64 chips are kept for large" in waits(actions)[0]
     actions = take(gangs[::-1], *there)
     assert [one.rpartition("-")[0].rpartition("-")[0] for one in creates(actions)] == ["iris-ann-v6e-16"]
+
+
+def test_freed_chips_are_kept_for_gang_that_was_not_looked_at_just_now() -> None:
+    """As long as it waits, whether the slices are still there or gone; but not for ever."""
+    history, behind = ProvisioningHistory(), WaitingGang("v6e-16", 1, "small")
+    assert len(taken(take([LARGE, behind], *FOUR, history=history))) == 4
+    paused = WaitingGang("v6e-64", 0, "large", there=1, may_take=False)
+    chosen = replace(SETTINGS, configs=tuple(map(get_tpu_config, ("v6e-16", "v6e-64"))), sources=(RES,))
+
+    def later(*gangs: WaitingGang, there: Sequence[QueuedSlice] = (), after_s: float = 30.0) -> list[Action]:
+        copy = replace(history, promises=dict(history.promises))
+        return plan(chosen, gangs, there, {}, copy, LONG + after_s, 1.7e9)
+
+    going = [replace(one, state=Q.DELETING) for one in FOUR]
+    for there in (going[:3], going[:1], []):
+        actions = later(paused, behind, there=there)
+        assert creates(actions) == []
+        assert "; 64 chips are kept for large" in waits(actions)[0]
+    assert len(creates(later(paused, behind, after_s=GONE_S))) == 1
+    assert len(creates(later(behind))) == 1, "it waits no more"
+    (own,) = creates(later(LARGE, behind))
+    assert own.startswith("iris-ann-v6e-64-"), "it is looked at again"
 
 
 def test_idle_slices_that_an_earlier_gang_would_use_stay_and_those_of_a_later_one_go() -> None:
@@ -150,10 +173,33 @@ def test_idle_slices_that_an_earlier_gang_would_use_stay_and_those_of_a_later_on
     assert len(taken(take([impossible, gang], *FOUR, joined=joined))) == 2, "they are of no use to it"
 
 
+def test_gang_with_slices_that_are_not_of_its_source_keeps_the_request_that_it_misses() -> None:
+    """Six of its seven slices are static ones, or of another source."""
+    seven, job = WaitingGang("v6e-16", 1, "seven", there=6), WaitingGang("v6e-32", 1, "job")
+    request, elsewhere = small(0, state=Q.ACCEPTED), [queued(n, location=f"{HERE}2") for n in range(1, 7)]
+    sources: dict[str, Any] = {"sources": (replace(RES, chips=96),)}
+    for there, most in (([], 4), (elsewhere, 9)):
+        joined = {one.name: FREE for one in there} | {large(1).name: BUSY}
+        found: tuple[QueuedSlice, ...] = (request, large(1), *there)
+        assert taken(take([seven, job], *found, joined=joined, most=most, **sources)) == {}
+        assert taken(take([job], *found, joined=joined, most=most, **sources)) == {name(0): "job"}
+
+
 def test_slices_reserved_for_a_waiting_gang_stay_even_for_an_earlier_one() -> None:
     kept = WaitingGang("v6e-16", 1, "starving", kept=(name(0), name(1)))
     actions = take([WaitingGang("v6e-32", 1, "job"), kept], *FOUR)
     assert taken(actions) == {name(2): "job", name(3): "job"}
+
+
+def test_idle_slices_that_a_gang_would_use_or_that_are_reserved_for_it_are_not_deleted_as_idle() -> None:
+    """Otherwise a moment's pause of the job would cost it its slice."""
+    pauses = WaitingGang("v6e-16", 0, "pauses", there=1)
+    history = ProvisioningHistory()
+    history.lasting("unused", name(2), holds=True, now=-500.0)
+    joined = {name(n): FREE for n in range(3)} | {name(3): BUSY}
+    assert deletes(take([pauses], *FOUR, joined=joined, idle_s=LONG, history=history)) == [name(2), name(0)]
+    too_large = WaitingGang("v6e-16", 20, "starving", kept=(name(1),))
+    assert deletes(take([too_large], *FOUR, joined=joined, idle_s=LONG)) == [name(2), name(0)]
 
 
 def test_requests_that_no_earlier_gang_needs_are_withdrawn_first() -> None:

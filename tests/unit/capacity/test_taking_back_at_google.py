@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.cloud import tpu_v2
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.cloud_tpu import CloudTpu
@@ -146,6 +147,21 @@ def test_slow_deletion_keeps_the_chips_for_the_gang_and_counts(server: CloudTpuS
     assert [name[:15] for name in names(server)] == ["iris-ann-v6e-32"]
 
 
+def test_slice_that_is_being_deleted_stays_closed_although_it_is_listed_unchanged(
+    server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that started there would lose it."""
+    cloud = CloudTpu(server.location, server.address)
+    provisioner = provisioner_of(cloud, paper)
+    small = two_idle(provisioner, server, paper)
+    listed = cloud.queued_slices()
+    monkeypatch.setattr(cloud, "queued_slices", lambda: listed)
+    for _ in range(2):
+        turn(provisioner, server, paper, steps=0)
+        paper.joined = {name: Joined(True, False, closed=True) for name in small}
+        assert (names(server, "DELETING"), sorted(paper.closed)) == (small, small)
+
+
 @pytest.mark.parametrize("arrives", [True, False])
 def test_lost_answers_to_deletions_delete_no_more_than_necessary(
     server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
@@ -206,6 +222,42 @@ def test_slices_stay_if_a_job_was_faster_or_the_waiting_one_is_gone(server: Clou
     assert server.count("DeleteQueuedResource") == 0
     turn(provisioner, server, paper)
     assert paper.closed == []
+
+
+def test_nothing_is_deleted_for_a_job_if_a_slice_that_was_to_go_anyway_stays(
+    server: CloudTpuServer, paper: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two is deleted as it failed; the provider refuses that, and the second would not suffice."""
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    small = two_idle(provisioner, server, paper)
+    server.set_queued(small[0], tpu_v2.QueuedResourceState.State.SUSPENDED)
+    paper.joined = {small[1]: Joined(True, False)}
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "ACTIVE", "SUSPENDED") == small
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small
+
+
+@pytest.mark.parametrize("for_job", [True, False])
+def test_request_that_is_granted_within_the_turn_is_not_deleted(
+    server: CloudTpuServer, paper: Cluster, for_job: bool
+) -> None:
+    """It may have a job by now."""
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper, idle_s=600.0 if for_job else 0.0)
+    paper.gangs = TWO_SMALL
+    turn(provisioner, server, paper, steps=0)
+    small, paper.gangs = names(server, "ACCEPTED"), [LARGE] if for_job else []
+    look = paper.look
+
+    def look_late() -> Any:
+        server.advance(2)
+        return look()
+
+    paper.look = look_late  # type: ignore[method-assign]
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "ACTIVE") == small
+    assert server.count("DeleteQueuedResource") == 0
 
 
 def test_refused_size_costs_other_sizes_their_slices_once(server: CloudTpuServer, paper: Cluster) -> None:
