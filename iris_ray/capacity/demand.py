@@ -122,7 +122,7 @@ LOOKED_AT = 1000
 
 
 def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowances: Allowances) -> list[WaitingGang]:
-    """Return the gangs; slices are not deleted for those that reach a limit once the gangs before them run.
+    """Return the gangs. A gang that would exceed a limit, once the gangs before it run, may not take others' slices.
 
     Args:
         gangs: in their order.

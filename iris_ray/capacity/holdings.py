@@ -19,8 +19,8 @@ class Settings:
         owner: its name, in the label and in the names of its slices.
         configs: the types of its slices.
         sources: where they come from, the preferred one first.
-        least, most: how many slices of each type it keeps at least, and holds at most, including those that only hold
-            quota; None: as many as the budget allows.
+        least: the smallest number of slices of each type that it keeps.
+        most: the limit for slices of each type, failed ones that still use quota included; None: only the budget.
         idle_s: seconds after which an unneeded slice is deleted.
         max_wait_s: seconds after which a request that still waits is given up, if another source can be asked.
         budget: how many chips it asks for and holds at most, of all types and sources together; None: no limit.

@@ -112,7 +112,7 @@ class ProvisioningHistory:
         return name in self.leaving
 
     def promise(self, job_id: str, source: str, slices: int, now: float) -> None:
-        """Record that chips are freed for slices of a job, besides those that this plan has promised to it already."""
+        """Record that a job gets the chips of some slices, in addition to those that this plan has promised it."""
         before = self.promises.get(job_id)
         self.promises[job_id] = Promise(source, slices + (before.slices if before else 0), now)
 

@@ -16,7 +16,7 @@ from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import IrisError
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.calls import OutputCalls
-from iris_ray.outputs.core import Removed
+from iris_ray.outputs.core import MOST_ENTRIES, Removed
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
 from iris_ray.outputs.settings import GB, TASK_OUTPUT_GB
 
@@ -36,8 +36,8 @@ class OutputsOnHost(HostPart):
 
     def __init__(self, host: Host, running: RunningPart[Any]) -> None:
         super().__init__(host, running)
-        self._most_bytes = TASK_OUTPUT_GB.parse(TASK_OUTPUT_GB.default) or 0
-        self._limit: int | None = self._most_bytes * GB
+        default = TASK_OUTPUT_GB.parse(TASK_OUTPUT_GB.default)
+        self._limit = None if default is None else default * GB
         self._asked_at = -ASK_S
 
     async def run(self) -> None:
@@ -85,7 +85,11 @@ def attempts_of(files: Collection[TaskFiles]) -> set[TaskAttemptId]:
 
 def in_words(attempt: TaskAttemptId, done: Removed, most_bytes: int | None, path: Path) -> str:
     """Return what people are told of the first removal."""
-    limit = "100,000 files" if most_bytes is None else f"{most_bytes // GB} GB (the setting {TASK_OUTPUT_GB.name})"
+    limit = (
+        f"{MOST_ENTRIES:,} files"
+        if most_bytes is None
+        else f"{most_bytes // GB} GB (the setting {TASK_OUTPUT_GB.name})"
+    )
     return (
         f"task {attempt.task_index} of {attempt.job_id} has more in its $IRIS_OUTPUT_DIR than may be kept, {limit}:"
         f" {done.files} of its oldest files, {done.bytes >> 20} MB, were removed from {path}"
