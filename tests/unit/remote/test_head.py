@@ -61,6 +61,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["ls", "--all"], ["ls", "--all"]),
         (["why", "train-1"], ["why", "train-1"]),
         (["job", "tasks", "train-1", "--json"], ["job", "tasks", "train-1", "--json"]),
+        (["job", "notifications", "ls", "train-1"], ["job", "notifications", "ls", "train-1"]),
+        (["job", "notifications", "test", "slack:HOOK"], ["job", "notifications", "test", "slack:HOOK"]),
         (["host", "ls"], ["host", "ls"]),
         (["doctor", "--json"], ["doctor", "--json"]),
         (["history", "--sql", "SELECT 1"], ["history", "--sql", "SELECT 1"]),
