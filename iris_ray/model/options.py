@@ -392,8 +392,8 @@ class ContainerOptions(TypedDict, total=False):
                 lambda value: isinstance(value, str), 'the shape of a part in chips, such as "2x4"', or_none=True
             ),
             help="The shape of a part of a slice, such as 2x4: the gang gets a connected part of whole hosts.",
-            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. A job on several"
-            ' parts needs `failure_domain="slice"`, which containers do not have. See docs/parts-of-slices.md.',
+            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. A job on"
+            ' several parts needs `failure_domain="slice"`, which containers do not have. See docs/parts-of-slices.md.',
             example='"2x4"',
             flag="--topology",
         ),

@@ -133,7 +133,7 @@ def test_answers_and_variables_cross_to_head_and_back(head: Head, monkeypatch: p
 
 def test_address_of_webhook_is_not_shown_on_head(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_NOTIFY", "https://hooks.example.org/s3cr3t")
-    with pytest.raises(InvalidRequestError, match="^IRIS_NOTIFY has the address of a webhook, which is a secret"):
+    with pytest.raises(InvalidRequestError, match=r"^IRIS_NOTIFY has the address of a webhook"):
         call(head, divmod, 7, 2)
     assert head.submitted == []
 
