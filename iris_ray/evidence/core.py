@@ -9,6 +9,14 @@ from iris_ray.model.lifecycle import TaskAttemptId
 
 FOLDER: Final = "iris-ray"
 """The name of the folder in a task's output directory."""
+STACKS, OUTPUT, LIBTPU, DUMPS, CHIPS = FILES = (
+    "stacks.txt",
+    "output.txt",
+    "libtpu.txt",
+    "core-dumps.txt",
+    "chips.jsonl",
+)
+"""The names of its files."""
 LAST_LINES, LAST_OF_RUNTIME = 200, 1000
 """The limits for the lines of a task's output that are kept: the last ones, and those of the runtime before them."""
 

@@ -18,7 +18,12 @@ from typing import Any, Final
 from iris_ray.actors.protocol.services import module_of
 from iris_ray.errors import InspectionFailedError, IrisError, ServiceUnavailableError
 from iris_ray.evidence.core import (
+    CHIPS,
+    DUMPS,
     FOLDER,
+    LIBTPU,
+    OUTPUT,
+    STACKS,
     CoreDump,
     crash_in_words,
     dump_directories,
@@ -103,10 +108,10 @@ def keep_hang(
         host_directory,
         attempt,
         {
-            "stacks.txt": lambda: _stacks(pids[:MOST_PROCESSES]),
-            "output.txt": lambda: _output(host_directory, attempt),
-            "libtpu.txt": lambda: _tails(libtpu_logs(place, pids, began_at)),
-            "chips.jsonl": lambda: "".join(f"{json.dumps(asdict(one))}\n" for one in samples),
+            STACKS: lambda: _stacks(pids[:MOST_PROCESSES]),
+            OUTPUT: lambda: _output(host_directory, attempt),
+            LIBTPU: lambda: _tails(libtpu_logs(place, pids, began_at)),
+            CHIPS: lambda: "".join(f"{json.dumps(asdict(one))}\n" for one in samples),
         },
     )
 
@@ -126,8 +131,8 @@ def keep_crash(
     if not (logs or dumps):
         return ""
     parts = {
-        "libtpu.txt": lambda: _tails(logs),
-        "core-dumps.txt": lambda: "".join(f"{one.bytes:>16,} bytes  {one.path!r}\n" for one in dumps),
+        LIBTPU: lambda: _tails(logs),
+        DUMPS: lambda: "".join(f"{one.bytes:>16,} bytes  {one.path!r}\n" for one in dumps),
     }
     try:
         _write(host_directory, attempt, parts)
