@@ -49,7 +49,7 @@ iris-ray submit train.py --tpu v4-16 --spares 1 --max-retries-failure 0
 In Python, times are in seconds; flags also take units, such as `90s`, `15m` and `2h`. iris_ray refuses an invalid value
 before it acquires anything. `iris-ray run` and `iris-ray submit` take the options that have a flag, and environment
 variables of the tasks as `--env`. Only `submit` takes {only_submit}.
-Only `run` takes {only_run}.
+Only `run` takes {only_run}. `IrisClient.run` and `JobGroup.add` take the options of `IrisClient.submit`.
 
 <!-- Generated from iris_ray/model/options.py by `python -m tools.options_page`. -->
 """

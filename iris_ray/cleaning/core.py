@@ -76,12 +76,14 @@ class ClockReading:
 def to_remove(items: Sequence[Item[Key]], clock: ClockReading, limits: Limits) -> list[Item[Key]]:
     """Return what goes, the oldest first.
 
-    A file is never older than the time since the wall clock was set: no jump of the clock makes a new file old.
+    A file is never older than the time since the wall clock was set: no jump of the clock makes a new file old. One
+    from the future was changed before the clock was set back.
     """
     total = sum(item.bytes for item in items)
     found = []
     for item in sorted(items, key=lambda item: item.changed_at):
-        age = clock.wall - max(item.changed_at, clock.set_at)
+        changed_at = item.changed_at if item.changed_at <= clock.wall or not clock.set_at else 0.0
+        age = clock.wall - max(changed_at, clock.set_at)
         too_old = limits.days is not None and age >= limits.days * DAY_S
         too_much = limits.bytes is not None and total > limits.bytes
         if not item.used and age >= LEAST_AGE_S and (too_old or too_much):

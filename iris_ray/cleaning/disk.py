@@ -132,8 +132,6 @@ MOST_PROBLEMS: Final = 5
 
 
 KEEP_ALL: Final = Limits(None, None)
-FREE: Final = 10
-"""Output directories leave one of this many parts of their disk free."""
 
 
 def clean(
@@ -377,19 +375,19 @@ def _clean_outputs(own: Path, limits: Limits, clock: ClockReading, cleaned: Clea
     }
     kept = [one for one in outputs.kept_outputs(root) if one.of not in living]
     items = [Item(one.of, one.changed_at, one.bytes) for one in kept]
-    for item in to_remove(items, clock, Limits(limits.days, _room(own, items, limits.bytes))):
+    for item in to_remove(items, clock, Limits(limits.days, _room(own, items, limits.bytes, outputs.FREE))):
         cleaned.remove(item.key.remove, item.key.path, OUTPUTS, item.bytes)
     for one in kept:
         if clock.wall - one.changed_at >= LEAST_AGE_S:
             one.of.remove_if_unused()
 
 
-def _room(own: Path, items: Collection[Item[Any]], most_bytes: int | None) -> int | None:
-    """Return what output directories may take: at most this, and only what leaves a part of their disk free."""
+def _room(own: Path, items: Collection[Item[Any]], most_bytes: int | None, free: int) -> int | None:
+    """Return what output directories may take: at most this, and what leaves one of so many parts of the disk free."""
     if most_bytes is None:
         return None
     disk = os.statvfs(own)
-    lacking = max(0, disk.f_blocks // FREE - disk.f_bavail) * disk.f_frsize
+    lacking = max(0, disk.f_blocks // free - disk.f_bavail) * disk.f_frsize
     return min(most_bytes, max(0, sum(item.bytes for item in items) - lacking))
 
 

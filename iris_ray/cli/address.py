@@ -54,10 +54,10 @@ def dashboard_address() -> str | None:
 # -- commands that the head runs ---------------------------------------------------------------------------------------
 
 ON_HEAD = frozenset({
-    "ls", "wait", "tasks", "why", "events", "stacks", "chips", "goodput", "host ls", "host drain", "host undrain",
-    "host give-notice", "team show", "cluster limits", "cluster settings", "cluster settings set",
-    "cluster settings reset", "cluster secrets ls", "cluster controller status", "history", "report", "slots ls",
-    "slots models", "slots runners", "slots why",
+    "ls", "wait", "tasks", "why", "events", "stacks", "chips", "goodput", "notifications ls", "notifications test",
+    "host ls", "host drain", "host undrain", "host give-notice", "team show", "cluster limits", "cluster settings",
+    "cluster settings set", "cluster settings reset", "cluster secrets ls", "cluster controller status", "history",
+    "report", "slots ls", "slots models", "slots runners", "slots why",
 })  # fmt: skip
 """Commands that ask or change the cluster, and no more: with the address of a dashboard the head runs them."""
 

@@ -67,6 +67,20 @@ class JobFlags:
     working_dir: str | None
     options: dict[str, Any]
 
+    def require_stored_secrets(self) -> None:
+        """Refuse secrets whose values are here, for a job that is submitted on the head.
+
+        Raises:
+            InvalidRequestError: names the first one.
+        """
+        for name, secret in (self.options["secrets"] or {}).items():
+            if not secret.stored:
+                raise InvalidRequestError(
+                    f"the value of {name} does not go through Ray's job API, which keeps and shows what it is given;"
+                    f" have an operator set it in the cluster's store (iris-ray cluster secrets set {name}), and give"
+                    f" --secret {name}=store:"
+                )
+
 
 _DIGITS = 10
 """A number of slices has fewer digits; Python refuses to read some thousands."""

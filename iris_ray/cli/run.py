@@ -59,6 +59,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     where = local_mode(flags.options["mode"], None)
     if where is None and (head := head_of_dashboard()) is not None:
+        flags.require_stored_secrets()
         head.run_in_directory(target, flags.working_dir, env=flags.env)
     code = sent_code(flags.working_dir) if where is None else SentDirectory(flags.working_dir)
     task, called = as_task(found, arguments, flags.env, not code.travels)

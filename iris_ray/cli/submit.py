@@ -119,15 +119,9 @@ def submit(
             "--json and --follow would mix JSON and the tasks' output on stdout; leave out --follow, and follow the id"
             " that is printed: iris-ray logs -f ID, or iris-ray job status ID --json"
         )
-    given = [name for name, one in (flags.options["secrets"] or {}).items() if not one.stored]
     head = head_for_ray_jobs() if ray_job else head_of_dashboard()
-    if given and head is not None:
-        raise InvalidRequestError(
-            f"the value of {given[0]} does not go through Ray's job API, which keeps and shows what it is given; have"
-            f" an operator set it in the cluster's store (iris-ray cluster secrets set {given[0]}), and give"
-            f" --secret {given[0]}=store:"
-        )
     if head is not None:
+        flags.require_stored_secrets()
         sent: Sent = {"excludes": excludes, "env": flags.env, "env_file": env_file, "run_id": run_id}
         if not ray_job:
             head.run_in_directory(target, flags.working_dir, **sent)

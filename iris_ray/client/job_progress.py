@@ -138,9 +138,9 @@ def job_in_words(status: JobStatus) -> str:
 def say_if_it_runs_once(spec: JobSpec) -> None:
     """Tell the user of a job that is submitted that it has no further attempt after lost hosts."""
     if spec.runs_once:
-        how = "; it is not moved to more slices" if len(spec.groups_per_gang) > 1 else ""
+        how = ". It is not moved to more slices" if len(spec.groups_per_gang) > 1 else ""
         print(
-            f"iris_ray: {spec.job_id} runs once, as max_retries_preemption is 0{how}. If it loses its hosts, to a job"
-            " of a higher band too, it ends as preempted",
+            f"iris_ray: {spec.job_id} ends as preempted if it loses a host or is evicted, as max_retries_preemption is"
+            f" 0{how}",
             file=sys.stderr,
         )

@@ -142,6 +142,7 @@ def hold(
     if not is_job_id(name) or "/" in name:
         raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")
     if (head := head_of_dashboard()) is not None:
+        flags.require_stored_secrets()
         head.run(words_for_head(), env=flags.env)
     from iris_ray.dev.held_job import submit, wait_for_hosts
 

@@ -225,7 +225,7 @@ class OneOf:
 
     @property
     def wanted(self) -> str:
-        return f"one of {', '.join(map(_choice, self.choices))}"
+        return f"one of {', '.join(map(_choice, self.choices))}" + ", or None" * self.or_none
 
     def problem(self, value: object) -> str | None:
         if self.or_none and value is None:

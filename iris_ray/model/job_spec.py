@@ -222,7 +222,7 @@ class JobSpec:
 
     @property
     def runs_once(self) -> bool:
-        """Whether each gang runs at most once: the job ends if a gang that ran loses its hosts or is evicted."""
+        """Whether the job ends if a gang that ran loses its hosts or is evicted. Failures may still be retried."""
         return self.max_retries_preemption == 0
 
     @property

@@ -331,9 +331,9 @@ class ContainerOptions(TypedDict, total=False):
             check=Seconds(or_none=True),
             help="Restart the gang if no task has called iris_ray.heartbeat() for this time. 0: never.",
             more="The restart costs one failure; the stacks of all tasks are logged first. The start of the function"
-            " counts as a call. With `None`, the limit is ten times the longest step so far and at least ten minutes."
-            " It holds for jobs that call `heartbeat(step)` and may restart after lost hosts, once ten steps are known,"
-            " and never in the first two steps of an attempt. See docs/hangs.md.",
+            " counts as a call. With `None`, the limit is ten times the longest step so far and at least ten minutes,"
+            " and the restart costs one preemption. It holds for jobs that call `heartbeat` and may restart after lost"
+            " hosts, once ten steps were measured, and never in the first two steps of an attempt. See docs/hangs.md.",
             example="600",
             flag="--stall-timeout",
         ),
@@ -392,9 +392,8 @@ class ContainerOptions(TypedDict, total=False):
                 lambda value: isinstance(value, str), 'the shape of a part in chips, such as "2x4"', or_none=True
             ),
             help="The shape of a part of a slice, such as 2x4: the gang gets a connected part of whole hosts.",
-            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. With"
-            ' `num_slices`, it needs `failure_domain="slice"`, which containers do not have. See'
-            " docs/parts-of-slices.md.",
+            more="Several jobs share a slice in this way, each on a part of its own. Default: whole slices. A job on"
+            ' several parts needs `failure_domain="slice"`, which containers do not have. See docs/parts-of-slices.md.',
             example='"2x4"',
             flag="--topology",
         ),
@@ -412,7 +411,7 @@ class GangOptions(ContainerOptions, total=False):
             help="Modules that each host imports once, before tasks start, such as jax. Saves seconds at each start.",
             more="While they are imported, the modules see your `JAX_…` variables and others that act when a process"
             " starts; they must not read any other variable. A module that starts threads or processes, or opens a"
-            " device, is left to the tasks, and the log names it. A module that no host can import ends the job with"
+            " device, is left to the tasks, and the log names it. If no host can import a module, a new job ends with"
             " `TaskSetupError`. Tasks without TPU don't benefit.",
             example='["jax"]',
         ),
@@ -488,9 +487,9 @@ class RetryOptions(TypedDict, total=False):
         Option(
             default=10_000,
             check=Whole(),
-            help="The number of further attempts after lost hosts. 0: a single attempt in any case.",
-            more="With 0, a run doesn't move to more slices either. If a job in a higher band evicts it, which the"
-            " scheduler does to such runs last, it ends as preempted.",
+            help="The number of further attempts after lost hosts. 0: a lost host ends the job.",
+            more="With 0, an eviction also ends the job as preempted; the scheduler evicts such jobs last. The job"
+            " doesn't move to more slices either. Failures are still retried: see `max_retries_failure`.",
             example="100",
             flag="--max-retries-preemption",
             elsewhere=(
@@ -594,8 +593,8 @@ class JobOptions(RunOptions, total=False):
             default=None,
             check=Holds(is_variables, VARIABLES.wanted, or_none=True, hides=True),
             help="Environment variables of the tasks.",
-            more="Variables that act when a process starts (such as `LD_…`, `PYTHON…` and `RAY_…`) are passed in Ray's"
-            " `runtime_env`. Ray's logs show its values if the task starts as an actor. Pass secrets as `secrets`.",
+            more="Variables that act when a process starts (such as `LD_…`, `PYTHON…` and `RAY_…`) may be passed in"
+            " Ray's `runtime_env`, whose values Ray's logs show. Pass secrets as `secrets`.",
             example='{"TF_CPP_MIN_LOG_LEVEL": "1"}',
         ),
     ]

@@ -118,6 +118,8 @@ def send(there: OutputPath, attempt: int | None, to: IO[bytes]) -> int:
                 written += len(piece)
                 line.show(f"{written:,} bytes")
             to.flush()
+        if (left := outputs.left_out).count:
+            say_error(f"{left.count:,} of its entries were left out, such as {left.first}")
     return OK
 
 
@@ -144,7 +146,8 @@ def _say_what_lacks(found: "Sequence[FoundOutput]") -> None:
             if (gone := one.listing.removed).files:
                 say_error(
                     f"{who}: {gone.files:,} files, {gone.bytes >> 20:,} MB, were removed to stay within the cluster"
-                    " setting task_output_gb and 100,000 files; the newest were kept"
+                    " setting task_output_gb and 100,000 files, or to leave a tenth of the disk free; the newest were"
+                    " kept"
                 )
 
 

@@ -17,7 +17,7 @@ from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.reader import LIST_S, PIECE_S, START_S, OutputReader, start_output_reader
-from iris_ray.outputs.sending import Listing, checked
+from iris_ray.outputs.sending import LeftOut, Listing, checked
 
 MAY = "fetch the output files of its tasks"
 GONE = "its host is gone, and its files with it"
@@ -45,6 +45,9 @@ class JobOutputs:
         controller: the Controller.
         job_id: the job.
 
+    Attributes:
+        left_out: what the latest `fetch` has left out.
+
     Raises:
         UnknownNameError: there is no such job, or the cluster has forgotten it.
         NotPermittedError: it is another user's job, and this user is not an operator.
@@ -57,6 +60,7 @@ class JobOutputs:
         self._controller, self._job_id = controller, job_id
         self._count = sum(job.tasks.values()) * job.processes_per_host
         self._logs = module_of("logs", "client").host_logs
+        self.left_out = LeftOut()
 
     def find(self, tasks: Sequence[int] | None, attempt: int | None, path: str = "") -> list[FoundOutput]:
         """Return what attempts have left, those that have left nothing included.
@@ -104,6 +108,7 @@ class JobOutputs:
             UnknownNameError: there is no such task, attempt, file or directory; or the attempt's host is gone.
             InvalidRequestError: the path leads out of the directory, or the host can't send it.
         """
+        self.left_out = LeftOut()
         one = self._chosen(task, attempt)
         host = self._hosts([task], one.attempt)[one]
         where = f"attempt {one.attempt} of task {task} of {self._job_id}"
@@ -115,7 +120,7 @@ class JobOutputs:
             waiting, limit_s = reader.call(OutputReader.next_piece), START_S + PIECE_S
             while True:
                 try:
-                    data = ray.get(waiting, timeout=limit_s).data
+                    piece = ray.get(waiting, timeout=limit_s)
                 except RayTaskError as error:
                     if isinstance(error.cause, FileNotFoundError):
                         raise UnknownNameError(
@@ -128,10 +133,11 @@ class JobOutputs:
                         f"the files of {where} can't be fetched: its host ({host[1]}) does not answer"
                         f" ({type(error).__name__}); try again"
                     ) from None
-                if not data:
+                if not piece.data:
+                    self.left_out = piece.left_out or LeftOut()
                     return
                 waiting, limit_s = reader.call(OutputReader.next_piece), PIECE_S  # while this one is written here
-                yield data
+                yield piece.data
         finally:
             ray.kill(reader.handle)
 

@@ -1,19 +1,21 @@
 """The output directories of tasks on their host: ``outputs/<job id>/task-<i>.attempt-<n>/``.
 
-A task's program writes what it likes there: links to other places, FIFOs, trees of any depth, a million files. So every
-path is opened name by name below the host's directory, no link is followed, only regular files are read, and each look
-at a directory has a limit. The directory is a place for files, and no cage: other accounts can't enter it, and programs
-of the same account could always read each other's files.
+A task's program writes what it likes there: links to other places, FIFOs, trees of any depth, a million files. It may
+mount a bucket there. So every path is opened name by name below the host's directory, no link is followed, what is
+mounted there is left alone, only regular files are read, and each look at a directory has a limit. The directory is a
+place for files, and no cage: other accounts can't enter it, and programs of the same account could always read each
+other's files.
 """
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import re
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +24,7 @@ from typing import Final
 from iris_ray.actors.host.directories import directory_name
 from iris_ray.actors.protocol.task_files import write_whole
 from iris_ray.model.lifecycle import TaskAttemptId
-from iris_ray.outputs.core import MOST_ENTRIES, Entry, Kind, Removed, to_remove
+from iris_ray.outputs.core import FREE, MOST_ENTRIES, Entry, Kind, Removed, limit_on_disk, taken, to_remove
 
 DEEPEST: Final = 64
 """Directories below this depth are not looked into. Each level takes two open files."""
@@ -31,8 +33,11 @@ LOOK_AT: Final = 2 * MOST_ENTRIES
 MOST_NOTE_BYTES: Final = 1000
 REMOVAL_S: Final = 300.0
 """The time in which a whole directory has to be removed."""
+CREATION_TRIES: Final = 100
+"""Another attempt of the job may end meanwhile, and remove the job's directory while it is empty."""
 
 _NAME = re.compile(r"task-\d+\.attempt-\d+")
+_ESCAPED = re.compile(rb"\\([0-3][0-7]{2})")  # as the kernel writes spaces and the like in a path
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -40,6 +45,23 @@ FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def outputs_directory(host_directory: Path) -> Path:
     """Return the directory with the output directories of all jobs."""
     return host_directory / "outputs"
+
+
+_MEANWHILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENOTEMPTY)
+"""The errors of a removal that say that the program has changed the directory since the look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What was done to keep a directory within its limits.
+
+    Attributes:
+        removed: what was removed now.
+        problem: what can't be removed, and why; None if all could be.
+    """
+
+    removed: Removed
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +91,26 @@ class OutputDirectory:
         """Create the directory; no other account can enter it.
 
         Raises:
-            OSError: the disk is full, or something else has this name.
+            OSError: the disk is full, or something else, such as a link, has this name.
         """
-        for path in (self.root, self.root / self.job, self.path):
-            path.mkdir(mode=0o700, exist_ok=True)
+        for left in reversed(range(CREATION_TRIES)):
+            try:
+                return self._create()
+            except FileNotFoundError:
+                if not left:
+                    raise
+
+    def _create(self) -> None:
+        self.root.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(self.root, _DIRECTORY)
+        try:
+            for name in (self.job, self.name):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=fd)
+                above, fd = fd, os.open(name, _DIRECTORY, dir_fd=fd)
+                os.close(above)
+        finally:
+            os.close(fd)
 
     def removed(self) -> Removed:
         """Return what was removed to stay within the limits."""
@@ -86,32 +124,45 @@ class OutputDirectory:
                 return Removed(int(found["files"]), int(found["bytes"]))
         return Removed()
 
-    def trim(self, most_bytes: int | None, most_entries: int = MOST_ENTRIES) -> Removed:
-        """Remove the oldest files until the limits are met. Return what was removed now.
+    def trim(self, most_bytes: int | None, most_entries: int = MOST_ENTRIES) -> Trimmed:
+        """Remove the oldest files until the limits are met, and a part of the disk is free; see `limit_on_disk`.
 
         A file that a program has open for writing is emptied, and stays: without a name it would grow unseen. Its size
-        stays as well, so that a program that has mapped it is not killed.
+        stays as well, so that a program that has mapped it is not killed. What the program has changed since the look
+        is left alone.
         """
-        done = Removed()
+        done, problem = Removed(), None
         with opened(self.path, self.root) as top:
             if top is None:
-                return done
-            gone = to_remove(list(islice(entries(top), LOOK_AT)), most_bytes, most_entries)
+                return Trimmed(done)
+            found = list(islice(entries(top), LOOK_AT))
+            limit = limit_on_disk(most_bytes, taken(found), _lacking(top))
+            gone = to_remove(found, limit, most_entries)
             written = files_being_written(self.path) if gone else set()
             for entry in gone:
-                with contextlib.suppress(OSError):
+                try:
                     done += _remove(top, entry, entry.inode in written)
+                except OSError as error:
+                    if error.errno not in _MEANWHILE:
+                        problem = problem or f"{entry.path!r}: {error.strerror or error}"
         if done.files:
             with contextlib.suppress(OSError):  # a full disk
                 write_whole(self._note, json.dumps(asdict(self.removed() + done)).encode())
-        return done
+        return Trimmed(done, problem)
 
-    def remove_if_unused(self) -> None:
-        """Remove the directory if nothing was ever in it."""
-        if not self.removed().files:
-            with contextlib.suppress(OSError):
-                self.path.rmdir()
-                self.path.parent.rmdir()
+    def remove_if_unused(self) -> bool:
+        """Remove the directory if nothing was ever in it. Return whether there is none now."""
+        if self.removed().files:
+            return False
+        try:
+            self.path.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            self.path.parent.rmdir()
+        return True
 
     def remove(self) -> None:
         """Remove the directory with all that is in it.
@@ -139,16 +190,10 @@ class OutputDirectory:
 
 @contextlib.contextmanager
 def opened(path: Path, root: Path) -> Iterator[int | None]:
-    """Open a directory below a root, name by name. None if there is none, or if a name on the way is a link."""
-    fd = None
+    """Open a directory below a root, name by name. None if there is none, or a name on the way is a link or a mount."""
     try:
-        fd = os.open(root, _DIRECTORY)
-        for name in path.relative_to(root).parts:
-            above, fd = fd, os.open(name, _DIRECTORY, dir_fd=fd)
-            os.close(above)
+        fd = _descended(os.open(root, _DIRECTORY), path.relative_to(root).parts)
     except OSError:
-        if fd is not None:
-            os.close(fd)
         fd = None
     try:
         yield fd
@@ -157,13 +202,72 @@ def opened(path: Path, root: Path) -> Iterator[int | None]:
             os.close(fd)
 
 
+def _descended(fd: int, names: Sequence[str]) -> int:
+    """Close an open directory, and open the one that these names lead to from it.
+
+    Raises:
+        OSError: there is none, or a name on the way is a link or a mount.
+    """
+    try:
+        mount = _mount_of(fd) if names else ""
+        for name in names:
+            child = _child(fd, name, mount)
+            os.close(fd)
+            fd = child
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _child(fd: int, name: str, mount: str) -> int:
+    """Open a directory in an open one, even if the program has made it unreadable.
+
+    Raises:
+        OSError: there is none, it is a link or another account's, or something is mounted there.
+    """
+    try:
+        child = os.open(name, _DIRECTORY, dir_fd=fd)
+    except PermissionError:  # what is not read would not be counted
+        _make_readable(fd, name)
+        child = os.open(name, _DIRECTORY, dir_fd=fd)
+    if _mount_of(child) != mount:
+        os.close(child)
+        raise OSError(errno.EXDEV, "something is mounted there")
+    return child
+
+
+def _make_readable(fd: int, name: str) -> None:
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+    finally:
+        os.close(found)
+
+
+def _mount_of(fd: int) -> str:
+    """Return the kernel's number of the mount that an open file is in; it differs for bind mounts as well."""
+    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+        return next((line for line in file if line.startswith("mnt_id:")), "")
+
+
+def _lacking(fd: int) -> int:
+    """Return how many bytes less are free on the disk of an open file than output directories leave there."""
+    disk = os.fstatvfs(fd)
+    return (disk.f_blocks // FREE - disk.f_bavail) * disk.f_frsize
+
+
 def entries(top: int) -> Iterator[Entry]:
-    """Yield what is in an open directory and below it, what is in a directory before the directory itself."""
-    level = [_Level(os.dup(top), "", None)]
+    """Yield what is in an open directory and below it, what is in a directory before the directory itself.
+
+    What is mounted there is left out.
+    """
+    mount, level = _mount_of(top), [_Level(os.dup(top), "", None)]
     try:
         while level:
-            now = level[-1]
-            one = next(now.names, None)
+            now, one = level[-1], None
+            with contextlib.suppress(OSError):  # a faulty disk
+                one = next(now.names, None)
             if one is None:
                 level.pop().close()
                 if now.entry is not None:
@@ -176,7 +280,7 @@ def entries(top: int) -> Iterator[Entry]:
                 elif len(level) == DEEPEST:
                     yield Entry(entry.path, Kind.TOO_DEEP, 0, 0, entry.changed_at, entry.inode, 1)
                 else:
-                    level.append(_Level(os.open(one.name, _DIRECTORY, dir_fd=now.fd), entry.path, entry))
+                    level.append(_Level(_child(now.fd, one.name, mount), entry.path, entry))
     finally:
         for each in level:
             each.close()
@@ -232,8 +336,7 @@ def kept_outputs(root: Path) -> Iterator[KeptOutput]:
             with opened(directory.path, root) as fd:
                 if fd is not None:
                     found = [entry_of("", os.fstat(fd)), *islice(entries(fd), LOOK_AT)]
-                    allocated = sum(entry.allocated for entry in found)
-                    yield KeptOutput(directory, max(entry.changed_at for entry in found), allocated)
+                    yield KeptOutput(directory, max(entry.changed_at for entry in found), taken(found))
 
 
 def _names(path: Path, root: Path) -> list[str]:
@@ -245,16 +348,29 @@ def _names(path: Path, root: Path) -> list[str]:
 
 
 def _remove(top: int, entry: Entry, is_written: bool) -> Removed:
-    """Remove an entry, or empty it if it is a file that is being written. Return what that has freed."""
+    """Remove an entry, or empty it if it is a file that is being written. Return what that has freed.
+
+    Raises:
+        OSError: it can't be removed, or is no longer there.
+    """
     parent, name = os.path.split(entry.path)
     with below(top, parent) as fd:
         if entry.kind is Kind.TOO_DEEP:
             _remove_tree(fd, name)
-        elif entry.kind is Kind.DIRECTORY:
+            return Removed(1)
+        now = entry_of(entry.path, os.stat(name, dir_fd=fd, follow_symlinks=False))
+        is_same = now.inode == entry.inode and now.kind is entry.kind
+        if entry.kind is Kind.FILE and entry.links == 1 and not is_written:  # removing a link changes the others
+            is_same = is_same and now.changed_at == entry.changed_at
+        if not is_same:  # the program has put something newer in its place
+            return Removed()
+        if entry.kind is Kind.DIRECTORY:
             os.rmdir(name, dir_fd=fd)
-        elif not (is_written and entry.links == 1 and _emptied(fd, name, entry.size)):
+        elif not (is_written and now.kind is Kind.FILE and now.links == 1 and _emptied(fd, name)):
             _unlink(fd, name)
-    return Removed(1, entry.allocated)
+            if now.links > 1 and now.kind is Kind.FILE:
+                return Removed(1)
+        return Removed(1, now.allocated)
 
 
 @contextlib.contextmanager
@@ -262,13 +378,10 @@ def below(top: int, path: str) -> Iterator[int]:
     """Open a directory below an open one, name by name.
 
     Raises:
-        OSError: there is none, or a name on the way is a link.
+        OSError: there is none, or a name on the way is a link or a mount.
     """
-    fd = os.dup(top)
+    fd = _descended(os.dup(top), [name for name in path.split("/") if name])
     try:
-        for name in filter(None, path.split("/")):
-            above, fd = fd, os.open(name, _DIRECTORY, dir_fd=fd)
-            os.close(above)
         yield fd
     finally:
         os.close(fd)
@@ -286,12 +399,19 @@ _PUNCH_HOLE = 0x01 | 0x02
 """``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`` of Linux."""
 
 
-def _emptied(fd: int, name: str, size: int) -> bool:
-    """Give the disk back what a file takes, and keep its size. Return whether the file system can do that."""
-    file = os.open(name, os.O_WRONLY | FILE_FLAGS, dir_fd=fd)
+def _emptied(fd: int, name: str) -> bool:
+    """Give the disk back what a file takes, and keep its size. Return whether the file system lets us."""
     try:
+        file = os.open(name, os.O_WRONLY | FILE_FLAGS, dir_fd=fd)
+    except OSError:  # the program has made it read-only, or it is another account's
+        return False
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size or _mount_of(file) != _mount_of(fd):
+            return False
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-        return size > 0 and fallocate(file, _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(size)) == 0
+        done: int = fallocate(file, _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(found.st_size))
+        return done == 0
     finally:
         os.close(file)
 
@@ -302,8 +422,11 @@ def _remove_tree(fd: int, name: str) -> None:
     Raises:
         OSError: not all of it can be removed.
     """
-    path = f"/proc/self/fd/{fd}/{name}"
-    for command in (["rm", "-rf", "--", path], ["chmod", "-R", "u+rwX", "--", path], ["rm", "-rf", "--", path]):
+    path, remove = f"/proc/self/fd/{fd}/{name}", ["rm", "-rf", "--one-file-system", "--"]
+    inside = f"{os.readlink(f'/proc/self/fd/{fd}')}/{name}"
+    if mounted := [one for one in _mount_points() if f"{one}/".startswith(f"{inside}/")]:
+        raise OSError(errno.EBUSY, f"something is mounted at {mounted[0]}; unmount it")
+    for command in ([*remove, path], ["chmod", "-R", "u+rwX", "--", path], [*remove, path]):
         try:
             done = subprocess.run(
                 command, pass_fds=[fd], stdin=subprocess.DEVNULL, capture_output=True, timeout=REMOVAL_S, check=False
@@ -313,6 +436,13 @@ def _remove_tree(fd: int, name: str) -> None:
         if command[0] == "rm" and done.returncode == 0:
             return
     raise OSError(done.stderr.decode(errors="replace").strip()[:300])
+
+
+def _mount_points() -> list[str]:
+    """Return the paths of all mounts that this process sees."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        paths = [line.split()[4] for line in file]
+    return [os.fsdecode(_ESCAPED.sub(lambda found: bytes([int(found[1], 8)]), path)) for path in paths]
 
 
 def files_being_written(directory: Path) -> set[tuple[int, int]]:

@@ -11,7 +11,7 @@ from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.host.directories import host_directory
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
-from iris_ray.outputs.sending import Listing, listing, packed
+from iris_ray.outputs.sending import LeftOut, Listing, listing, packed
 
 START_S = 30.0
 """The limit for the start of a process on a host; seconds."""
@@ -22,10 +22,11 @@ LIST_S = 60.0
 
 
 class Piece(NamedTuple):
-    """A piece of a stream; the last one has no bytes."""
+    """A piece of a stream; the last one has no bytes, and says what was left out."""
 
     number: int
     data: bytes
+    left_out: LeftOut | None = None
 
 
 class OutputReader:
@@ -39,6 +40,7 @@ class OutputReader:
         self._root = outputs_directory(directory())
         self._stream: Iterator[bytes] = iter(())
         self._number = 0
+        self._left_out = LeftOut()
 
     def list_files(self, attempts: Sequence[TaskAttemptId], path: str) -> list[Listing | None]:
         """Return what the output directories of attempts have within a path; None for one that is not there."""
@@ -46,16 +48,19 @@ class OutputReader:
 
     def begin(self, attempt: TaskAttemptId, path: str) -> None:
         """Begin to send a file or directory of an attempt."""
-        self._stream, self._number = packed(OutputDirectory.of(self._root, attempt), path), 0
+        self._number, self._left_out = 0, LeftOut()
+        self._stream = packed(OutputDirectory.of(self._root, attempt), path, self._left_out)
 
     def next_piece(self) -> Piece:
         """Return the next piece.
 
         Raises:
             FileNotFoundError: there is no such file or directory.
+            InvalidRequestError: it can't be sent; the message says why.
         """
         self._number += 1
-        return Piece(self._number, next(self._stream, b""))
+        data = next(self._stream, b"")
+        return Piece(self._number, data, None if data else self._left_out)
 
 
 _OutputReader = ray.remote(OutputReader)

@@ -9,6 +9,6 @@ SERVICE: Final = Service(
     controller="iris_ray.outputs.controller:OutputsInController",
     pool="iris_ray.outputs.pool:OutputsInPool",
     host="iris_ray.outputs.host:OutputsOnHost",
-    in_task="iris_ray.outputs.task:give_output_directory",
+    variables="iris_ray.outputs.task:output_variable",
     settings="iris_ray.outputs.settings:SETTINGS",
 )

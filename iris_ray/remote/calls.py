@@ -43,8 +43,10 @@ from iris_ray.errors import (
     ResultTooLargeError,
     VersionMismatchError,
 )
+from iris_ray.model.checks import require
+from iris_ray.model.options import OPTIONS
 from iris_ray.remote.ray_jobs import RayJobConfig, RayJobs, RayJobStatus
-from iris_ray.settings import PRIORITY, TEAM, USER
+from iris_ray.settings import NOTIFY, PRIORITY, PRIORITY_REASON, TEAM, USER
 
 MOST_ANSWER_BYTES = 32 << 20
 """Limit for an answer: Ray's dashboard has the whole output of a job in its memory whenever somebody reads it."""
@@ -83,7 +85,7 @@ class HeadCall:
         says: bool = True,
         **sent: Any,
     ) -> "HeadCall":
-        """Send a call to the head of a cluster, with this user's name, team and priority.
+        """Send a call to the head of a cluster, with the variables that hold this user's name and defaults of jobs.
 
         Args:
             jobs: the jobs of the cluster.
@@ -96,10 +98,10 @@ class HeadCall:
 
         Raises:
             NoClusterError, TokenRefusedError, RayJobError, InvalidRequestError: as for `RayJobs.submit`.
+            InvalidRequestError: ``IRIS_NOTIFY`` has no valid destinations.
         """
         word = f"iris-ray-{secrets.token_hex(16)}"
-        mine = {USER: current_user(), TEAM: TEAM.read(), PRIORITY: PRIORITY.read()}
-        own = [f"{variable.name}={value}" for variable, value in mine.items() if value]
+        own = [f"{name}={value}" for name, value in _of_this_user().items()]
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
             package = Path(folder) / word.replace("-", "_")
             package.mkdir()
@@ -208,6 +210,18 @@ class HeadCall:
         return RayJobError(
             f"{self.run_id}, which ran on the head for this client, has ended: {status.state}: {status.message} {last}"
         )
+
+
+def _of_this_user() -> dict[str, str]:
+    """Return the variables that name this user and the defaults of the user's jobs. Ray's dashboard shows them.
+
+    Raises:
+        InvalidRequestError: the destinations of notifications are not valid; an address of a webhook must not be shown.
+    """
+    if destinations := NOTIFY.read():
+        require(NOTIFY.name, destinations.split(), OPTIONS["notify"].check)
+    own = {USER: current_user(), **{one: one.read() for one in (TEAM, PRIORITY, PRIORITY_REASON, NOTIFY)}}
+    return {variable.name: value for variable, value in own.items() if value}
 
 
 def _error(name: str, message: str, trace: str) -> Exception:

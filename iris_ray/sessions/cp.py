@@ -211,28 +211,51 @@ def _fetch(
 
     def judged(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
         try:
-            return tarfile.data_filter(member, path)
+            return _within(member, path)
         except tarfile.FilterError:
+            if not is_foreign:
+                raise
             left_out.append(member.name)
             return None
 
-    with tempfile.TemporaryDirectory(prefix=".iris-ray-cp-", dir=target.absolute().parent) as made:
-        packed = Path(made, "packed")
-        with packed.open("wb") as stream:
-            code = send(stream)
+    place = target.absolute().parent
+    with (
+        tempfile.TemporaryDirectory(prefix=".iris-ray-cp-", dir=place) as made,
+        tempfile.TemporaryFile(dir=place) as stream,
+    ):
+        code = send(stream)
         if code != OK:
             raise click.exceptions.Exit(code)
+        stream.seek(0)
         try:
-            with tarfile.open(packed) as files:
+            with tarfile.open(fileobj=stream) as files:
                 size = _size(files)
-                files.extractall(made, filter=judged if is_foreign else "data")
+                files.extractall(made, filter=judged)
         except (tarfile.TarError, OSError) as error:
             raise InvalidRequestError(f"{source} can't be copied: {error}") from None
         copied = Path(made, NAME)
+        if not os.path.lexists(copied):
+            raise InvalidRequestError(
+                f"{source} can't be copied: it has just gone, or it is a link out of the directory"
+            )
         if target.is_dir() or (copied.is_dir() and os.path.lexists(target)):
             raise InvalidRequestError(f"{target} exists already; remove it, or give another name")
         os.replace(copied, target)
         return str(target), size, left_out
+
+
+def _within(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """Return a member of a tar stream as it may be written in a directory.
+
+    Raises:
+        tarfile.FilterError: it would be outside of what is copied, or is a link out of it.
+    """
+    inner = member.replace(name=member.name.removeprefix(f"{NAME}/"), deep=False)
+    if member.islnk():
+        inner.linkname = member.linkname.removeprefix(f"{NAME}/")
+    if member.name != NAME:  # a link to its parent would lead out of it at its target
+        tarfile.data_filter(inner, os.path.join(path, NAME))
+    return tarfile.data_filter(member, path)
 
 
 # -- to a host ---------------------------------------------------------------------------------------------------------

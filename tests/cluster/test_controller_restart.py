@@ -6,6 +6,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 from ray.actor import ActorHandle
@@ -20,7 +21,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import DeposedError, NotPermittedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, result_of, the_controller
+from tests.support.gangs import Trace, all_jobs, controller_pid, kill_controller, pool_pid, result_of, the_controller
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -80,6 +81,19 @@ def test_setting_holds_at_once_and_under_the_next_controller() -> None:
             the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "bob")
         kill()
     the_controller().ask(ControllerInterface.set_settings, {"operators": None}, False, "olga")
+
+
+@pytest.mark.long
+def test_pool_keeps_no_connection_of_controllers_that_are_gone() -> None:
+    def descriptors_after(kills: int) -> int:
+        for _ in range(kills):
+            kill_controller()
+            run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600)  # connected with every host from the beginning
+        return psutil.Process(pool_pid()).num_fds()
+
+    run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600)
+    before = descriptors_after(2)
+    assert descriptors_after(6) < before + 4
 
 
 @pytest.mark.proof

@@ -4,6 +4,7 @@ It runs in a process of its own, so user code in a task process can't keep it fr
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -33,7 +34,7 @@ from iris_ray.actors.host.memory_guard import MemoryGuard, rays_threshold
 from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
 from iris_ray.actors.host.reaper import start_reaper
-from iris_ray.actors.host.services import Host, HostParts, host_parts
+from iris_ray.actors.host.services import Host, HostParts, TaskOver, host_parts
 from iris_ray.actors.host.task_watch import TaskRunner, TaskWatch
 from iris_ray.actors.host.zygotes import Zygotes
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unfit, Unreachable
@@ -43,7 +44,8 @@ from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import installed_services
 from iris_ray.actors.protocol.version import require_fit, versions_here
 from iris_ray.errors import VersionMismatchError
-from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.lifecycle import AttemptId, TaskAttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -54,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 64
 """The number of ended processes of a place that the actor remembers, for callers that ask how they ended."""
+SERVICES_S = 1.0
+"""A task on a shared host begins without services, which start when it has run for this time or has ended."""
 
 
 class TPUHostActor:
@@ -212,7 +216,19 @@ class TPUHostActor:
         return [watch for watch in self._watches.values() if watch.is_fork and watch.runs]
 
     async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
-        return await self._watches[pid].run(launch)
+        watch = self._watches[pid]
+        self._background.start(self._tell_services(watch, launch.info), f"telling services of the end of pid {pid}")
+        return await watch.run(launch)
+
+    async def _tell_services(self, watch: TaskWatch, info: JobInfo) -> None:
+        """Have services run while a task does, and hear of its end. On a shared host, short tasks do without them."""
+        if not self._exclusive:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SERVICES_S):
+                    await watch.over.wait()
+        services = self._services
+        await watch.over.wait()
+        services.note([TaskOver(TaskAttemptId(info.job_id, info.task_index, info.attempt))])
 
     async def _where_files_are_served(self) -> str:
         """Return the address of the file service; "" on a shared host, which has no job directories."""

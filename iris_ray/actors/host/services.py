@@ -14,6 +14,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.protocol.messages import HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
+from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.model.notices import HostNotice
 
 P = ParamSpec("P")
@@ -21,6 +22,16 @@ T = TypeVar("T")
 
 FILES_S = 2.0
 """The first task of a host waits this long for the address of its file service."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOver:
+    """All that belongs to a task has ended on this host."""
+
+    attempt: TaskAttemptId
+
+
+HostEvent = TaskOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class Host:
     stays: Callable[[], None]
 
 
-class HostPart(ServicePart[Any]):
+class HostPart(ServicePart[HostEvent]):
     """The base of a service's part on a host.
 
     Args:
@@ -73,7 +84,7 @@ class HostPart(ServicePart[Any]):
         return await self._running.in_thread(function, *args, **kwargs)
 
 
-class HostParts(RunningParts[Any]):
+class HostParts(RunningParts[HostEvent]):
     """The services' parts on a host."""
 
     async def files_address(self) -> str:

@@ -32,7 +32,7 @@ from iris_ray.actors.host.task_environment import (
 )
 from iris_ray.actors.host.user_code import flush_output, import_all, run_exit_handlers, run_function
 from iris_ray.actors.protocol.messages import ProcessReady, TaskLaunch
-from iris_ray.actors.protocol.services import call_hooks, installed_services
+from iris_ray.actors.protocol.services import call_hooks, installed_services, variables_of
 from iris_ray.actors.protocol.task_files import TaskFiles, print_stacks_when_asked, survive_notices
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
@@ -144,4 +144,5 @@ class TaskProcess:
         os.environ |= {name: kept_in_memory(text) for name, text in launch.secret_files.items()}
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
+        os.environ |= variables_of((service.variables for service in installed_services()), files, launch.info)
         call_hooks((service.in_task for service in installed_services()), files)

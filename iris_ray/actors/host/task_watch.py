@@ -97,6 +97,7 @@ class TaskWatch:
     Attributes:
         files: those of the process.
         gone: set when no process of the task is left, or none that can be ended.
+        over: set once all that belongs to the task has ended, such as its container, or can't be ended.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class TaskWatch:
     ) -> None:
         self.output = output
         self.gone = asyncio.Event()
+        self.over = asyncio.Event()
         self._beside = beside
         self._runner = runner
         self._process = process
@@ -227,6 +229,7 @@ class TaskWatch:
         if self._ending is None:
             ending = self._end(reason, exit_grace)
             self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")
+            self._ending.add_done_callback(lambda _: self.over.set())
         return await asyncio.shield(self._ending)
 
     def memory(self) -> int:

@@ -118,7 +118,8 @@ def run(channel: socket.socket, settings: dict[str, Any]) -> Program:
 
     name_process("iris_ray::zygote")
     take_orphans()
-    load_hooks(place for service in installed_services() for place in (service.in_process, service.in_task))
+    hooks = ((service.variables, service.in_process, service.in_task) for service in installed_services())
+    load_hooks(place for places in hooks for place in places)
     _require_fit(channel, after_import=True)
     if settings["preload"]:  # JAX reads its options when it is imported, and only tasks with chips have a preload
         expect_chips(os.environ)

@@ -98,6 +98,7 @@ class SlicePoolManager:
         for work, what in self._services.works():
             self._background.start(work, what)
         self._epoch = 0
+        self._deposed = asyncio.Event()  # set when a newer Controller is obeyed, with another one in its place
         self._done = 0
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
@@ -295,7 +296,7 @@ class SlicePoolManager:
     # -- called by the Controller ----------------------------------------------------------------------------------
 
     async def watched(self) -> None:
-        await asyncio.Event().wait()
+        await self._deposed.wait()  # else the calls of Controllers that are gone would stay, with their connections
 
     async def reconnect(self, epoch: int) -> PoolView:
         self._obey(epoch)
@@ -372,7 +373,10 @@ class SlicePoolManager:
     def _obey(self, epoch: int) -> None:
         if epoch < self._epoch:
             raise DeposedError(f"Controller {epoch} was replaced by Controller {self._epoch}")
-        self._epoch = epoch
+        if epoch > self._epoch:
+            self._epoch = epoch
+            self._deposed.set()
+            self._deposed = asyncio.Event()
 
     async def _warm_slices_left(self, request: RunRequest) -> None:
         """Wait a moment if a job that is just over is still leaving slices that are warm for this request.

@@ -64,7 +64,7 @@ class ForTheController(Protocol):
     """The methods for the Controller. It takes an actor with all of these methods for a pool."""
 
     async def watched(self) -> None:
-        """Never return, so that a caller that waits learns of this process's end."""
+        """Wait until a newer Controller is obeyed. A Controller that waits learns of this process's end."""
 
     async def reconnect(self, epoch: int) -> PoolView:
         """Obey the Controller with this epoch from now on, and no earlier one. Return the pool's view of itself."""

@@ -64,6 +64,8 @@ class Service:
         name: the name in messages and calls, such as ``history``.
         controller, pool, host: the class of its part in the Controller, in a SlicePoolManager and in a TPUHostActor.
         output: a class that keeps the output of a task on its host, an `OutputSink` of `actors/host/output.py`.
+        variables: a function that returns environment variables of a task. It gets its `TaskFiles` and `JobInfo`, just
+            before user code, which waits for it however long it takes.
         in_process: a function that is called with its `TaskFiles` in each process that iris_ray starts for a task.
         in_task: a function that is called with its `TaskFiles` in each task process, just before user code.
         in_jax: a function that ``iris_ray.jax.initialize`` calls with the task's `JobInfo`, before JAX joins its peers.
@@ -81,6 +83,7 @@ class Service:
     pool: str | None = None
     host: str | None = None
     output: str | None = None
+    variables: str | None = None
     in_process: str | None = None
     in_task: str | None = None
     in_jax: str | None = None
@@ -166,6 +169,17 @@ def load_hooks(places: Iterable[str | None]) -> None:
     for place in filter(None, places):
         with contextlib.suppress(Exception):
             imported(place)
+
+
+def variables_of(places: Iterable[str | None], *args: Any) -> dict[str, str]:
+    """Return the variables that the functions at these places return. A function that fails is logged, and has none."""
+    found: dict[str, str] = {}
+    for place in filter(None, places):
+        try:
+            found |= imported(place)(*args)
+        except BaseException:
+            logger.exception("%s failed; the task continues without its variables", place)
+    return found
 
 
 def call_hooks(places: Iterable[str | None], *args: Any, patience_s: float | None = HOOK_S) -> None:

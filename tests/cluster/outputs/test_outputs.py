@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray import get_job_info, run_on_pod
+from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import iris, iris_json
 from tests.support.gangs import all_jobs
@@ -67,6 +67,22 @@ def test_running_task_that_writes_too_much_loses_its_oldest_files(cluster: Simul
         name = all_jobs()[-1].job_id
         done = iris(cluster, "cp", "--output", name)
         assert "3 files, 600 MB, were removed to stay within the cluster setting task_output_gb" in done.stderr
+    finally:
+        iris(cluster, "cluster", "settings", "reset", "task_output_gb")
+
+
+def test_task_without_chips_that_fills_its_directory_and_ends_at_once_is_bounded(cluster: SimulatedCluster) -> None:
+    """Its host has no chips and is shared, and no look sees the task while it runs."""
+
+    def fills() -> None:
+        for number in range(8):
+            Path(os.environ["IRIS_OUTPUT_DIR"], str(number)).write_bytes(os.urandom(1 << 20) * 200)
+
+    iris(cluster, "cluster", "settings", "set", "task_output_gb=1")
+    try:
+        job = IrisClient().submit(fills, "fills", resources=ResourceSpec(cpu=1))
+        job.results(180)
+        wait_until(lambda: len(iris_json(cluster, "cp", "--output", job.job_id)) == 5)
     finally:
         iris(cluster, "cluster", "settings", "reset", "task_output_gb")
 

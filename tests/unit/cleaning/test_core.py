@@ -49,3 +49,12 @@ def test_a_machine_that_was_off_for_weeks_has_old_files() -> None:
     assert names([item("before", 1)], Limits(14, None), rebooted) == ["before"]
     behind = ClockReading("next boot", NOW.wall - DAY_S, 60.0).after(NOW)
     assert behind.set_at == behind.wall
+
+
+def test_a_file_from_the_future_ages_from_when_the_clock_was_set_back() -> None:
+    """Else what was written while the clock was a year ahead would stay for that year, and push out all others."""
+    back = replace(NOW, wall=NOW.wall - 100 * DAY_S, uptime=NOW.uptime + 60).after(NOW)
+    after_days = replace(back, wall=back.wall + 15 * DAY_S, uptime=back.uptime + 15 * DAY_S).after(back)
+    assert names([item("from the future", 1)], Limits(14, None), after_days) == ["from the future"]
+    unseen = replace(NOW, wall=NOW.wall - 100 * DAY_S)
+    assert names([item("from the future", 1)], Limits(14, 0), unseen) == []

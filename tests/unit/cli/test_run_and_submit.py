@@ -336,10 +336,11 @@ def test_secret_is_nowhere_but_with_the_tasks(
 
 
 def test_secret_does_not_go_through_the_dashboards_port(world: ControllerInProcess, script: str) -> None:
-    given = ("submit", script, "--secret", "HOME", "--address", "http://10.0.0.2:8265")
-    said = world.iris(*given, code=USAGE).stderr
-    assert "the value of HOME does not go through Ray's job API" in said
-    assert "--secret HOME=store:" in said
+    for command in (("submit", script), ("run", script, "v4-16"), ("dev", "hold", "v4-16")):
+        given = *command, "--secret", "HOME", "--address", "http://10.0.0.2:8265"
+        said = world.iris(*given, code=USAGE).stderr
+        assert "the value of HOME does not go through Ray's job API" in said
+        assert "--secret HOME=store:" in said
     there = "--working-dir", str(Path(script).parent), "--address", f"http://{address_of_nobody()}"
     world.iris("submit", script, "--secret", "HOME=store:", *there, code=NO_CLUSTER)
     assert "is not set here" in world.iris("run", script, "v4-16", "--secret", "NO_SUCH", code=USAGE).stderr

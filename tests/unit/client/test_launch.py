@@ -74,8 +74,10 @@ def test_interrupted_submission_leaves_no_job_without_handle(
 
 
 @pytest.mark.parametrize("detached", [False, True])
-@pytest.mark.parametrize(("retries", "said"), [(0, ["runs once", "not moved to more slices"]), (1, [])])
-def test_submission_says_that_job_runs_once(
+@pytest.mark.parametrize(
+    ("retries", "said"), [(0, ["ends as preempted if it loses a host", "not moved to more slices"]), (1, [])]
+)
+def test_submission_says_that_lost_host_ends_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], detached: bool, retries: int, said: list[str]
 ) -> None:
     request = make_pod_request(lambda: None, "v4-16", [1, 2], max_retries_preemption=retries)

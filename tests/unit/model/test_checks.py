@@ -104,6 +104,7 @@ def test_refusal_names_value_and_advice_in_callers_error() -> None:
     with pytest.raises(InvalidSlotError, match=r"^kind is 'cpu'; give a DeviceKind, or None$"):
         require("kind", "cpu", Holds(Count, "a DeviceKind", or_none=True), InvalidSlotError)
     assert OneOf(tuple(PriorityBand)).wanted.startswith("one of PriorityBand.SYSTEM, PriorityBand.PRODUCTION, ")
+    assert OneOf((1, 2), or_none=True).wanted == "one of 1, 2, or None"
 
 
 def test_refusal_of_variables_hides_their_values() -> None:

@@ -133,3 +133,42 @@ def test_files_of_a_host_that_is_gone_are_said_to_be_gone(outputs: ControllerInP
     assert "its host is gone, and its files with it" in refused.stderr
     done = outputs.iris("cp", "--output", f"{JOB}/1", "--attempt", "2", "--json")
     assert (json.loads(done.stdout), "its host is gone" in done.stderr) == ([], True)
+
+
+def test_link_to_the_parent_of_the_copy_is_left_out(outputs: ControllerInProcess, tmp_path: Path) -> None:
+    """The copy would have a link to the directory that it lies in."""
+    path = output_of(outputs, 0, 2)
+    (path / "deep").mkdir()
+    (path / "deep" / "x").write_text("x")
+    for name, target in (("up", ".."), ("beside", "../copied-too"), ("here", "."), ("deep/up", "..")):
+        (path / name).symlink_to(target)
+    done = outputs.iris("cp", "--output", f"{JOB}/0", str(tmp_path / "copy"))
+    assert "2 links out of the directory were left out" in done.stderr
+    assert {one.name for one in (tmp_path / "copy").iterdir()} == {"deep", "here"}
+    assert (tmp_path / "copy" / "deep" / "up" / "deep" / "x").read_text() == "x"
+
+
+def test_what_is_left_out_of_a_copy_is_told(outputs: ControllerInProcess, tmp_path: Path) -> None:
+    path = output_of(outputs, 0, 2)
+    (path / "good").write_text("good")
+    os.mkfifo(path / "\x1b[2Jfifo")
+    done = outputs.iris("cp", "--output", f"{JOB}/0", str(tmp_path / "copy"))
+    assert r"1 of its entries were left out, such as '\x1b[2Jfifo': it is neither a file" in done.stderr
+    assert (tmp_path / "copy" / "good").exists()
+
+
+@pytest.mark.parametrize(("name", "why"), [("fifo", "neither a file"), ("latest", "is a link to 'good'; name")])
+def test_file_that_can_not_be_sent_is_refused(
+    outputs: ControllerInProcess, tmp_path: Path, name: str, why: str
+) -> None:
+    path = output_of(outputs, 0, 2)
+    (path / "good").write_text("good")
+    os.mkfifo(path / "fifo")
+    (path / "latest").symlink_to("good")
+    refused = outputs.iris("cp", "--output", f"{JOB}/0:{name}", str(tmp_path / "copy"), code=USAGE)
+    assert why in refused.stderr
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith((".iris-ray-cp-", "copy"))]
+
+
+def test_one_file_is_listed(outputs: ControllerInProcess) -> None:
+    assert [one["path"] for one in outputs.json("cp", "--output", f"{JOB}/1:traces/host.pb")] == ["traces/host.pb"]

@@ -12,10 +12,12 @@ import pytest
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.actors.host.services import TaskOver
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs import host as outputs_host
-from iris_ray.outputs.directory import OutputDirectory, outputs_directory
+from iris_ray.outputs.core import Removed
+from iris_ray.outputs.directory import OutputDirectory, Trimmed, outputs_directory
 from iris_ray.outputs.host import OutputsOnHost
 
 ATTEMPT = TaskAttemptId("job", 3, 2)
@@ -85,12 +87,52 @@ def test_running_task_is_kept_within_the_limit_of_now(tmp_path: Path, caplog: py
     assert "task_output_gb" in caplog.text
 
 
-def test_unused_directory_goes_once_the_task_is_gone(tmp_path: Path) -> None:
+def test_unused_directory_goes_once_the_task_is_over(tmp_path: Path) -> None:
     async def main() -> None:
         alone = PartAlone(tmp_path, PoolThatKnows(1 << 30))
-        ended = asyncio.get_running_loop().call_later(0.5, lambda: alone.watches.clear())
-        await alone.until(lambda: not alone.output.path.exists())
-        ended.cancel()
-        assert not alone.watches, "a running task keeps its directory"
+        await alone.part.happened([TaskOver(ATTEMPT)])
+        assert not alone.output.path.parent.exists()
 
     asyncio.run(main())
+
+
+def test_task_that_no_look_has_seen_is_kept_within_the_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It fills its directory and ends between two looks."""
+
+    async def main() -> None:
+        alone = PartAlone(tmp_path, PoolThatKnows(1 << 19))
+        (alone.output.path / "x").write_bytes(os.urandom(1 << 20))
+        await alone.part.happened([TaskOver(ATTEMPT)])
+        assert list(alone.output.path.iterdir()) == []
+        assert alone.output.removed().files == 1
+
+    asyncio.run(main())
+    assert "1 of its oldest files, 1 MB, were removed" in caplog.text
+
+
+def test_what_can_not_be_removed_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimmed: list[int | None] = []
+
+    def trim(self: OutputDirectory, most_bytes: int | None) -> Trimmed:
+        trimmed.append(most_bytes)
+        return Trimmed(Removed(), "'x': Operation not permitted")
+
+    monkeypatch.setattr(OutputDirectory, "trim", trim)
+    asyncio.run(PartAlone(tmp_path, PoolThatKnows(None)).until(lambda: len(trimmed) >= 3))
+    assert caplog.text.count("'x': Operation not permitted") == 1
+
+
+def test_pause_between_looks_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the disk is: programs write meanwhile."""
+    monkeypatch.setattr(outputs_host, "PAUSE", 1e6)
+    monkeypatch.setattr(outputs_host, "LONGEST_PAUSE_S", 0.1)
+    looks: list[int | None] = []
+
+    def trim(self: OutputDirectory, most_bytes: int | None) -> Trimmed:
+        looks.append(most_bytes)
+        return Trimmed(Removed())
+
+    monkeypatch.setattr(OutputDirectory, "trim", trim)
+    asyncio.run(PartAlone(tmp_path, PoolThatKnows(None)).until(lambda: len(looks) >= 3))

@@ -1,9 +1,11 @@
 """Listing and sending output files: everything that is there, and nothing from elsewhere."""
 
+import errno
 import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs import sending
 from iris_ray.outputs.directory import OutputDirectory
-from iris_ray.outputs.sending import PIECE_BYTES, checked, listing, packed
+from iris_ray.outputs.sending import PIECE_BYTES, LeftOut, checked, listing, packed
 
 
 @pytest.fixture
@@ -78,7 +80,8 @@ def test_nothing_is_read_through_a_link(output: OutputDirectory, tmp_path: Path)
     with pytest.raises(FileNotFoundError):
         list(packed(output, "out/secret"))
     assert b"another user's" not in b"".join(packed(output))
-    assert b"another user's" not in b"".join(packed(output, "file"))
+    with pytest.raises(InvalidRequestError, match="is a link"):
+        list(packed(output, "file"))
     assert listing(output, "out") is None
     found = listing(output)
     assert found is not None
@@ -120,3 +123,56 @@ def test_list_has_a_limit_and_counts_all(output: OutputDirectory, monkeypatch: p
     left = listing(output)
     assert left is not None
     assert (left.removed.files >= 12, left.count <= 20) == (True, True)
+
+
+def test_what_is_left_out_is_counted_and_named(output: OutputDirectory) -> None:
+    os.mkfifo(output.path / "fifo")
+    with (output.path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    left_out = LeftOut()
+    list(packed(output, "", left_out))
+    assert left_out.count == 2
+    assert "'fifo': it is neither a file" in left_out.first or "'holes': it is mostly holes" in left_out.first
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("fifo", "'fifo': it is neither a file nor"),
+        ("holes", "'holes': it is mostly holes: 0 of 1,099,511,627,776 bytes"),
+        ("latest", "'latest' is a link to 'traces/host.pb'; name what it leads to"),
+    ],
+)
+def test_file_of_a_kind_that_is_not_sent_is_refused(output: OutputDirectory, name: str, why: str) -> None:
+    os.mkfifo(output.path / "fifo")
+    (output.path / "latest").symlink_to("traces/host.pb")
+    with (output.path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InvalidRequestError, match=why):
+        list(packed(output, name))
+
+
+class FaultyFile(io.FileIO):
+    """Fails after its first byte, as a file on a faulty disk does."""
+
+    def read(self, size: int | None = -1, /) -> bytes | Any:
+        if self.tell():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(1)
+
+
+def test_file_that_can_not_be_read_to_its_end_fails_the_copy(
+    output: OutputDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header is sent. If the next file followed, its receiver would take that for the rest of this one."""
+    monkeypatch.setattr(sending, "FileIO", FaultyFile)
+    with pytest.raises(InvalidRequestError, match=r"can't be read to its end: Input/output error"):
+        list(packed(output))
+
+
+def test_file_is_listed_alone(output: OutputDirectory) -> None:
+    for path in ("loss.json", "traces/host.pb"):
+        found = listing(output, path)
+        assert found is not None
+        assert [one.path for one in found.files] == [path]
+    assert listing(output, "nothing") is None

@@ -61,6 +61,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["ls", "--all"], ["ls", "--all"]),
         (["why", "train-1"], ["why", "train-1"]),
         (["job", "tasks", "train-1", "--json"], ["job", "tasks", "train-1", "--json"]),
+        (["job", "notifications", "ls", "train-1"], ["job", "notifications", "ls", "train-1"]),
+        (["job", "notifications", "test", "slack:HOOK"], ["job", "notifications", "test", "slack:HOOK"]),
         (["host", "ls"], ["host", "ls"]),
         (["doctor", "--json"], ["doctor", "--json"]),
         (["history", "--sql", "SELECT 1"], ["history", "--sql", "SELECT 1"]),
@@ -72,13 +74,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 )
 @pytest.mark.parametrize("where", ["before", "after", "equals", "variable"])
 def test_head_runs_what_was_typed(asked: list[list[str]], typed: list[str], runs: list[str], where: str) -> None:
+    name = 3 if "notifications" in typed else 2 if typed[0] in ("job", "host") else 1
     words = {
         "before": ["--address", URL, *typed],
-        "after": [typed[0], *(typed[1:2] if typed[0] in ("job", "host") else []), "--address", URL,
-                  *typed[2 if typed[0] in ("job", "host") else 1 :]],
+        "after": [*typed[:name], "--address", URL, *typed[name:]],
         "equals": [f"--address={URL}", *typed],
         "variable": typed,
-    }[where]  # fmt: skip
+    }[where]
     done = invoke(*words, RAY_ADDRESS=URL if where == "variable" else None)
     assert (done.exit_code, asked) == (OK, [runs]), done.output
 

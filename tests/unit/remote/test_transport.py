@@ -120,12 +120,22 @@ def several() -> Iterator[int]:
 def test_answers_and_variables_cross_to_head_and_back(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_USER", "ann")
     monkeypatch.setenv("IRIS_TEAM", "vision")
-    monkeypatch.setenv("IRIS_PRIORITY", "batch")
+    monkeypatch.setenv("IRIS_PRIORITY", "system")
+    monkeypatch.setenv("IRIS_PRIORITY_REASON", "tests new hosts")
+    monkeypatch.setenv("IRIS_NOTIFY", "slack:HOOK,on=failed http:OTHER")
     assert call(head, divmod, 7, 2).answer(tuple[int, int]) == (3, 1)
-    own = ["IRIS_USER=ann", "IRIS_TEAM=vision", "IRIS_PRIORITY=batch"]
-    assert head.submitted[0].command[:6] == ["env", *own, "python", "-m"]
+    own = ["IRIS_USER=ann", "IRIS_TEAM=vision", "IRIS_PRIORITY=system", "IRIS_PRIORITY_REASON=tests new hosts"]
+    own.append("IRIS_NOTIFY=slack:HOOK,on=failed http:OTHER")
+    assert head.submitted[0].command[:8] == ["env", *own, "python", "-m"]
     both = call(head, several)
     assert (both.answer(int), both.answer(int, 1)) == (1, 2)
+
+
+def test_address_of_webhook_is_not_shown_on_head(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_NOTIFY", "https://hooks.example.org/s3cr3t")
+    with pytest.raises(InvalidRequestError, match=r"^IRIS_NOTIFY has the address of a webhook"):
+        call(head, divmod, 7, 2)
+    assert head.submitted == []
 
 
 @pytest.mark.parametrize("error", [UnknownNameError("there is no job"), ZeroDivisionError("by 0")], ids=repr)

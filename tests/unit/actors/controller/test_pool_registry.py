@@ -201,3 +201,22 @@ async def test_incarnations_of_a_gone_pool_are_forgotten(cluster: VirtualCluster
     assert len(cluster.store.keys("incarnation/")) == 2
     cluster.ray.kill(other)
     await cluster.until(lambda: len(cluster.store.keys("incarnation/")) == 1)
+
+
+@played()
+async def test_watch_of_a_controller_that_is_gone_ends_with_the_first_call_of_the_next(cluster: VirtualCluster) -> None:
+    """Else each would stay in the pool, with the connection on which it came."""
+
+    async def watch() -> None:
+        await cluster.pool.watched.remote()
+
+    cluster.run("job", (1,))
+    await cluster.runs("job", 2)
+    before = asyncio.ensure_future(watch())
+    await asyncio.sleep(100.0)
+    assert not before.done()
+    cluster.restart_controller()
+    await cluster.until(before.done)
+    after = asyncio.ensure_future(watch())
+    await asyncio.sleep(100.0)
+    assert not after.done()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import task_environment, user_code
+from iris_ray.actors.host import task_environment, task_process, user_code
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.messages import TaskLaunch
@@ -298,3 +298,16 @@ def test_hold_ports_skips_forbidden_ports_and_raises_without_any(monkeypatch: py
     for one in hold_ports(HERE, 8, ()):
         assert one.getsockname()[1] % 2 == 1
         one.close()
+
+
+def test_output_directory_is_there_however_late_a_hook_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """User code goes on without a hook that does not return within a second, as on an overloaded host."""
+    monkeypatch.setattr(task_process, "call_hooks", lambda places, files: None)
+    end = run(lambda: os.listdir(os.environ["IRIS_OUTPUT_DIR"]))
+    assert (end.error, cloudpickle.loads(end.payload)) == ("", [])
+
+
+def test_task_whose_output_directory_can_not_be_created_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("in the way")
+    end = run(lambda: os.environ["IRIS_OUTPUT_DIR"])
+    assert cloudpickle.loads(end.payload) == str(tmp_path / "outputs" / "job" / "task-1.attempt-2")
