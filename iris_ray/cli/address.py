@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 import click
 
 from iris_ray.cli.conventions import say_error, sigterm_interrupts
-from iris_ray.client.connection import AUTO, connect
+from iris_ray.client.connection import AUTO, connect, require_answer
 from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import guarded_output, live_line
 
@@ -147,7 +147,12 @@ _is_within: ContextVar[bool] = ContextVar("_is_within", default=False)
 
 
 @contextmanager
-def cluster(show_logs: bool = False, name_it: bool = False, **options: Any) -> Iterator[None]:
+def cluster(
+    show_logs: bool = False,
+    name_it: bool = False,
+    sends: AbstractContextManager[Mapping[str, Any]] | None = None,
+    **options: Any,
+) -> Iterator[None]:
     """Connect to the chosen cluster within the block. A block within a block is connected already.
 
     With the address of a dashboard, the head runs the commands of `ON_HEAD`, and the block does not begin.
@@ -155,6 +160,7 @@ def cluster(show_logs: bool = False, name_it: bool = False, **options: Any) -> I
     Args:
         show_logs: whether the output of this process's tasks appears here.
         name_it: whether a line on stderr names the cluster if no address was given.
+        sends: yields further arguments of ``ray.init``, which send code along. It is entered once a cluster answers.
         options: more arguments of ``ray.init``.
 
     Raises:
@@ -166,19 +172,23 @@ def cluster(show_logs: bool = False, name_it: bool = False, **options: Any) -> I
         return
     if _command() in ON_HEAD and (head := head_of_dashboard()) is not None:
         head.run(words_for_head())
-    with live_line("iris-ray") as line:
-        line.show(f"connecting to {'the cluster' if chosen_address() == AUTO else chosen_address()}")
-        connect(chosen_address(), show_logs, **options)
-    import ray
+    with ExitStack() as sent:
+        if sends is not None:
+            require_answer(chosen_address())
+            options |= sent.enter_context(sends)
+        with live_line("iris-ray") as line:
+            line.show(f"connecting to {'the cluster' if chosen_address() == AUTO else chosen_address()}")
+            connect(chosen_address(), show_logs, **options)
+        import ray
 
-    if name_it and chosen_address() == AUTO:
-        address = ray.get_runtime_context().gcs_address
-        say_error(f"joined the Ray cluster at {address}, found on this machine (--address chooses another)")
-    within = _is_within.set(True)
-    try:
-        with sigterm_interrupts(), guarded_output(not show_logs):  # own tasks may draw what they like
-            yield
-    finally:
-        _is_within.reset(within)
-        if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before
-            ray.shutdown()
+        if name_it and chosen_address() == AUTO:
+            address = ray.get_runtime_context().gcs_address
+            say_error(f"joined the Ray cluster at {address}, found on this machine (--address chooses another)")
+        within = _is_within.set(True)
+        try:
+            with sigterm_interrupts(), guarded_output(not show_logs):  # own tasks may draw what they like
+                yield
+        finally:
+            _is_within.reset(within)
+            if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before
+                ray.shutdown()

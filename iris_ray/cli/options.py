@@ -14,7 +14,7 @@ from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.times import Duration
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
-from iris_ray.model.checks import ListOf, OneOf, Seconds, Whole
+from iris_ray.model.checks import Check, Holds, ListOf, OneOf, Seconds, Whole, is_job_id, of_text, require, shown
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.durations import written_duration
 from iris_ray.model.options import SUCCEEDED, After, Destinations, Option, PriorityBand, Secrets, options_of
@@ -115,6 +115,11 @@ def secrets(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dic
 
 
 def _secret(name: str, equals: str, source: str) -> SecretValue:
+    if not name.isidentifier():  # the text may be the secret itself, so it is not shown
+        raise InvalidRequestError(
+            "--secret does not begin with the name of a variable, which has letters, digits and '_'; give NAME=FILE,"
+            " NAME=store:KEY, or NAME to pass on the value of that variable here"
+        )
     kind = module_of("secrets", "client").Secret
     if source.startswith(FROM_STORE):
         found: SecretValue = kind.from_store(source.removeprefix(FROM_STORE) or name)
@@ -129,13 +134,37 @@ FROM_STORE = "store:"
 
 def predecessors(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     """Return what other jobs must have done, given as ``JOB``, or ``JOB=ended``."""
-    pairs = (item.partition("=") for item in values)
-    return {job_id: word if equals else SUCCEEDED for job_id, equals, word in pairs}
+    return dict(map(_predecessor, values))
+
+
+def _predecessor(item: str) -> tuple[str, str]:
+    job_id, equals, word = item.partition("=")
+    if not is_job_id(job_id):
+        raise InvalidRequestError(f"--after {shown(item)} does not begin with the id of a job; give {_AFTER_FORM}")
+    if equals and word not in After.words:
+        raise InvalidRequestError(f"--after {shown(item)}: {shown(word)} is not a condition; give {_AFTER_FORM}")
+    return job_id, word if equals else SUCCEEDED
+
+
+_AFTER_FORM = f"JOB (which means JOB={SUCCEEDED}), {' or '.join(f'JOB={word}' for word in After.words[1:])}"
 
 
 def destinations(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...] | None:
     """Return destinations of notifications; None, which stands for the variable, if there are none."""
+    for value in values:
+        module_of("notify", "destination").parse_destination(value)
     return tuple(values) or None
+
+
+def checked(check: Check, _: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return the text of an option, or raise InvalidRequestError, which names the flag."""
+    if value is not None:
+        require(parameter.opts[0], value, check)
+    return value
+
+
+def whole_number(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[Constraint, ...]:
@@ -202,7 +231,10 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
         case OneOf((str(), *_) as choices):
             how = {"type": click.Choice(choices)}
         case OneOf(choices):
-            how = {"type": click.IntRange(min(choices), max(choices)), "metavar": "N"}
+            how = {"type": click.Choice(list(map(str, choices))), "callback": whole_number}
+            default = default if default is None else str(default)
+        case Holds() as check:
+            how["callback"] = functools.partial(checked, of_text(check))
         case Secrets():
             how = {"multiple": True, "callback": secrets, "metavar": "NAME[=FILE|=store:[KEY]]"}
         case Destinations():
@@ -214,8 +246,8 @@ def _flag(name: str, option: Option, command: str) -> Callable[[Command], Comman
         case ListOf():
             how = {"multiple": True, "metavar": "NAME"}
     more = _CONDITIONS if how.get("callback") is conditions else " Repeatable." if how.get("multiple") else ""
-    shown = default not in (None, ())
-    return click.option(option.flag, name, default=default, show_default=shown, help=f"{option.help}{more}", **how)
+    is_shown = default not in (None, ())
+    return click.option(option.flag, name, default=default, show_default=is_shown, help=f"{option.help}{more}", **how)
 
 
 _CONDITIONS = " Such as zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."

@@ -76,7 +76,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
         with _failure_told(name), contextlib.chdir(flags.working_dir or "."):
             results = run_request(request, where)
     else:
-        with code.for_ray() as directory, cluster(show_logs=True, name_it=True, **directory):
+        with cluster(show_logs=True, name_it=True, sends=code.for_ray()):
             ref, _ = pool_of_this_process.submit(request)
             code.keep(request.spec.job_id)
             remember_command(request.spec.job_id, "run", typed())

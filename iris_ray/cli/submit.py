@@ -144,7 +144,7 @@ def submit(
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
     options = flags.options | {"keep_warm": default_of("keep_warm", "iris-ray submit")}
     request = request_for(task, flags.name, need, groups, **cast(JobOptions, options))  # before anything is connected
-    with code.for_ray() as directory, cluster(name_it=True, **directory):
+    with cluster(name_it=True, sends=code.for_ray()):
         job = launch(request, detached=True)
         code.keep(job.job_id)
         remember_command(job.job_id, "submit", typed())

@@ -35,8 +35,7 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         InvalidRequestError: the address makes no sense, or several clusters run on this machine, or the working
             directory can't travel.
     """
-    if address != AUTO:
-        _require_answer(address)
+    require_answer(address)
     import ray
     from ray.exceptions import RuntimeEnvSetupError
 
@@ -44,11 +43,7 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         return
     try:
         with without_ray_address():
-            if address == AUTO:
-                _require_answer_on_this_machine()
             ray.init(address=address, log_to_driver=show_logs, logging_level="ERROR", **options)
-    except (InvalidRequestError, NoClusterError):
-        raise
     except (Exception, SystemExit) as error:  # Ray ends the process if what answers is no GCS
         if isinstance(error, RuntimeEnvSetupError) and isinstance(error.__cause__, (ValueError, OSError)):
             ray.shutdown()  # the process is half connected
@@ -60,11 +55,32 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         _require_same_ray(error)
         where = "on this machine" if address == AUTO else f"at {address}"
         why = " ".join(str(error).split())[:300]
-        if isinstance(error, ConnectionError) and address == AUTO:
-            raise NoClusterError(f"no Ray cluster was found {where}; {TRY_A_CLUSTER}") from None
         raise NoClusterError(
             f"the Ray cluster {where} can't be joined: {type(error).__name__}: {why}; `iris-ray doctor` looks further"
         ) from None
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address at which no cluster answers, before anything is prepared for it.
+
+    Args:
+        address: HOST:PORT of the cluster's head, or "auto" for the one on this machine.
+
+    Raises:
+        NoClusterError: nothing answers there, or there is no cluster on this machine.
+        InvalidRequestError: the address makes no sense, or several clusters run on this machine.
+    """
+    if address != AUTO:
+        _require_answer(address)
+        return
+    import ray
+
+    if ray.is_initialized():
+        return
+    with without_ray_address():
+        found = _require_answer_on_this_machine()
+    if found is None:
+        raise NoClusterError(f"no Ray cluster was found on this machine; {TRY_A_CLUSTER}")
 
 
 def join(address: str, workspace: Path | str | None) -> None:
@@ -180,8 +196,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _require_answer_on_this_machine() -> None:
-    """Refuse to choose among several clusters on this machine, and to join one that has ended.
+def _require_answer_on_this_machine() -> str | None:
+    """Return the address of the cluster on this machine, if any. Refuse several clusters, and one that has ended.
 
     Ray keeps the address of a cluster that has ended in a file of its own.
     """
@@ -197,6 +213,7 @@ def _require_answer_on_this_machine() -> None:
         _require_answer(
             found[0], ", where Ray has noted this machine's cluster; if it has ended, `ray stop` deletes the note"
         )
+    return found[0] if found else None
 
 
 def _require_answer(address: str, source: str = "") -> None:

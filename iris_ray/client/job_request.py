@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.client.connection import current_user, new_job_id
 from iris_ray.client.placement import Placement, on_slices
 from iris_ray.client.remote_options import (
@@ -20,7 +21,7 @@ from iris_ray.client.remote_options import (
 from iris_ray.client.run_options import require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
-from iris_ray.model.checks import OneOf, Seconds, require
+from iris_ray.model.checks import OneOf, Seconds, of_text, require
 from iris_ray.model.job_spec import OPTIONS_OF_A_JOB, JobSpec, require_reason
 from iris_ray.model.options import ACTOR, END, OPTIONS, JobOptions, PriorityBand
 from iris_ray.model.secret import SecretValue
@@ -80,6 +81,8 @@ def make_request(
     }
     stored = tuple(sorted({one.stored for one in secrets.values() if one.stored}))
     spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, stored, options)
+    if spec.notify:
+        module_of("notify", "destination").destinations_of(spec)  # refuses invalid ones before anything is connected
     require_no_arguments(function, own_name)
     sent = {name: value for name, value in sent_variables().items() if name not in secrets}
     env = sent | asked.env | plain_variables(options["env"] or {})
@@ -169,7 +172,7 @@ def _options_of_the_job(placement: Placement, options: JobOptions) -> dict[str, 
     return asked | {
         "constraints": (*placement.constraints, *options["constraints"]),
         "preferences": (*placement.preferences, *options["preferences"]),
-        "team": options["team"] or TEAM.read() or "",
+        "team": options["team"] or _own_team(),
         "notify": (NOTIFY.read() or "").split() if options["notify"] is None else options["notify"],
         "priority": band,
         "priority_reason": _reason_for(band, options["priority_reason"]),
@@ -186,14 +189,25 @@ def _reason_for(band: PriorityBand, given: str | None) -> str | None:
     if band is not PriorityBand.SYSTEM:
         if given is not None:
             raise InvalidRequestError(
-                f"priority_reason is given, and the job is in the band {band.name.lower()}; leave it out, or give"
-                " priority=PriorityBand.SYSTEM"
+                f"priority_reason is given, and the job is in the band {band.name.lower()}; leave it out, or choose the"
+                " band system"
             )
         return None
     reason = given or PRIORITY_REASON.read() or None
     require_reason(band, reason)
-    require(PRIORITY_REASON.name, reason, OPTIONS["priority_reason"].check)
+    require(PRIORITY_REASON.name, reason, of_text(OPTIONS["priority_reason"].check))
     return reason
+
+
+def _own_team() -> str:
+    """Return the team of this process's jobs: that of ``$IRIS_TEAM``.
+
+    Raises:
+        InvalidRequestError: no team can have that name.
+    """
+    named = TEAM.read() or ""
+    require(TEAM.name, named, of_text(OPTIONS["team"].check))
+    return named
 
 
 def _own_children() -> str:

@@ -19,6 +19,8 @@ COOKIE = "iris_ray_dashboard"
 LEAST_LENGTH = 16
 """Characters of a token."""
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/login", "/static/style.css"})
+FOR_PROGRAMS = "/api/"
+"""The beginning of the paths whose answers, also errors, are JSON."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'",
@@ -104,16 +106,22 @@ class Access:
 
     def _refusal(self, request: web.Request) -> web.StreamResponse | None:
         if is_of_another_site(request.headers):
-            return web.Response(status=403, text="another site's page sent this; open the dashboard itself\n")
+            return _refused(request, 403, "another site's page sent this; open the dashboard itself")
         if self._token is None:
             if is_loopback(request.host.rpartition(":")[0] or request.host):
                 return None  # with another name, a stranger's page may have had its name resolve to this machine
-            return web.Response(status=403, text="this dashboard is for its own machine: open it as http://localhost\n")
+            return _refused(request, 403, "this dashboard is for its own machine: open it as http://localhost")
         if request.path in OPEN_PATHS or self.allows(request):
             return None
-        if request.path.startswith("/api/"):
-            return web.json_response({"error": "give the token: Authorization: Bearer TOKEN"}, status=401)
+        if request.path.startswith(FOR_PROGRAMS):
+            return _refused(request, 401, "give the token: Authorization: Bearer TOKEN")
         return web.Response(status=303, headers={"Location": "/login"})
+
+
+def _refused(request: web.Request, status: int, why: str) -> web.Response:
+    if request.path.startswith(FOR_PROGRAMS):
+        return web.json_response({"error": why}, status=status)
+    return web.Response(status=status, text=f"{why}\n")
 
 
 def is_of_another_site(headers: Mapping[str, str]) -> bool:

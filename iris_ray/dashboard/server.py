@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.services import Page, installed_services
-from iris_ray.dashboard.access import COOKIE, SESSION_S, Access, add_headers
+from iris_ray.dashboard.access import COOKIE, FOR_PROGRAMS, SESSION_S, Access, add_headers
 from iris_ray.dashboard.cluster_view import TABLES, ClusterView
 from iris_ray.dashboard.follower import Channel, Follower, OpenPage, encode
 from iris_ray.dashboard.job_pages import JobPages
@@ -96,15 +96,24 @@ async def _running(follower: Follower) -> AsyncIterator[None]:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with the messages of our errors."""
+    """Answer with the messages of our errors, and to programs also with those of aiohttp."""
     try:
         return await handler(request)
+    except web.HTTPClientError as error:  # such as an unknown address
+        if not request.path.startswith(FOR_PROGRAMS):
+            raise
+        return web.json_response({"error": error.text or error.reason}, status=error.status, headers=_kept(error))
     except UnknownNameError as error:
         return web.json_response({"error": str(error)}, status=404)
     except InvalidRequestError as error:
         return web.json_response({"error": str(error)}, status=400)
     except IrisError as error:
         return web.json_response({"error": str(error)}, status=503)
+
+
+def _kept(error: web.HTTPClientError) -> dict[str, str]:
+    """Return the headers of an error that do not describe its text."""
+    return {name: value for name, value in error.headers.items() if not name.lower().startswith("content-")}
 
 
 class _Routes:

@@ -1,4 +1,4 @@
-"""``iris-ray cluster controller export`` and ``import``: a Controller's queue, settings and history as a file."""
+"""``iris-ray cluster controller export`` and ``import``: a Controller's queue, settings and past use as a file."""
 
 import base64
 import contextlib
@@ -72,7 +72,7 @@ class Imported(TypedDict):
 @json_option(Exported)
 @address_option
 def export(file: Path, variables: bool, as_json: bool) -> None:
-    """Write the queue, budgets, limits, settings and history into a file.
+    """Write the queue, budgets, limits, teams, settings and past use into a file.
 
     \b
       iris-ray cluster controller export queue.jsonl

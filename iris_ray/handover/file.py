@@ -1,4 +1,4 @@
-"""The file that carries a Controller's queue, settings and history to an empty Controller, of any later version.
+"""The file that carries a Controller's queue, settings and past use to an empty Controller, of any later version.
 
 It is text: one JSON object on each line, with its ``kind``. Nothing in it is a pickled object of iris_ray; only users'
 functions are pickled, and files zipped, in base64. The first line is the header, with the number of the format.

@@ -273,13 +273,18 @@ class Holds:
 
     def __init__(self, holds: Any, valid: str, or_none: bool = False, hides: bool = False) -> None:
         self._holds = (lambda value: isinstance(value, holds)) if isinstance(holds, type) else holds
-        self._or_none, self._hides = or_none, hides
+        self._valid, self._or_none, self._hides = valid, or_none, hides
         self.wanted = valid + ", or None" * or_none
 
     def problem(self, value: object) -> str | None:
         if (value is None and self._or_none) or self._holds(value):
             return None
         return f"must be {self.wanted}" if self._hides else f"is {shown(value)}; give {self.wanted}"
+
+
+def of_text(check: Check) -> Check:
+    """Return the same check of a text: on a command line, and in a variable, nobody can write None."""
+    return Holds(check._holds, check._valid, hides=check._hides) if isinstance(check, Holds) else check
 
 
 FLAG = Holds(bool, "True or False")

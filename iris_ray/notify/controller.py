@@ -23,7 +23,7 @@ from iris_ray.notify.calls import MOST_LISTED, Notification, NotifyCalls, Tested
 from iris_ray.notify.channels import NotSentError
 from iris_ray.notify.core import MOST_AGE_S, News, facts_of, news_id, news_of
 from iris_ray.notify.delivery import Config, Delivery
-from iris_ray.notify.destination import Channel, Destination, What, parse_destination
+from iris_ray.notify.destination import Channel, Destination, What, destinations_of, parse_destination
 from iris_ray.notify.messages import clean_lines
 from iris_ray.notify.outbox import Entry, Outbox, Outcome
 from iris_ray.notify.sender import Sender
@@ -277,17 +277,7 @@ class NotifyInController(ControllerPart):
 
     async def admit(self, spec: JobSpec) -> None:
         """Refuse a job with a destination that is invalid, or that its user may not use."""
-        places = set()
-        for text in spec.notify:
-            destination = parse_destination(text)
-            if destination.place in places:
-                raise InvalidRequestError(f"notify has {destination.place} twice; give it once, with all its options")
-            places.add(destination.place)
-            if destination.chip_hours is not None and not spec.is_one_gang:
-                raise InvalidRequestError(
-                    f"notify has chip-hours for {destination.place}, which are only measured for jobs that are one"
-                    " gang on slices; leave them out"
-                )
+        for destination in destinations_of(spec):
             await self._require_usable(destination, spec.user, spec.team)
 
     async def _require_usable(self, destination: Destination, user: str, team: str) -> None:

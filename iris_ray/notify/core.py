@@ -6,6 +6,7 @@ event, so nothing is missed if the service was away for a while.
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final
@@ -25,6 +26,7 @@ MOST_CHARACTERS: Final = 500
 """The limit for a text of a notification."""
 MOST_NAME: Final = 120
 
+_FIRST_CLAUSE: Final = re.compile("[:;] ")
 LOSSES: Final = frozenset({FailureCause.PREEMPTED, FailureCause.LOST, FailureCause.EVICTED})
 
 
@@ -191,14 +193,25 @@ def merged(before: News, after: News) -> News:
 
 
 def _end(job: Job) -> str:
-    state = "succeeded" if job.over is JobState.SUCCEEDED else f"ended as {job.state.value.lower()}"
     ran = f"; attempts: {job.attempt}, failures: {job.failures}, hosts lost: {job.preemptions}"
-    if job.over is JobState.FAILED:  # the error is the job's own output
-        codes = {task.exit_code for task in _tasks(job) if task.state is TaskState.FAILED} - {None}
-        why = f" with exit code {', '.join(map(str, sorted(codes)[:3]))}" if codes else ""
-        return f"it has {state}{why}{ran}; iris-ray job status {job.spec.job_id} shows why"
-    why = f": {one_line(job.error)}" if job.error and job.over is not JobState.SUCCEEDED else ""
-    return f"it has {state}{_cut(why, MOST_CHARACTERS // 2)}{ran}"
+    if job.over is JobState.SUCCEEDED:
+        return f"it has succeeded{ran}"
+    codes = {task.exit_code for task in _tasks(job) if task.state is TaskState.FAILED} - {None}
+    with_codes = f" with exit code {', '.join(map(str, sorted(codes)[:3]))}" if codes else ""
+    why = _cut(f": {reason}", MOST_CHARACTERS // 2) if (reason := _reason_without_output(job)) else with_codes
+    return f"it has ended as {job.state.value.lower()}{why}{ran}; iris-ray job status {job.spec.job_id} shows more"
+
+
+def _reason_without_output(job: Job) -> str | None:
+    """Return why a job was ended or never ran, without what the reason quotes; None for other ends.
+
+    The error of a failed job is its own output, and that of a lost one may quote how a task ended. The reason of a job
+    that ends because of another one quotes that one's error; that of a job which could not be launched, the last try's.
+    """
+    if job.over not in (JobState.KILLED, JobState.UNSCHEDULABLE) or not job.error:
+        return None
+    is_quoting = job.over is JobState.UNSCHEDULABLE or job.spec.group is not None
+    return _FIRST_CLAUSE.split(job.error, maxsplit=1)[0] if is_quoting else job.error
 
 
 def _tasks(job: Job) -> Iterator[Any]:

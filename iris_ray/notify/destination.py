@@ -4,6 +4,7 @@ A destination never contains the address of a webhook, which is a secret: it nam
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,7 @@ from typing import Any, Final
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import shown
 from iris_ray.model.durations import parse_duration
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.secret import NAME_FORM, is_secret_name
 
@@ -68,7 +70,7 @@ EMAIL: Final = re.compile(r"[A-Za-z0-9._%+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]
 KEY_PREFIX: Final = "whsec_"
 """A signing key in base64 begins with it; see `iris_ray.notify.messages.signed_headers`."""
 COMMAND_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-FORM: Final = "CHANNEL:NAME[,on=EVENT+EVENT][,lines=N][,wait=DURATION][,chip-hours=N]"
+FORM: Final = "CHANNEL:NAME[,on=EVENT+EVENT][,lines=N][,wait=DURATION][,chip-hours=N][,key=NAME][,band=BAND+BAND]"
 _CHANNELS: Final = ", ".join(Channel)
 _EVENTS: Final = ", ".join((*What, ENDED))
 
@@ -152,6 +154,25 @@ def parse_destination(text: str) -> Destination:
 def parse_destinations(text: str) -> tuple[Destination, ...]:
     """Parse destinations that are separated by white space or semicolons. Raise like `parse_destination`."""
     return tuple(map(parse_destination, text.replace(";", " ").split()))
+
+
+def destinations_of(spec: JobSpec) -> tuple[Destination, ...]:
+    """Parse the destinations of a job.
+
+    Raises:
+        InvalidRequestError: one is invalid or occurs twice, or has ``chip-hours`` although the job is not one gang.
+    """
+    found = tuple(map(parse_destination, spec.notify))
+    for place, count in Counter(one.place for one in found).items():
+        if count > 1:
+            raise InvalidRequestError(f"notify has {place} twice; give it once, with all its options")
+    for one in found:
+        if one.chip_hours is not None and not spec.is_one_gang:
+            raise InvalidRequestError(
+                f"notify has chip-hours for {one.place}, which are only measured for jobs that are one gang on slices;"
+                " leave them out"
+            )
+    return found
 
 
 def _require_name(text: str, channel: Channel, name: str) -> None:

@@ -258,7 +258,7 @@ class Candidates:
 
     @property
     def excluded(self) -> Counter[int | str]:
-        """The number of workers that each constraint (by position) or taint (by name) excludes."""
+        """Workers that each constraint (by position) or taint (by name) excludes; see `Evaluation.excluded`."""
         self.complete()
         return self._excluded
 

@@ -11,7 +11,7 @@ from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import BYTES_PER_GB, Requirement
-from iris_ray.model.workers import TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worker, accelerators
+from iris_ray.model.workers import GPU, TPU, TPU_VM_COUNT, UNCONFIRMED_S, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
 LARGER = 0
@@ -49,7 +49,7 @@ class Evaluation:
         free_soon: whether the group will be free once the ends of all ended attempts are confirmed.
         obstacle: why the group is not free, for people.
         used_by: ids of the jobs that use the group; only if the obstacle was requested.
-        excluded: the number of workers that each constraint or taint excludes.
+        excluded: the number of workers that each constraint or taint excludes, of those that could run such a task.
         is_incomparable: whether a constraint can't be evaluated on some member.
         recheck_at: when time alone may change the evaluation; seconds on the caller's clock.
         rejected: the group if it is unsuitable, which it stays, for the same reason, until its members change or until
@@ -172,7 +172,7 @@ def _check_constraints(found: _Findings) -> Evaluation | None:
         if unfit:
             failing = [node_id for node_id in failing if node_id not in unfit]
         if failing:
-            found.excluded.append((position, len(failing)))
+            _note_excluded(found, position, failing)
             unfit.update(dict.fromkeys(failing, constraint))
     return found.unsuitable(0, "") if len(unfit) == len(found.group.workers) else None
 
@@ -182,7 +182,7 @@ def _check_taints(found: _Findings) -> Evaluation | None:
     for taint in found.group.taints:
         if taint not in found.need.tolerated:
             tainted = [w for w in found.group.workers if taint in w.attributes and w.node_id not in found.unfit]
-            found.excluded.append((taint, len(tainted)))
+            _note_excluded(found, taint, [worker.node_id for worker in tainted])
             name = taint.removeprefix(TAINT_PREFIX)
             found.unfit.update({w.node_id: f"{w.name} is tainted: {name} ({w.attributes[taint]})" for w in tainted})
     return None
@@ -362,6 +362,20 @@ def _failing(constraint: Constraint, group: Group) -> Sequence[str]:
     if not group.shares(constraint.key):
         return [worker.node_id for worker in group.workers if not constraint.matches(worker.attributes)]
     return () if constraint.matches(group.workers[0].attributes) else group.node_ids
+
+
+def _note_excluded(found: _Findings, by: int | str, node_ids: Collection[str]) -> None:
+    """Count the workers that a constraint or taint excludes, except those that could never run a task of the job.
+
+    Such a worker is a head without CPUs, or any host without chips if the tasks need chips.
+    """
+    count = len(node_ids)
+    if not found.group.is_slice:  # all hosts of a slice have chips
+        among, needed = set(node_ids), (TPU,) if found.need.chips else ("CPU", GPU, TPU)
+        workers = (worker for worker in found.group.workers if worker.node_id in among)
+        count = sum(any(map(worker.resources.get, needed)) for worker in workers)
+    if count:
+        found.excluded.append((by, count))
 
 
 def _first_in_words(reasons: Mapping[str, str | Constraint], group: Group) -> str:

@@ -48,7 +48,7 @@ class Shortage:
     """Why jobs with the same requirement don't run.
 
     Attributes:
-        excluded: number of workers that each constraint or taint excludes.
+        excluded: number of workers that each constraint or taint excludes, of those that could run such a task.
         closest: some of the groups that are not free, the closest to being free first.
         more: number of groups that are not free and not in ``closest``.
         slice_types: TPU type → number of slices in the cluster; empty if ``closest`` is not.
@@ -237,7 +237,7 @@ class PendingReason:
         if self.kind is PendingKind.NO_SUCH_WORKERS and not shortage.closest:
             yield self._there_are
         if self.kind is not PendingKind.IN_USE:
-            yield from (f"{what!r} excludes {count} hosts" for what, count in shortage.excluded)
+            yield from (f"{what!r} excludes {count} host{'s' * (count != 1)}" for what, count in shortage.excluded)
 
     @property
     def keeps(self) -> bool:

@@ -23,7 +23,7 @@ from iris_ray.model.job_spec import FIELDS_OF_A_JOB
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId
 
-RECORD_VERSION = 16
+RECORD_VERSION = 17
 """Increase this whenever the fields or the module of a class inside a record change; a test compares them with lists.
 The header itself has a checksum of the fields of a `JobSpec`."""
 
@@ -32,6 +32,8 @@ GANGS_PER_CHUNK = 256
 _ANY_HEADER = b"iris_ray job record "
 HEADER = _ANY_HEADER + b"%d, specs %08x" % (RECORD_VERSION, zlib.crc32(" ".join(FIELDS_OF_A_JOB).encode()))
 """The first line of every value."""
+_OVER = b", over"
+"""Follows the header in the record of a job that has ended and holds nothing, so that every version can tell."""
 
 # Records contain values without names and classes, which is faster and shorter.
 _FROM_GANGS = {
@@ -77,11 +79,15 @@ class JobRecord:
 
     def to_bytes(self) -> bytes:
         """Return the whole record as one value: a few hundred bytes, plus some ten for each task."""
-        return _packed((_values_of_job(self.job), *self._part(self.job.gangs, self.allocations)))
+        return self._head(*self._part(self.job.gangs, self.allocations))
 
     def head(self) -> bytes:
         """Return the head: for a small job the whole record, for a large one the part without gangs."""
-        return _packed((_values_of_job(self.job), [], [])) if is_large(self.job) else self.to_bytes()
+        return self._head([], []) if is_large(self.job) else self.to_bytes()
+
+    def _head(self, gangs: list[Any], allocations: list[Any]) -> bytes:
+        is_over = self.job.over is not None and not self.allocations
+        return _packed((_values_of_job(self.job), gangs, allocations), _OVER if is_over else b"")
 
     def chunks(self, numbers: Iterable[int]) -> Iterator[tuple[int, bytes | None]]:
         """Yield the chunks of these numbers, with None for a chunk that the record does not have."""
@@ -115,15 +121,22 @@ class JobRecord:
         return values, [(*attempt[1:], allocation) for attempt, allocation in allocations.items()]
 
 
-def _packed(values: object) -> bytes:
-    return HEADER + b"\n" + zlib.compress(pickle.dumps(values), 1)
+def may_be_forgotten(head: bytes) -> bool:
+    """Return whether another version wrote a record, and its job has ended and holds nothing; ``head`` is its head."""
+    header = head.partition(b"\n")[0]
+    version = header.removesuffix(_OVER)
+    return header.startswith(_ANY_HEADER) and HEADER != version != header
+
+
+def _packed(values: object, mark: bytes = b"") -> bytes:
+    return HEADER + mark + b"\n" + zlib.compress(pickle.dumps(values), 1)
 
 
 def _unpacked(data: bytes) -> Any:
     header, _, body = data.partition(b"\n")
     if not header.startswith(_ANY_HEADER):
         raise CorruptRecordError(f"a job record begins with {header[:40]!r}: it is damaged")
-    if header != HEADER:
+    if header.removesuffix(_OVER) != HEADER:
         raise UnknownRecordError(
             f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {HEADER!r}:"
             " use the version that wrote them until its jobs have ended; or, with that version, `iris-ray cluster"

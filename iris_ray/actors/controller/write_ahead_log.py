@@ -36,7 +36,7 @@ from iris_ray.state.events import (
     TaintedEvent,
     TeamsSetEvent,
 )
-from iris_ray.state.records import JobRecord, require_whole
+from iris_ray.state.records import JobRecord, may_be_forgotten, require_whole
 
 logger = logging.getLogger(__name__)
 
@@ -219,11 +219,15 @@ class LeftBehind:
     def records(self, contained: Containment) -> list[JobRecord]:
         """Return the records of its jobs, the oldest first, except the ones that could not be restored before.
 
+        Ended jobs in records of another version are forgotten: nothing is left to do for them.
+
         Raises:
-            UnknownRecordError: another version of iris_ray wrote it.
+            UnknownRecordError: another version of iris_ray wrote the record of a job that has not ended.
         """
         found, unrestorable = [], contained.unrestorable()
         for job_id, values in _by_job(self.of_kind("job"), self.of_kind("gangs")).items():
+            if may_be_forgotten(next(iter(values.values()))):
+                continue
             if (why := unrestorable.get(job_id)) is not None:
                 contained.leave_out(job_id, values, why)
             elif (record := contained.read(job_id, values, partial(_joined, job_id, values))) is not None:

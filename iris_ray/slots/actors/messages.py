@@ -133,7 +133,7 @@ class ModelOrder:
 
     @property
     def event(self) -> ModelRegistered:
-        """The runner as the reconciler knows it."""
+        """The event that tells the reconciler of the model."""
         code = hashlib.sha256(self.pickled).digest()
         return ModelRegistered(self.spec, self.replicas, self.prewarm, code=code)
 

@@ -1,6 +1,7 @@
 """``iris-ray cluster controller``: start, stop, status, upgrade, and what is in the way. The Controllers are real."""
 
 import json
+import pickle
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +17,9 @@ from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory
 from iris_ray.cli.conventions import FAILED, NO_CLUSTER
 from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
 from iris_ray.model.lifecycle import JobState
+from iris_ray.state.records import HEADER
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 UNREADABLE = b"iris_ray job record 99\n"
 
@@ -114,6 +117,34 @@ def test_records_of_other_version_are_refused_at_start(world: ControllerInProces
     assert unfinished(world) == ["RUNNING"]
     world.succeed(job)
     assert world.json("job", "status", job)["attempt"] == 1
+
+
+def test_upgrade_to_other_records_needs_only_that_all_jobs_have_ended(world: ControllerInProcess) -> None:
+    """The ended jobs are forgotten, and what operators have set stays."""
+    world.iris("cluster", "settings", "set", "evictions_per_job=7")
+    job = world.start("train")
+    in_another_version(world)
+    assert "record 99" in world.iris("cluster", "controller", "upgrade", code=FAILED).stderr
+    world.succeed(job)
+    wait_until(lambda: in_another_version(world).endswith(b", over"))
+    world.iris("cluster", "controller", "upgrade")
+    assert world.json("cluster", "controller", "status")["epoch"] == 2
+    assert world.json("ls", "--all") == []
+    assert world.json("cluster", "settings")["evictions_per_job"]["value"] == "7"
+    world.succeed(world.start("next"))
+
+
+def in_another_version(world: ControllerInProcess) -> bytes:
+    """Have all job records look like those of another version. Return the header of the one that was written last."""
+    values, header = world.store.values, b""
+    logged = {key: pickle.loads(value) for key, value in values.items() if key.startswith("log/") and value}
+    entries = sorted(logged, key=lambda key: int(key.rpartition("/")[2]))
+    for place in (values, *map(logged.__getitem__, entries)):
+        for key in [key for key, value in place.items() if key.startswith("job/") and value]:
+            header, _, rest = place[key].partition(b"\n")
+            place[key] = header.replace(HEADER, b"iris_ray job record 99") + b"\n" + rest
+    values.update({key: pickle.dumps(entry) for key, entry in logged.items()})
+    return header
 
 
 # -- upgrades that fail ------------------------------------------------------------------------------------------------

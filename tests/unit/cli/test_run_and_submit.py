@@ -1,6 +1,7 @@
 """``iris-ray run`` and ``submit``: what becomes of a job, of its command, and of Ctrl-C. Its tasks are made up."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,51 @@ def test_option_without_value_points_to_help_of_its_command(command: list[str], 
     refused = invoke(*command, script, "--tpu")
     assert refused.exit_code == USAGE
     assert refused.stderr.endswith(f"Option '--tpu' requires an argument. See: main {' '.join(command)} --help\n")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """The current directory, whose commit would travel with a job."""
+    for words in (("init", "--quiet"), ("add", script), ("commit", "--quiet", "-m", "first")):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("IRIS_RAY_CODE", "")
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [("run", "work.py", "v4-16"), ("submit", "work.py")], ids=" ".join)
+def test_nothing_is_sent_if_no_cluster_answers(checkout: Path, words: tuple[str, ...]) -> None:
+    refused = invoke(*words, "--address", address_of_nobody())
+    assert refused.exit_code == NO_CLUSTER
+    assert "sending" not in refused.stderr
+
+
+def test_checkout_is_sent_once_the_cluster_answers(world: ControllerInProcess, checkout: Path) -> None:
+    said = world.iris("submit", "work.py").stderr
+    assert re.search(r"^iris-ray: sending commit [0-9a-f]{12} ", said)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            ("--after", "foo=done"),
+            "--after 'foo=done': 'done' is not a condition; give JOB (which means JOB=succeeded)",
+        ),
+        (("--after", "a b"), "--after 'a b' does not begin with the id of a job; give JOB"),
+        (("--secret", "A B=/x"), "--secret does not begin with the name of a variable"),
+        (("--team", "a b"), "--team is 'a b'; give the name of a team, such as 'research/vision'"),
+        (("--notify", "irc:x"), "CHANNEL is one of http, slack, googlechat, email, command"),
+        (("--processes-per-host", "3"), "'3' is not one of '1', '2', '4'"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_refusal_speaks_of_what_was_typed(script: str, given: tuple[str, ...], says: str) -> None:
+    refused = invoke("submit", script, "--tpu", "v4-16", *given, "--address", address_of_nobody())
+    assert refused.exit_code == USAGE
+    assert says in refused.stderr
+    for word in ("None", "mapping", "can't be read"):
+        assert word not in refused.stderr
 
 
 # -- submit ------------------------------------------------------------------------------------------------------------

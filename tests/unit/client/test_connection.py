@@ -1,6 +1,8 @@
 """A cluster of another Ray or Python is refused in words, and so is a choice among several clusters."""
 
-from collections.abc import Callable
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +17,33 @@ from iris_ray.errors import InvalidRequestError, VersionMismatchError
 OTHER = {"ray_version": "2.49.2", "python_version": "3.9.7"}
 
 
+class Greeting(socketserver.BaseRequestHandler):
+    """Greets as a Ray head does, with an HTTP/2 SETTINGS frame."""
+
+    def handle(self) -> None:
+        self.request.sendall(bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    """The address of a server that greets as a Ray head does."""
+    with socketserver.TCPServer(("127.0.0.2", 0), Greeting) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield f"127.0.0.2:{server.server_address[1]}"
+        server.shutdown()
+        serving.join()
+
+
 @pytest.mark.parametrize("join", [lambda: connect("auto"), require_cluster])
 def test_cluster_of_other_ray_is_refused_with_both_versions(
-    monkeypatch: pytest.MonkeyPatch, join: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, join: Callable[[], None], head: str
 ) -> None:
     def init(**_: Any) -> None:
         check_version_info(OTHER, "node 10.0.0.9")
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray_internals, "addresses_found_on_this_machine", list)  # other tests may run clusters
+    monkeypatch.setattr(ray_internals, "addresses_found_on_this_machine", lambda: [head])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(VersionMismatchError) as refused:
         join()

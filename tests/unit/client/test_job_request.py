@@ -252,6 +252,11 @@ def test_request_has_the_team_of_the_option_or_the_variable(monkeypatch: pytest.
     monkeypatch.setenv("IRIS_TEAM", "research/vision")
     assert pod_request().spec.team == task_request().spec.team == "research/vision"
     assert pod_request(team="ads").spec.team == "ads"
+    monkeypatch.setenv("IRIS_TEAM", "a b")
+    with pytest.raises(
+        InvalidRequestError, match=r"^IRIS_TEAM is 'a b'; give the name of a team, such as 'research/vision'$"
+    ):
+        pod_request()
 
 
 def test_request_has_the_band_of_the_option_or_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +295,28 @@ def test_odd_reason_for_the_system_band_is_refused(reason: Any) -> None:
 def test_odd_name_of_a_team_is_refused(team: Any) -> None:
     with pytest.raises(InvalidRequestError, match="give the name of a team"):
         pod_request(team=team)
+
+
+# -- notifications -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notify", "says"),
+    [
+        (["irc:x"], "one of http, slack, googlechat, email, command"),
+        (["slack:HOOK", "slack:HOOK,lines=3"], "notify has slack:HOOK twice"),
+        (["slack:HOOK,on=sometimes"], "on is 'sometimes'"),
+    ],
+)
+def test_odd_destination_is_refused_before_anything_is_connected(notify: list[str], says: str) -> None:
+    with pytest.raises(InvalidRequestError, match=says):
+        pod_request(notify=notify)
+
+
+def test_chip_hours_are_refused_for_jobs_without_one_gang() -> None:
+    assert pod_request(notify=["slack:HOOK,chip-hours=3"]).spec.notify == ("slack:HOOK,chip-hours=3",)
+    with pytest.raises(InvalidRequestError, match="only measured for jobs that are one gang"):
+        task_request(hello, notify=["slack:HOOK,chip-hours=3"])
 
 
 # -- parts of slices ---------------------------------------------------------------------------------------------------

@@ -109,6 +109,26 @@ def test_job_details_and_logs_are_served(world: ControllerInProcess, url: str) -
     wait_until(lambda: get(f"{url}/api/slices")["v4-16-0"]["jobs"] == ["train"])
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/api/nothing", {}, 404),
+        ("/api/jobs/nobody", {}, 404),
+        ("/api/history/jobs?hours=many", {}, 400),
+        ("/api/jobs", {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}, 403),
+        ("/api/jobs", {"Host": "stranger.example"}, 403),
+    ],
+)
+def test_errors_for_programs_are_json(
+    world: ControllerInProcess, url: str, path: str, headers: dict[str, str], status: int
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(f"{url}{path}", **headers)
+    with caught.value as answer:
+        assert answer.code == status
+        assert list(json.loads(answer.read())) == ["error"]
+
+
 @pytest.mark.parametrize("job_id", ["lr-1e-3_50.5", "driver-1/eval-2"])
 def test_job_of_any_id_is_served(world: ControllerInProcess, url: str, job_id: str) -> None:
     world.start(job_id)

@@ -6,6 +6,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.leaks import unpacked
 from tests.support.receivers import Mailbox, Webhook
 from tests.support.waiting import wait_until
+from tests.support.worlds import gang_spec, in_group
 
 ALL = "http:HOOK,key=KEY,on=started+ended+lost+stalled+waiting"
 
@@ -98,6 +100,32 @@ def test_cancelled_job_is_told_with_its_reason(world: ControllerInProcess, hook:
     world.iris("cancel", "job", "--yes", user="olga")
     wait_until(lambda: hook.events_of("job") == ["failed"])
     assert "olga" in hook.news[-1]["text"]
+
+
+def test_end_because_of_another_job_does_not_quote_its_error(world: ControllerInProcess, hook: Webhook) -> None:
+    values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0, "notify": ("http:HOOK,key=KEY",)}
+    for spec in in_group(*(gang_spec(name, slices=(1,), **values) for name in ("trainer", "sampler"))):
+        world.submitted(spec)
+    world.wait_for_attempt("sampler", 1)
+    world.submit("late", after={"trainer": "succeeded"}, notify=("http:HOOK,key=KEY",))
+    world.fail("trainer", 0, "ValueError: what only ann may read")
+    wait_until(lambda: [hook.events_of(job_id) for job_id in ("trainer", "sampler", "late")] == [["failed"]] * 3)
+    texts = {one["job_id"]: one["text"] for one in hook.news}
+    assert "what only ann may read" in str(world.status("sampler").error), "it is quoted there"
+    assert "ann may read" not in str(texts)
+    assert "trainer of its group rl has ended as failed" in texts["sampler"]
+    assert "trainer had succeeded, and that has ended as failed" in texts["late"]
+
+
+def test_end_of_a_lost_job_does_not_quote_how_its_task_ended(world: ControllerInProcess, hook: Webhook) -> None:
+    world.start("job", notify=(ALL,), max_retries_preemption=0)
+    wait_until(lambda: hook.events_of("job") == ["started"])  # a host that is lost earlier is a failed launch
+    name = world.status("job").groups[0]
+    world._in_loop(world.kill_host, name, 0)
+    wait_until(lambda: hook.events_of("job") == ["started", "failed"])
+    assert "ended as worker_failed" in hook.news[-1]["text"]
+    assert str(world.status("job").error)[:20] not in hook.news[-1]["text"]
+    assert "iris-ray job status job shows more" in hook.news[-1]["text"]
 
 
 def test_last_lines_come_only_if_asked_for_and_without_secrets(world: ControllerInProcess, hook: Webhook) -> None:

@@ -177,6 +177,21 @@ def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     assert dict(shortage(world).excluded) == {"taint:maintenance": 4}
 
 
+def test_reason_counts_no_worker_that_could_never_run_the_job(world: World) -> None:
+    """A head often has no CPUs, and never chips."""
+    for number in (0, 1):
+        world.do(host(f"a{number}", 0, "v4-8"))
+    world.do(cpu_host("head", cpus=0.0))
+    elsewhere = (Constraint("zone", OP.EQ, "us-z"),)
+    world.submit_tasks(resources={"TPU": 4.0}, constraints=elsewhere)
+    assert dict(shortage(world).excluded) == {"zone == us-z": 2}
+    world.submit_tasks("cpus", resources={"CPU": 1.0}, constraints=elsewhere)
+    assert dict(shortage(world, "cpus").excluded) == {"zone == us-z": 2}
+    world.do(cpu_host("other"))
+    assert dict(shortage(world, "cpus").excluded) == {"zone == us-z": 3}
+    assert dict(shortage(world).excluded) == {"zone == us-z": 2}
+
+
 # -- which group is closest, and how many hosts it misses -----------------------------------------------------------
 
 

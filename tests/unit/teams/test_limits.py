@@ -58,6 +58,20 @@ def test_job_over_queue_limit_is_refused_unless_known(world: ControllerInProcess
     assert world.jobs() == ["waits"]
 
 
+def test_cluster_that_takes_no_new_jobs_runs_what_it_has(world: ControllerInProcess) -> None:
+    """As docs/upgrading.md says, before all jobs have to end."""
+    world.start("runs", slices=(3,))
+    world.submit("waits")
+    world.iris("cluster", "limits", "everybody", "--queued-jobs", "0")
+    with pytest.raises(LimitReachedError, match="0 queued jobs"):
+        world.submit("refused")
+    world.succeed("runs")
+    world.wait_for_attempt("waits", 1)
+    world.succeed("waits")
+    world.iris("cluster", "limits", "everybody", "--reset")
+    world.start("next")
+
+
 def test_limits_outlast_the_controller(world: ControllerInProcess) -> None:
     world.iris("cluster", "limits", "ann", "--chips", "8")
     world.start("train")
