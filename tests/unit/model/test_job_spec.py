@@ -45,11 +45,12 @@ def test_processes_that_hosts_can_not_have_are_refused(changes: dict[str, Any], 
 
 @pytest.mark.parametrize("option", ["processes_per_host", "spares", "stop_without_progress"])
 def test_option_of_gangs_says_how_tasks_on_single_hosts_become_one(option: str) -> None:
+    given: dict[str, Any] = {option: 2}
     advice = re.escape("or make its tasks a gang: coscheduling=CoschedulingConfig(num_groups=3), --num-slices 3")
     with pytest.raises(InvalidJobError, match=f"{option}=2 .*; leave it out.*, {advice}$"):
-        tasks_spec(replicas=3, device="v4-8", **{option: 2})
+        tasks_spec(replicas=3, device="v4-8", **given)
     with pytest.raises(InvalidJobError, match=f"{option}=2 .*; leave it out") as refused:
-        tasks_spec(**{option: 2})
+        tasks_spec(**given)
     assert "make its tasks a gang" not in str(refused.value)
 
 
