@@ -90,7 +90,7 @@ def controller() -> None:
     "assignments",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set it, unless somebody has set it in this cluster before (iris-ray cluster settings). May be repeated.",
+    help="Set it, unless it is set in this cluster already (iris-ray cluster settings). May be repeated.",
 )
 @json_option(ControllerNow)
 @address_option

@@ -109,9 +109,10 @@ def errors_as_lines() -> Iterator[None]:
 
 
 def _in_plain_words(message: str) -> str:
-    """Return a message of click's without the names of its types."""
+    """Return a message of click's as a sentence, without the names of its types."""
     message = re.sub(r"is not a valid integer( range)?\.", "is not a whole number.", message)
-    return re.sub(r"is not a valid float( range)?\.", "is not a number.", message)
+    message = re.sub(r"is not a valid float( range)?\.", "is not a number.", message)
+    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

@@ -57,6 +57,13 @@ def test_error_line_is_short_and_controls_no_terminal(capsys: pytest.CaptureFixt
     assert said.endswith("the end\n")
 
 
+@pytest.mark.parametrize("message", ["--a is not for --b", "--a is not for --b."])
+def test_usage_error_is_a_sentence_before_the_way_to_help(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    with pytest.raises(click.exceptions.Exit), errors_as_lines():
+        raise click.UsageError(message)
+    assert capsys.readouterr().err == "iris-ray: --a is not for --b. See: iris-ray --help\n"
+
+
 def test_sigterm_ends_command_with_its_code_and_handler_goes_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(click.exceptions.Exit) as end, errors_as_lines(), sigterm_interrupts():
