@@ -8,6 +8,7 @@ SERVICES: Final[tuple[str, ...]] = (
     "iris_ray.goodput",
     "iris_ray.doctor",
     "iris_ray.outputs",
+    "iris_ray.evidence",
     "iris_ray.sessions",
     "iris_ray.dev",
     "iris_ray.teams",

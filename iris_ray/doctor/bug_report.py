@@ -13,6 +13,7 @@ import click
 import iris_ray
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import address_given, address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, private_file, require_place
@@ -50,7 +51,8 @@ def bug_report(job: str, output: str | None, as_json: bool) -> None:
     """Write one text file about a job, to read and then to send: what happened, why, where, and with which versions.
 
     It has the job's state, tasks and events with their causes, its goodput, the last lines of the task that failed
-    first, the stacks and names of variables of running tasks, and what the doctor says of the cluster and its hosts.
+    first, the ends of libtpu's logs and the names of core dumps of tasks that crashed, the stacks of tasks that hung,
+    the stacks and names of variables of running tasks, and what the doctor says of the cluster and its hosts.
 
     \b
       iris-ray bug-report train-1a2b3c4d                 writes train-1a2b3c4d.report.txt
@@ -112,8 +114,18 @@ def _sections(job: str) -> Iterator[str]:
         with live_line("iris-ray") as line:
             line.show(f"asking: {command}")
             yield f"== iris-ray {command}\n\n{_said_by(*command.split())}"
+    yield from _evidence(job)
     if runs:
         yield f"== names of the variables of a task\n\n{_names(job)}\n"
+
+
+def _evidence(job: str) -> Iterator[str]:
+    """Yield what was kept of tasks that crashed in libtpu or hung, or why it can't be had."""
+    try:
+        for title, text in module_of("evidence", "client").kept_evidence(ControllerConnection(), job):
+            yield f"== {title}\n\n{text}\n"
+    except IrisError as error:
+        yield f"== files about tasks that crashed or hung\n\n{error}\n"
 
 
 def _said_by(*words: str) -> str:

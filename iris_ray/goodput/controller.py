@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import time
 from dataclasses import replace
 from itertools import islice
@@ -123,10 +122,7 @@ class GoodputInController(ControllerPart):
         self._add_forgotten()
         if self._sums.users.since(0.0):
             raise InvalidRequestError("this Controller has the time of earlier jobs already; import into a new cluster")
-        found = Sums()
-        for line in json.loads(lines):
-            found.add_line(line)
-        self._sums.include(found)
+        self._sums.include(Sums.of_export(lines))
         self._sums.included = digest
         self._record_sums()
 

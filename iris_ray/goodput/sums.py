@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidRequestError, IrisError
 from iris_ray.goodput.calls import UserDay
 from iris_ray.model.goodput import ForgottenJob, Totals
+from iris_ray.model.plain_values import plain
 
 ENTRIES_KEPT = 300
 """The limit for the sums of a day, user and team: the latest ones are kept, together below 100 KB."""
@@ -128,6 +129,22 @@ class Sums:
             sums.add_line(line)
         return sums
 
+    @staticmethod
+    def of_export(lines: bytes) -> "Sums":
+        """Return the sums in a JSON list of lines, see `add_line`.
+
+        Raises:
+            InvalidRequestError: it is no such list, or a line makes no sense.
+        """
+        try:
+            found = json.loads(lines)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError("the lines are not JSON") from None
+        sums = Sums()
+        for line in found if isinstance(found, list) else [found]:
+            sums.add_line(line)
+        return sums
+
     def include(self, others: "Sums") -> None:
         """Add other sums to these."""
         for line in others.lines():
@@ -150,24 +167,26 @@ class Sums:
         """
         try:
             self._add(line)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error}"
+        except (IrisError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            why = str(error) if isinstance(error, IrisError) else f"{type(error).__name__}: {error}"
             raise InvalidRequestError(f"the line {json.dumps(line)[:200]} can't be read: {why}") from None
 
     def _add(self, line: Line) -> None:
-        team = str(line.get("team") or "")
+        team = plain(str, line.get("team") or "", "team")
         match line["kind"]:
             case "user_day":
                 amounts = _numbers(line["seconds"]), _numbers(line["chip_seconds"])
-                self.users.include(UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *amounts, team))
+                day = UserDay(int(line["day"]), str(line["user"]), int(line["jobs"]), *amounts, team)
+                self.users.include(plain(UserDay, day, "it"))
             case "included":
                 self.included = str(line["digest"])
             case "fleet_day":
                 chips = {ChipState(state): amount for state, amount in _numbers(line["chip_seconds"]).items()}
-                self.fleet.add(str(line["day"]), chips, 1.0)
+                self.fleet.add(plain(str, line["day"], "day"), chips, 1.0)
             case "finished" if line["seconds"] and line["ended_at"] is not None:
                 totals = Totals(_numbers(line["seconds"]), _numbers(line["chip_seconds"]))
-                self.users.add(ForgottenJob(str(line["user"]), float(line["ended_at"]), totals, team))
+                ended_at = plain(float, line["ended_at"], "ended_at")
+                self.users.add(ForgottenJob(plain(str, line["user"], "user"), ended_at, totals, team))
 
 
 def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
@@ -175,4 +194,5 @@ def _rounded(amounts: Mapping[str, float]) -> dict[str, float]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    return {str(name): float(amount) for name, amount in line.items()}
+    found: dict[str, float] = plain(Mapping[str, float], line, "an amount")
+    return found

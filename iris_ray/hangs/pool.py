@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from iris_ray.actors.pool.services import (
     RunningAttempt,
 )
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import Progress
 from iris_ray.hangs.blame import StallFinding, find_culprit
 from iris_ray.hangs.calls import HangCalls, TaskLook
@@ -31,6 +32,8 @@ STACKS_S = 1.0
 LOOK_WITHIN_S = 5.0
 """How long the hosts of a hanging gang have to report its processes before these are ended."""
 LOOK_AT_MOST_S = 5.0
+EVIDENCE_S = 10.0
+"""How long the hosts of a hanging gang have to keep evidence as files, before its processes are ended."""
 ASK_AGAIN_S = 1.0
 """How long the hosts have to report progress once more before a gang is ended."""
 
@@ -147,6 +150,9 @@ class HangWatch:
         found = await self._look(progress)
         if await self._silence_now() <= limit:
             return
+        kept = await self._ask_of_each("evidence", "keep_evidence", EVIDENCE_S)
+        if await self._silence_now() <= limit:
+            return
         if found.culprit is not None:
             who = f"{self._place.in_words(found.culprit)} holds the others up: {found.why}"
         else:
@@ -154,6 +160,8 @@ class HangWatch:
             who += f"; which process is at fault is not clear: {found.why}" if len(progress) > 1 else ""
         reason = f"no task has made progress for {silence:.0f} s, and the limit was {said}; {who}."
         reason += " What each was doing is in its log"
+        if any(not isinstance(answer, Unreachable) for answer, _ in kept.values()):
+            reason += f" and its output files (iris-ray cp --output {self._attempt.context.request.spec.job_id})"
         if self._limit.is_learned:
             self._limit.alarmed(_furthest(progress), silence)
             result: TpuResult = TpuFailed(f"{reason}; stall_timeout=0 switches this off")
@@ -171,8 +179,10 @@ class HangWatch:
 
     async def _look(self, progress: Mapping[TaskKey, Progress]) -> StallFinding:
         """Have all tasks print their stacks, and compare their activity, within `LOOK_WITHIN_S` and a second."""
-        printed = asyncio.gather(asyncio.sleep(STACKS_S), self._ask_of_each(HangCalls.dump_stacks, STACKS_S))
-        answers = await self._ask_of_each(HangCalls.look, LOOK_WITHIN_S)
+        printed = asyncio.gather(
+            asyncio.sleep(STACKS_S), self._ask_of_each("hangs", HangCalls.dump_stacks.__name__, STACKS_S)
+        )
+        answers = await self._ask_of_each("hangs", HangCalls.look.__name__, LOOK_WITHIN_S)
         await printed
         looks: dict[TaskKey, TaskLook | None] = dict.fromkeys(progress)
         for key, (look, took_s) in answers.items():
@@ -180,12 +190,10 @@ class HangWatch:
         steps = {key: found.step for key, found in progress.items() if found.step is not None}
         return find_culprit(looks, steps, lambda key: self._place.host(key).node_id)
 
-    async def _ask_of_each(self, question: Callable[..., object], within_s: float) -> dict[TaskKey, tuple[Any, float]]:
-        """Ask the hosts about each running process; leave out slices that do not answer."""
+    async def _ask_of_each(self, service: str, method: str, within_s: float) -> dict[TaskKey, tuple[Any, float]]:
+        """Ask a service on the hosts about each running process; leave out slices that do not answer."""
         context = self._attempt.context
-        call = context.ask_within(
-            within_s + 1.0, SliceActor.ask_of_each, context.id, "hangs", question.__name__, within_s
-        )
+        call = context.ask_within(within_s + 1.0, SliceActor.ask_of_each, context.id, service, method, within_s)
         return context.by_task(await call)
 
 

@@ -63,7 +63,7 @@ def chip_use(environ: Mapping[str, str]) -> list[ChipUse]:
 
     found: dict[int, ChipUse] = {}
     why: grpc.RpcError | None = None
-    for port in _ports(environ):
+    for port in ports(environ):
         try:
             with grpc.secure_channel(
                 f"localhost:{port}", grpc.local_channel_credentials(), [("grpc.enable_http_proxy", 0)]
@@ -74,13 +74,14 @@ def chip_use(environ: Mapping[str, str]) -> list[ChipUse]:
     if not found:
         said = "it knows no chips" if why is None else f"{why.code().name}: {why.details()}"
         raise InspectionFailedError(
-            f"libtpu's metrics service does not answer on port {', '.join(map(str, _ports(environ)))} of the host"
+            f"libtpu's metrics service does not answer on port {', '.join(map(str, ports(environ)))} of the host"
             f" ({said}); libtpu serves it once a task uses its chips"
         )
     return sorted(found.values(), key=lambda one: one.device)
 
 
-def _ports(environ: Mapping[str, str]) -> list[int]:
+def ports(environ: Mapping[str, str]) -> list[int]:
+    """Return the ports of this host on which libtpu may answer, for a task with these variables."""
     given = (word.strip() for word in environ.get(PORTS_VARIABLE, "").split(","))
     return [int(word) for word in given if word.isdecimal()] or [DEFAULT_PORT]
 

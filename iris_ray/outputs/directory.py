@@ -112,6 +112,24 @@ class OutputDirectory:
         finally:
             os.close(fd)
 
+    def write(self, folder: str, name: str, content: bytes) -> None:
+        """Write a file of iris_ray's own in a folder, in place of an earlier one. No link is followed.
+
+        Raises:
+            OSError: the disk is full, or something else has one of these names.
+        """
+        with opened(self.path, self.root) as top:
+            if top is None:
+                raise FileNotFoundError(errno.ENOENT, "there is no output directory", str(self.path))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=top)
+            with below(top, folder) as fd:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=fd)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE_FLAGS
+                with open(os.open(name, flags, 0o600, dir_fd=fd), "wb") as file:
+                    file.write(content)
+
     def removed(self) -> Removed:
         """Return what was removed to stay within the limits."""
         with (

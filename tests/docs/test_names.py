@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from iris_ray.evidence.core import FILES as EVIDENCE_FILES
 from iris_ray.model.job_info import JobInfo
 from tests.docs.pages import PAGES, REPOSITORY, anchors, inline_code, links
 
@@ -51,7 +52,7 @@ FOREIGN = {
     "sys",
 }
 """Packages of others; and `general`, of the keys of GGUF."""
-READERS = {".gitignore", ".rayignore", "dist/", "train.py", "prepare.py", ".venv", "lock/", "/tmp"}
+READERS = {".gitignore", ".rayignore", "dist/", "train.py", "prepare.py", ".venv", "lock/", "/tmp", *EVIDENCE_FILES}
 """Files of the reader's or of a host's, which are not in this repository."""
 CAMEL = re.compile(r"(?:[A-Z]+[a-z0-9]+){2,}[A-Z]*")
 CAPITALS = re.compile(r"IRIS_[A-Z_]+|[A-Z]+(?:_[A-Z]+)+")

@@ -34,7 +34,7 @@ from iris_ray.actors.host.memory_guard import MemoryGuard, rays_threshold
 from iris_ray.actors.host.notices import GangPeers
 from iris_ray.actors.host.output import OutputPump, TellPool
 from iris_ray.actors.host.reaper import start_reaper
-from iris_ray.actors.host.services import Host, HostParts, TaskOver, host_parts
+from iris_ray.actors.host.services import DeadTask, Host, HostParts, TaskOver, host_parts
 from iris_ray.actors.host.task_watch import TaskRunner, TaskWatch
 from iris_ray.actors.host.zygotes import Zygotes
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unfit, Unreachable
@@ -48,7 +48,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import AttemptId, TaskAttemptId
 from iris_ray.model.membership import Membership
 from iris_ray.model.notices import NOTICE_S, HostNotice, Notice
-from iris_ray.model.outcomes import TaskEnd
+from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import ProcessTree
 
@@ -218,7 +218,11 @@ class TPUHostActor:
     async def run(self, pid: int, launch: TaskLaunch) -> TaskEnd:
         watch = self._watches[pid]
         self._background.start(self._tell_services(watch, launch.info), f"telling services of the end of pid {pid}")
-        return await watch.run(launch)
+        end = await watch.run(launch)
+        if self._exclusive and end.kind is EndKind.CRASHED:
+            dead = DeadTask(pid, watch.processes | {pid}, launch, watch.began_at or time.time())
+            end = replace(end, error="; ".join([end.error, *await self._services.died(dead)]))
+        return end
 
     async def _tell_services(self, watch: TaskWatch, info: JobInfo) -> None:
         """Have services run while a task does, and hear of its end. On a shared host, short tasks do without them."""

@@ -11,7 +11,7 @@ from iris_ray.actors.calls.service_parts import RunningPart, RunningParts, Servi
 from iris_ray.actors.host.chips import Devices
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace
+from iris_ray.actors.protocol.messages import HostPlace, TaskLaunch
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.protocol.services import Service
 from iris_ray.model.lifecycle import TaskAttemptId
@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 FILES_S = 2.0
 """The first task of a host waits this long for the address of its file service."""
+DIED_S = 3.0
+"""The report of a crash waits this long for what services know of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,23 @@ class TaskOver:
 
 
 HostEvent = TaskOver
+
+
+@dataclass(frozen=True, slots=True)
+class DeadTask:
+    """A task whose process has ended without a word, on a host that it had to itself.
+
+    Attributes:
+        pid: of its process.
+        pids: of that and of the known processes that it had started.
+        launch: what it was started with.
+        began_at: when user code began, in seconds since the epoch.
+    """
+
+    pid: int
+    pids: frozenset[int]
+    launch: TaskLaunch
+    began_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,10 @@ class HostPart(ServicePart[HostEvent]):
         """Return the ``host:port`` where this service serves files of jobs to other hosts; "": nowhere."""
         return ""
 
+    async def died(self, task: DeadTask) -> str:
+        """Return what people are to be told of a task that has crashed, beside the reason; "": nothing."""
+        return ""
+
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that blocks, in a thread of this service."""
         return await self._running.in_thread(function, *args, **kwargs)
@@ -92,6 +115,12 @@ class HostParts(RunningParts[HostEvent]):
         calls = (running.call(lambda part: part.files_address(), FILES_S) for running in self)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         return next((address for address in answers if isinstance(address, str) and address), "")
+
+    async def died(self, task: DeadTask) -> list[str]:
+        """Return what services tell of a task that has crashed, within `DIED_S`."""
+        calls = (running.call(lambda part: part.died(task), DIED_S) for running in self)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, str) and answer]
 
 
 def host_parts(services: Iterable[Service], host: Host) -> HostParts:

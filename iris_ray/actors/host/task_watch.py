@@ -154,6 +154,16 @@ class TaskWatch:
         """Whether user code runs, and no stop has begun."""
         return not self.ended and self._ending is None and self.has_started
 
+    @property
+    def processes(self) -> frozenset[int]:
+        """The pids of the task's known processes."""
+        return frozenset(process.pid for process in self._tree.known)
+
+    @property
+    def began_at(self) -> float | None:
+        """When user code began, in seconds since the epoch; None if it has not."""
+        return _time_of(self.files.started)
+
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run a task in the process, and return how it ended, also if the process ends without an answer."""
         answer = asyncio.ensure_future(self._runner.run(launch))

@@ -1,5 +1,8 @@
 """Sums of time: of the chips of a cluster, and of jobs that are forgotten."""
 
+import json
+import math
+
 import pytest
 
 from iris_ray.errors import InvalidRequestError
@@ -101,7 +104,31 @@ def test_finished_jobs_of_an_export_are_summed() -> None:
     assert sums.users.since(0.0) == [UserDay(3, "ann", 1, {"productive": 10.0})]
 
 
-@pytest.mark.parametrize("line", [{"kind": "user_day"}, {"kind": "fleet_day", "day": "x", "chip_seconds": {"tea": 1}}])
+DAY = {"kind": "user_day", "day": 3, "user": "ann", "jobs": 1, "seconds": {}, "chip_seconds": {}}
+FINISHED = {"kind": "finished", "user": "ann", "ended_at": DAY_S, "seconds": {"productive": 1.0}, "chip_seconds": {}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"kind": "user_day"},
+        {"kind": "fleet_day", "day": "x", "chip_seconds": {"tea": 1}},
+        {"kind": "fleet_day", "day": "2026-11-22", "chip_seconds": {"busy": math.nan}},
+        DAY | {"jobs": math.inf},
+        DAY | {"day": 10**30},
+        DAY | {"seconds": {"productive": math.nan}},
+        DAY | {"user": "x" * 1_000_000},
+        FINISHED | {"ended_at": math.inf},
+        FINISHED | {"chip_seconds": {"productive": math.inf}},
+        FINISHED | {"team": "x" * 1_000_000},
+    ],
+)
 def test_line_that_makes_no_sense_is_refused(line: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="can't be read"):
-        Sums().add_line(line)
+        Sums.of_export(json.dumps([DAY, line]).encode())
+
+
+@pytest.mark.parametrize("lines", [b"", b"[" * 1_000_000, b"\xff", b"7"])
+def test_lines_that_are_no_export_are_refused(lines: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match=r"not JSON|can't be read"):
+        Sums.of_export(lines)

@@ -1,0 +1,56 @@
+"""The service of evidence on a host: keeps files about tasks that crash or hang, and samples of the chips' use."""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from iris_ray.actors.calls.service_parts import RunningPart
+from iris_ray.actors.host.redirect import StartedTask
+from iris_ray.actors.host.services import DeadTask, Host, HostPart
+from iris_ray.evidence.calls import EvidenceCalls
+from iris_ray.evidence.files import ChipSample, Place, keep_crash, keep_hang, look_at
+from iris_ray.model.lifecycle import TaskAttemptId
+from iris_ray.processes.subtree import descendants
+
+SAMPLE_S, MOST_SAMPLES = 15.0, 240
+"""The pause between two looks at the tasks and their chips, and how many samples are remembered: those of an hour."""
+
+
+class EvidenceOnHost(HostPart):
+    """See `EvidenceCalls`."""
+
+    calls = (EvidenceCalls,)
+
+    def __init__(self, host: Host, running: RunningPart[Any]) -> None:
+        super().__init__(host, running)
+        self._samples: deque[ChipSample] = deque(maxlen=MOST_SAMPLES)
+        self._places: Mapping[int, Place] = {}
+
+    async def run(self) -> None:
+        """Look now and then, since neither libtpu nor a process that has ended can be asked about the past."""
+        while True:
+            pids = [pid for pid, watch in self.host.watches.items() if watch.runs]
+            if pids and self.host.devices is not None:
+                self._places, sample = await self.in_thread(look_at, pids, time.time())
+                self._samples.extend([] if sample is None else [sample])
+            await asyncio.sleep(SAMPLE_S)
+
+    async def keep_evidence(self, pid: int) -> None:
+        files, samples = self.host.watches[pid].files, list(self._samples)
+        task = StartedTask.read(files)
+        if task is None:  # it has just ended
+            return
+        attempt = TaskAttemptId(task.job_id, task.task_index, task.attempt)
+        pids = [pid, *descendants(pid)]
+        began_at = files.started.stat().st_mtime
+        place = self._places.get(pid, Place.of(os.environ))
+        await self.in_thread(keep_hang, self.host.directory(), attempt, pids, began_at, place, samples)
+
+    async def died(self, task: DeadTask) -> str:
+        place = self._places.get(task.pid, Place.of(os.environ | task.launch.env))
+        info = task.launch.info
+        attempt = TaskAttemptId(info.job_id, info.task_index, info.attempt)
+        return await self.in_thread(keep_crash, self.host.directory(), attempt, task.pids, task.began_at, place)
