@@ -5,6 +5,7 @@ from typing import Protocol
 from iris_ray.actors.protocol.services import calls_of
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
+from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted
 
 
 @calls_of("capacity")
@@ -13,6 +14,20 @@ class CapacityCalls(Protocol):
 
     async def demand(self) -> list[WaitingGang]:
         """Return the gangs that wait for slices, in their order; see `waiting_gangs` and `within_limits`."""
+
+    async def leave_chips(self, wanted: ChipsWanted, user: str) -> ChipsLeft:
+        """Have jobs of lower bands leave slices of other types, so that a waiting gang can have their chips.
+
+        The slices are reserved for the gang's job (`WaitingGang.removes`) until they are deleted, the job runs or
+        ends, or their time is over. A repeated call changes nothing.
+
+        Args:
+            wanted: the chips, and the slices of the caller's provisioner that may go.
+            user: the provisioner's user, who must be an operator.
+
+        Raises:
+            NotPermittedError: the user is not an operator.
+        """
 
     async def report_capacity(self, report: CapacityReport) -> None:
         """Keep the report of a provisioner, for `why`, the dashboard and metrics."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping
 
 from iris_ray.actors.calls.service_parts import RunningPart
@@ -12,15 +11,15 @@ from iris_ray.capacity.board import CapacityBoard, capacity_rows
 from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.cloud_tpu import ProviderWords
 from iris_ray.capacity.core import CapacityReport
-from iris_ray.capacity.demand import WaitingGang, missing_slices, slices_in, waiting_gangs, within_limits
+from iris_ray.capacity.demand import WaitingGang, demand_of, missing_slices, slices_in, slices_to_remove
 from iris_ray.capacity.kuberay_demand import find_demand
+from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
 from iris_ray.capacity.settings import AUTOSCALER_DEMAND, CLOUD_TPU
 from iris_ray.errors import ProviderError
 from iris_ray.model.jobs import Job
 from iris_ray.model.outcomes import ProviderWord
-from iris_ray.scheduler.limits import Allowances
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.state.instructions import ReclaimSlice
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +54,7 @@ class CapacityInController(ControllerPart):
         self._demand = await self.in_thread(find_demand)
         while True:
             await self._look()
+            await self._reclaim()
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
@@ -113,6 +113,16 @@ class CapacityInController(ControllerPart):
         times = [("iris_missing_slices_seconds", (kind,), now - since) for kind, since in self._missing_since.items()]
         return [*(("iris_missing_slices", (kind,), float(n)) for kind, n in self._missing.items()), *times]
 
+    async def _reclaim(self) -> None:
+        """Have pools release the slices that they keep warm, and that are to be removed."""
+        state = self._state
+        waiting = (job for job in state.pending().others.values() if job.promise is not None)
+        names = [name for job in waiting for name in slices_to_remove(job, state.fleet)]
+        idle = [name for name in names if not any(host.occupants for host in state.fleet.slice_workers(name))]
+        held = [ReclaimSlice(one, state.holders[one], name) for name in idle for one in state.fleet.held_on(name)]
+        if held and (problem := await self.controller.reclaim(held)) is not None:
+            logger.debug("a slice that is to be removed is not released yet: %s", problem)
+
     async def slices_lost(self, names: frozenset[str]) -> Mapping[str, ProviderWord]:
         self._provider.ask_at(self._state.settings.value(CLOUD_TPU))
         return await self._provider.about(names)
@@ -120,14 +130,24 @@ class CapacityInController(ControllerPart):
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def demand(self) -> list[WaitingGang]:
-        state = self._state
-        quotas = TeamQuotas(state.teams, state.fleet, self._clock.now())
-        allowances = Allowances(state.limits, math.inf, quotas)  # the cluster may become larger than a limit
-        return within_limits(waiting_gangs(self._waits(), state.fleet), state.jobs, allowances)
+        return demand_of(self._state, self._waits(), self._clock.now())
 
     def _waits(self) -> list[tuple[Job, PendingReason]]:
         jobs = self._state.jobs
         return [(jobs[i], why) for i, why in self.controller.planner.pending_reasons.items() if i in jobs]
+
+    async def leave_chips(self, wanted: ChipsWanted, user: str) -> ChipsLeft:
+        self.controller.permissions.require_operator(user, "have jobs leave slices for another type of slices")
+        state, planner = self._state, self.controller.planner
+        event = promise_for(wanted, state, planner.rules, self._waits(), self._clock.now())
+        if isinstance(event, str):
+            return ChipsLeft(why_not=event)
+        if event is not None:
+            leave = [*map(str, event.leave)]
+            logger.warning("%s takes chips of slices of other types from %s %s", wanted.job_id, leave, event.reason)
+            planner.counts["evicted"] += len(event.leave)
+            await self.controller.recorded([event])
+        return left_for(wanted.job_id, state, self._clock.now())
 
     async def report_capacity(self, report: CapacityReport) -> None:
         self._board.take(report)

@@ -1,5 +1,6 @@
 """How many more slices the waiting jobs need. Pure."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,7 @@ from functools import cache
 
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.jobs import Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.parts import is_on_slices
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.topology import TPUConfig, get_tpu_config
@@ -20,9 +22,12 @@ from iris_ray.model.workers import (
     string_attribute,
 )
 from iris_ray.scheduler.availability import num_groups
+from iris_ray.scheduler.evictions import may_evict
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
+from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.state import ControllerState
 from iris_ray.state.fleet import Fleet
 
 ARRIVAL_S = 600.0
@@ -41,6 +46,8 @@ class WaitingGang:
         kept: the names of the slices that are reserved for it.
         may_take: whether slices of other types may be deleted for it; see `waiting_gangs` and `within_limits`.
         times: how many such gangs the job has.
+        may_evict: whether jobs of lower bands may be asked to leave slices of other types for it.
+        removes: the names of the slices of other types that are reserved for it until they are deleted.
     """
 
     tpu_type: str
@@ -50,8 +57,11 @@ class WaitingGang:
     kept: tuple[str, ...] = ()
     may_take: bool = True
     times: int = 1
+    may_evict: bool = False
+    removes: tuple[str, ...] = ()
 
 
+_LOWEST = max(PriorityBand)
 _UNKNOWN = PendingKind.PAUSED, PendingKind.NOT_LOOKED_AT
 """The kinds of reasons of gangs that may soon run on what is free now, and miss nothing as far as is known."""
 
@@ -77,6 +87,10 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
 
     No slices of other types may be deleted for a job that comes after all others, that starts only with a group of
     jobs, or to which other jobs leave slices at this moment.
+
+    Jobs of lower bands may be asked to leave slices of other types for a job that is one gang on whole slices and
+    misses all of them, if it comes first among jobs with its requirement, and if it neither gets slices of its own type
+    nor may take some from lower bands later.
     """
 
     @cache
@@ -112,9 +126,20 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
         if slices or there:
             waits_apart = not (job.members or waiting.together or waiting.taken_from)
             may_take = slices > 0 and waits_apart and not comes_last(job)
-            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times
-            gangs.append(WaitingGang(config.name, slices, *about))
+            has_own = there > 0 or job.promise is not None or waiting.protected is not None or waiting.ahead > 0
+            is_whole_and_first = is_whole and part is None and spec.priority < _LOWEST and not has_own
+            may_take_more = may_take and is_whole_and_first and may_evict(job)
+            removes = slices_to_remove(job, fleet) if job.promise is not None else ()
+            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_take_more
+            gangs.append(WaitingGang(config.name, slices, *about, removes))
     return gangs
+
+
+def demand_of(state: ControllerState, waits: Iterable[tuple[Job, PendingReason]], now: float) -> list[WaitingGang]:
+    """Return the gangs that wait for slices, in their order; see `waiting_gangs` and `within_limits`."""
+    quotas = TeamQuotas(state.teams, state.fleet, now)
+    allowances = Allowances(state.limits, math.inf, quotas)  # the cluster may become larger than a limit
+    return within_limits(waiting_gangs(waits, state.fleet), state.jobs, allowances)
 
 
 LOOKED_AT = 1000
@@ -210,3 +235,11 @@ class Arrivals:
 def net_demand(missing: Mapping[str, int], arriving: Mapping[str, int]) -> dict[str, int]:
     """Return how many slices are still missing when the arriving ones have arrived."""
     return {name: count for name, n in missing.items() if (count := n - arriving.get(name, 0)) > 0}
+
+
+def slices_to_remove(job: Job, fleet: Fleet) -> tuple[str, ...]:
+    """Return the names of the slices that are reserved for a job until they are deleted."""
+    if job.promise is None or not job.promise.removed_by:
+        return ()
+    names = (fleet.workers[node_id].slice_name for node_id in job.promise.node_ids if node_id in fleet.workers)
+    return tuple(dict.fromkeys(name for name in names if name is not None))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from iris_ray.capacity.provider import OWNER_LABEL, QueuedSlice, Source
 from iris_ray.capacity.provisioning_history import Unconfirmed
-from iris_ray.capacity.reservations import Lack, Taken
+from iris_ray.capacity.reservations import Lack
 from iris_ray.model.topology import TPUConfig
 
 
@@ -94,11 +94,16 @@ class Holdings:
         """Count slices that are about to be requested."""
         self._add(config.chip_count * slices, source.key, config.name, slices)
 
-    def set_aside(self, config: TPUConfig, source: Source, slices: int, taken: Taken, job_id: str) -> None:
-        """Count slices that are to be requested once some chips are free; those count until then."""
+    def set_aside(
+        self, config: TPUConfig, source: Source, slices: int, job_id: str, freed: float, of_source: float
+    ) -> None:
+        """Count slices that are to be requested once some chips are free; those count until then.
+
+        ``freed`` is the number of these chips, and ``of_source`` the number of those that are of the source.
+        """
         chips = config.chip_count * slices
-        self.chips += max(0, chips - taken.chips())
-        self.of_source[source.key] += max(0, chips - taken.chips(source.key))
+        self.chips += int(min(chips, max(0, chips - freed)))
+        self.of_source[source.key] += int(min(chips, max(0, chips - of_source)))
         self.of_type[config.name] += slices
         self.kept[job_id] += chips
 

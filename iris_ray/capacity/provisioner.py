@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import click
 
@@ -18,9 +19,21 @@ from iris_ray.capacity.calls import CapacityCalls
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import CANCELLABLE, HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
-from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, plan
+from iris_ray.capacity.provisioning import (
+    Action,
+    Create,
+    Delete,
+    Joined,
+    KeepSlices,
+    LeaveChips,
+    TakeBack,
+    Wait,
+    listed,
+    plan,
+)
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.report import capacity_report
 from iris_ray.cli.conventions import say_error
@@ -64,6 +77,10 @@ class Jobs:
     def report(self, report: CapacityReport) -> None:
         """Tell the Controller what this provisioner has asked for and holds."""
         ControllerConnection().ask(CapacityCalls.report_capacity, report)
+
+    def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
+        """Have jobs of lower bands leave slices of other types; see `CapacityCalls.leave_chips`."""
+        return ControllerConnection().ask(CapacityCalls.leave_chips, wanted, current_user())
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
@@ -222,10 +239,13 @@ class Provisioner:
             taken = [deletion for deletion in deletions if deletion.for_job == job_id]
             if not any(staying.intersection(deletion.besides) for deletion in taken):
                 self._take_back(job_id, taken, unreachable)
+        actions, left = self._ask_jobs(actions)
+        if demand is not None:  # the next plan of this turn keeps the chips that go with these slices, too
+            demand = [replace(gang, removes=left.get(gang.job_id, gang.removes)) for gang in demand]
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
-            actions = [action for action in make_plan() if not isinstance(action, Delete)]
+            actions = [action for action in make_plan() if not isinstance(action, Delete | LeaveChips)]
             self._tell(actions)
         if demand is not None:
             now, date = time.monotonic(), time.time()
@@ -325,6 +345,49 @@ class Provisioner:
                 self._history.leaving[name] = accepted is True
             else:
                 self._history.undeletable.add(name)
+
+    def _ask_jobs(self, actions: Sequence[Action]) -> tuple[list[Action], dict[str, tuple[str, ...]]]:
+        """Have jobs of lower bands leave slices to gangs, and let them keep those that are no longer needed.
+
+        Returns:
+            The actions, with what is done instead of the questions; and the slices that are reserved now, by job id.
+        """
+        done: list[Action] = []
+        reserved: dict[str, tuple[str, ...]] = {}
+        for action in actions:
+            if isinstance(action, LeaveChips):
+                left = self._ask_for(action)
+                reserved[action.wanted.job_id] = left.slices
+                done.append(self._asked(action, left))
+                self._say(str(done[-1]))
+                continue
+            if isinstance(action, KeepSlices):
+                with suppress(NotPermittedError):
+                    self._jobs.leave_chips(ChipsWanted(action.job_id, 0))
+            done.append(action)
+        return done, reserved
+
+    def _ask_for(self, action: LeaveChips) -> ChipsLeft:
+        if self._lease_s > MOST_SECONDS:
+            return ChipsLeft(why_not=f"this provisioner looks only every {self._every_s:g} s (--every)")
+        try:
+            return self._jobs.leave_chips(replace(action.wanted, seconds=self._lease_s))
+        except NotPermittedError as error:
+            return ChipsLeft(why_not=str(error))
+
+    def _asked(self, action: LeaveChips, left: ChipsLeft) -> TakeBack | Wait:
+        """Remember the answer to a question. Return what is done, or why the gang waits."""
+        job_id, now = action.wanted.job_id, time.monotonic()
+        if not left.slices:
+            self._history.not_left(job_id, now, left.why_not)
+            return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
+        self._history.evicted(job_id, now)
+        jobs = f"{listed(left.jobs)} leave within {left.seconds:.0f} s" if left.jobs else "no job runs there"
+        text = (
+            f"takes {action.wanted.chips} chips back for {action.goal}: {jobs}; once {listed(left.slices)} are deleted,"
+            f" {action.source} is asked"
+        )
+        return TakeBack(action.tpu_type, text)
 
     def _granted(self, names: Iterable[str], unreachable: dict[str, ProviderError]) -> set[str]:
         """Return the requests among some slices that wait no more, or of which nobody knows: a job may start there."""

@@ -17,6 +17,7 @@ from functools import partial
 
 from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
 from iris_ray.capacity.holdings import Holdings, Settings
+from iris_ray.capacity.lower_bands import ChipsWanted, SharedSlice
 from iris_ray.capacity.provider import CANCELLABLE, COMING, QueuedSlice, QueuedState, Source
 from iris_ray.capacity.provisioning_history import Promise, ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, Taken, TypeUse
@@ -85,6 +86,38 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveChips:
+    """Ask the Controller whether jobs of lower bands leave slices to a gang, and tell them to.
+
+    Attributes:
+        wanted: the chips that the gang lacks, and the slices that could go.
+        tpu_type: the gang's type.
+        goal: what the chips become, for people.
+        source: which source is then asked.
+        otherwise: why the gang waits if no job leaves.
+    """
+
+    wanted: ChipsWanted
+    tpu_type: str
+    goal: str
+    source: str
+    otherwise: str
+
+    def __str__(self) -> str:
+        return f"ask jobs of lower bands to leave {self.wanted.chips} chips of other types for {self.goal}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSlices:
+    """Slices that jobs were to leave for a job are no longer needed: the jobs that are still there continue."""
+
+    job_id: str
+
+    def __str__(self) -> str:
+        return f"let other jobs keep their slices: {self.job_id} needs none of them any more"
+
+
+@dataclass(frozen=True, slots=True)
 class TakeBack:
     """Chips of slices of other types are being freed for a gang. The text begins with "takes"."""
 
@@ -95,7 +128,7 @@ class TakeBack:
         return self.text.replace("takes", "take", 1)
 
 
-Action = Create | Delete | Wait | TakeBack
+Action = Create | Delete | Wait | TakeBack | LeaveChips | KeepSlices
 
 
 def plan(
@@ -129,11 +162,13 @@ def plan(
     held = [one for one in found if settings.holds(one)]
     ledger = Holdings.of(settings, held, history.unconfirmed)
     there = joined if demand is not None else {}
+    reserved = frozenset(name for gang in demand or () for name in (*gang.kept, *gang.removes))
     types: dict[str, _TypePlan] = {}
     actions: list[Action] = []
     for config in settings.configs:
         gangs = None if demand is None else [one for one in demand if one.tpu_type == config.name]
-        of_type = types[config.name] = _TypePlan(settings, config, gangs, there, ledger, history, unlisted, now, date)
+        about = settings, config, gangs, there, ledger, history, unlisted, now, date, reserved
+        of_type = types[config.name] = _TypePlan(*about)
         listed = (one for one in ours.values() if settings.config_of(one.name) == config)
         mine = [one for one in listed if not _has_left(one, there, history, now)]
         actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release()]
@@ -142,7 +177,7 @@ def plan(
     shared = SharedChips(
         [Holder(one.name, "", one.source, one.chips) for one in going],
         {name: of_type.leaves(leaving) for name, of_type in types.items()},
-        frozenset(name for gang in demand or () for name in gang.kept),
+        reserved,
     )
     if demand is not None:
         history.forget_promises_but({gang.job_id for gang in demand}, now)
@@ -172,6 +207,7 @@ class _TypePlan:
     Attributes:
         gangs: the waiting gangs; None if the cluster could not be asked.
         joined: the slices that have hosts in the cluster; none if it could not be asked.
+        reserved: the names of the slices that are reserved for waiting jobs.
         coming: the requested slices that are on their way.
         present: the slices that are in the cluster, or active while the cluster can't be asked.
         spare: how many slices on their way no gang has been given yet.
@@ -190,6 +226,7 @@ class _TypePlan:
     unlisted: Collection[str]
     now: float
     date: float
+    reserved: Collection[str]
     coming: list[QueuedSlice] = field(default_factory=list)
     present: list[QueuedSlice] = field(default_factory=list)
     spare: int = 0
@@ -311,9 +348,8 @@ class _TypePlan:
             unneeded = number < surplus
             if self._lasting("unneeded", one.name, unneeded) >= settings.idle_s and unneeded:
                 requests.append(Delete(one.name, f"no job has waited for it for {settings.idle_s:g} s"))
-        kept = {name for one in self.gangs or () for name in one.kept}
         awaited = sum(one.there for one in self.gangs or () if not one.missing)
-        free = [name for name, one in here.items() if not one.in_use and name not in kept]
+        free = [name for name, one in here.items() if not one.in_use and name not in self.reserved]
         free.sort(key=lambda name: self._lasting("unused", name, holds=True), reverse=True)
         unused = set() if useful else {*free[: max(0, len(free) - awaited)]}
         unused_s = {one.name: self._lasting("idle", one.name, one.name in unused) for one in self.present}
@@ -347,7 +383,12 @@ class _TypePlan:
             idle=[self._holder(one) for one in may_go if self._may_go(one)],
             idle_now=len(idle),
             above_least=on_the_way + len(present) - self.settings.least,
+            soon=[self._holder(one) for one in longest if one not in may_go and self._may_go(one)],
+            in_use=[self._holder(one) for one in present if self._is_used(one) and self._may_go(one)],
         )
+
+    def _is_used(self, one: QueuedSlice) -> bool:
+        return one.name in self.joined and self.joined[one.name].whole and self.joined[one.name].in_use
 
     def _holder(self, one: QueuedSlice) -> Holder:
         return Holder(one.name, self.config.name, one.source, one.chips, one.state is not QueuedState.ACTIVE)
@@ -368,11 +409,15 @@ class _TypePlan:
             if fits:  # otherwise it can't use any
                 shared.claim(self.config.name, gang.there, given)
             short = gang.missing - given
-            if short and not self._obtain(short, self._why, partial(self._take_back, gang, short, shared)):
+            ways = partial(self._take_back, gang, short, shared), partial(self._ask_jobs, gang, short, shared)
+            if short and not self._obtain(short, self._why, *ways):
                 limit = self.ledger.limits(self.config, short) + self._not_taken(gang, short, shared)
                 self.left_out.setdefault(limit, []).append(gang.missing)
             else:
                 self.spare -= given
+        here = shared.named(gang.removes)
+        if any(here) and gang.missing and gang.job_id not in self.ledger.kept:
+            self.actions.append(KeepSlices(gang.job_id))
 
     def _keep(self, gang: WaitingGang, promise: Promise, shared: SharedChips) -> None:
         """Keep the chips that were freed for a gang, or are being freed."""
@@ -380,7 +425,9 @@ class _TypePlan:
             if source.key == promise.source:
                 lack = self.ledger.lack(self.config, source, promise.slices)
                 taken = shared.take(self.config.name, lack, is_freed_only=True) or Taken((), ())
-                self.ledger.set_aside(self.config, source, promise.slices, taken, gang.job_id)
+                self.ledger.set_aside(
+                    self.config, source, promise.slices, gang.job_id, taken.chips(), taken.chips(source.key)
+                )
 
     def _is_possible(self, gang: WaitingGang) -> bool:
         """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
@@ -401,10 +448,17 @@ class _TypePlan:
         missed = sum(one.missing * one.times for one in self.gangs or ())
         return f"waiting jobs miss {missed}, {len(self.coming) + len(self._unconfirmed())} coming"
 
-    def _obtain(self, slices: int, why: str, take_back: Callable[[Source], bool] = lambda _: False) -> bool:
+    def _obtain(
+        self,
+        slices: int,
+        why: str,
+        take_back: Callable[[Source], bool] = lambda _: False,
+        ask_jobs: Callable[[Source], bool] = lambda _: False,
+    ) -> bool:
         """Request slices from the first open source that has room, or to which others can give chips back.
 
-        Count them as paused if only sources that pause have room. Return whether the limits allow them.
+        If there is none, ask jobs to leave some. Otherwise count the slices as paused if only sources that pause have
+        room. Return whether the limits allow them.
         """
         config, ledger = self.config, self.ledger
         fitting = self._with_room(slices) if ledger.room(config) >= slices else []
@@ -415,6 +469,8 @@ class _TypePlan:
                 return True
             if take_back(source):
                 return True
+        if any(ask_jobs(source) for source in self.settings.sources if self._is_open(source)):
+            return True
         if fitting:
             ledger.take(config, fitting[0], slices)
             self.paused[why, self._pauses(fitting)] += slices
@@ -426,27 +482,60 @@ class _TypePlan:
         self.actions += [Create(f"{stamp}-{first + n}", self.config, source, why) for n in range(slices)]
 
     def _take_back(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
-        """Delete slices of other types whose chips complete a gang, or wait until they are gone.
+        """Delete slices of other types whose chips complete a gang, once jobs have left them, or wait until they go."""
+        config, lack = self.config, self.ledger.lack(self.config, source, slices)
+        if not self._may_ask(gang, slices, source):
+            return False
+        idle, in_use = shared.named(gang.removes)
+        if (taken := shared.take(config.name, lack, left=[*idle, *in_use])) is None:
+            return False
+        self._set_aside(gang, slices, source, taken.chips(), taken.chips(source.key))
+        goal = f"{slices} {config.name} for {gang.job_id}"
+        names = [one.name for one in (*taken.going, *taken.to_go)]
+        if in_use:
+            self.history.evicts(gang.job_id, self.now)
+            until = f"once jobs have left {listed([one.name for one in in_use])} and {listed(names)} are deleted"
+        else:
+            besides = tuple(one.name for one in taken.going)
+            self.actions += [
+                Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id, besides)
+                for one in taken.to_go
+            ]
+            until = f"once {listed(names)} are deleted"
+        text = f"takes {taken.chips()} chips back for {goal}: {until}, {source} is asked"
+        self.actions.append(TakeBack(config.name, text))
+        return True
+
+    def _ask_jobs(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
+        """Ask whether jobs of lower bands leave slices of other types whose chips complete a gang."""
+        if gang.removes or not gang.may_evict or gang.times > 1 or not self._may_ask(gang, slices, source):
+            return False
+        lack = self.ledger.lack(self.config, source, slices)
+        offer = shared.offer(self.config.name, lack)
+        if offer is None or not self.history.may_evict(gang.job_id, self.now):
+            return False
+        limit = self.ledger.limits(self.config, slices)
+        self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
+        shared.kept |= {one.name for one in offer.slices}  # for this turn
+        some = tuple(SharedSlice(one.name, one.tpu_type, one.chips) for one in offer.slices)
+        wanted = ChipsWanted(gang.job_id, offer.chips, some, tuple(offer.most.items()))
+        goal = f"{slices} {self.config.name} for {gang.job_id}"
+        self.actions.append(
+            LeaveChips(wanted, self.config.name, goal, str(source), _missed(slices, self.config, limit))
+        )
+        return True
+
+    def _set_aside(self, gang: WaitingGang, slices: int, source: Source, freed: float, of_source: float) -> None:
+        """Keep chips for a gang: those that become free for it, and those of the source that are free already."""
+        self.ledger.set_aside(self.config, source, slices, gang.job_id, freed, of_source)
+        self.history.promise(gang.job_id, source.key, slices, self.now)
+
+    def _may_ask(self, gang: WaitingGang, slices: int, source: Source) -> bool:
+        """Return whether other types may lose slices, so that a source is asked for slices of a gang.
 
         If the last request of the type to this source failed, it is not clear that the next one would be taken.
         """
-        config, ledger = self.config, self.ledger
-        if not self._may_take(gang, slices) or self.history.at(source.key, config.name).failures:
-            return False
-        if (taken := shared.take(config.name, ledger.lack(config, source, slices))) is None:
-            return False
-        ledger.set_aside(config, source, slices, taken, gang.job_id)
-        self.history.promise(gang.job_id, source.key, slices, self.now)
-        besides = tuple(one.name for one in taken.going)
-        goal = f"{slices} {config.name} for {gang.job_id}"
-        self.actions += [
-            Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id, besides)
-            for one in taken.to_go
-        ]
-        names = [one.name for one in (*taken.going, *taken.to_go)]
-        text = f"takes {taken.chips()} chips back for {goal}: once {_listed(names)} are deleted, {source} is asked"
-        self.actions.append(TakeBack(config.name, text))
-        return True
+        return self._may_take(gang, slices) and not self.history.at(source.key, self.config.name).failures
 
     def _may_take(self, gang: WaitingGang, slices: int) -> bool:
         most = self.settings.most
@@ -455,13 +544,15 @@ class _TypePlan:
     def _not_taken(self, gang: WaitingGang, slices: int, shared: SharedChips) -> str:
         """Return why no chips are taken back for a gang, or an empty string if no other type has any."""
         could = shared.could_free(self.config.name)
+        _, why_none = self.history.lacking.get(gang.job_id, (0.0, ""))
+        in_use = f"; jobs of lower bands leave none: {why_none}" if why_none else ""
         if not could or not self._may_take(gang, slices):
-            return ""
+            return in_use
         for source in self.settings.sources:
             if (past := self.history.at(source.key, self.config.name)).failures:
                 why = f"since {source} failed last: {past.last_failure}"
                 return f"; {could} chips of idle slices of other types stay, {why}"
-        return f"; {could} chips of idle slices of other types would not suffice"
+        return f"; {could} chips of idle slices of other types would not suffice{in_use}"
 
     def obtain(self) -> list[Action]:
         """Return the requests: repeated ones, those of the gangs that have been served, and up to the least number."""
@@ -478,8 +569,7 @@ class _TypePlan:
         for _ in range(settings.least - there - new - self.paused.total()):
             self._obtain(1, f"at least {settings.least}")
         waits: list[Action] = [
-            Wait(config.name, f"gangs miss {_listed(gangs)} more slices of {config.name}, but {limit}")
-            for limit, gangs in self.left_out.items()
+            Wait(config.name, _missed(listed(gangs), config, limit)) for limit, gangs in self.left_out.items()
         ]
         waits += [
             Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
@@ -488,5 +578,10 @@ class _TypePlan:
         return [*repeated, *waits, *self.actions]
 
 
-def _listed(some: Sequence[object]) -> str:
+def _missed(slices: object, config: TPUConfig, limit: str) -> str:
+    return f"gangs miss {slices} more slices of {config.name}, but {limit}"
+
+
+def listed(some: Sequence[object]) -> str:
+    """Return the first of some things in words."""
     return ", ".join(map(str, some[:8])) + (", …" if len(some) > 8 else "")

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from iris_ray.capacity.reservations import GONE_S
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 
@@ -72,12 +72,16 @@ class ProvisioningHistory:
             unchanged for a while.
         promises: the slices that gangs get from freed chips, by job id.
         undeletable: the slices whose deletion it has refused.
+        evictions: by job id, when jobs of lower bands were asked to leave slices for it; and the pause after that.
+        lacking: by job id, since when chips in use would complete it, or when and why they were last refused.
     """
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
     leaving: dict[str, bool] = field(default_factory=dict)
     promises: dict[str, Promise] = field(default_factory=dict)
     undeletable: set[str] = field(default_factory=set)
+    evictions: dict[str, SourceHistory] = field(default_factory=dict)
+    lacking: dict[str, tuple[float, str]] = field(default_factory=dict)
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
@@ -117,10 +121,40 @@ class ProvisioningHistory:
         self.promises[job_id] = Promise(source, slices + (before.slices if before else 0), now)
 
     def forget_promises_but(self, jobs: Collection[str], now: float) -> None:
-        """Forget the promises of jobs that no longer wait, and those that were last planned long ago."""
+        """Forget the promises of jobs that no longer wait, and those that were last planned long ago.
+
+        Forget also since when jobs that no longer wait have lacked slices in use.
+        """
+        self.evictions = {
+            job_id: one for job_id, one in self.evictions.items() if job_id in jobs or now < one.not_before + GONE_S
+        }
+        self.lacking = {job_id: one for job_id, one in self.lacking.items() if job_id in jobs}
         self.promises = {
             job_id: one for job_id, one in self.promises.items() if job_id in jobs and now - one.planned_at < GONE_S
         }
+
+    def evicted(self, job_id: str, now: float) -> None:
+        """Record that jobs were asked to leave slices for a job: again not before a pause, in case it was in vain."""
+        self.evictions.setdefault(job_id, SourceHistory()).failed(now, "jobs were asked to leave slices for it")
+
+    def evicts(self, job_id: str, now: float) -> None:
+        """Record that slices which jobs leave are reserved for a job. The pause begins when they no longer are."""
+        if (known := self.evictions.get(job_id)) is None:
+            self.evicted(job_id, now)  # by a provisioner before this one
+        else:
+            known.not_before = now + known.pause_s
+
+    def not_left(self, job_id: str, now: float, why: str) -> None:
+        """Record why no job has left slices for a job."""
+        self.lacking[job_id] = now, why
+
+    def may_evict(self, job_id: str, now: float) -> bool:
+        """Return whether jobs may be asked to leave slices for a job.
+
+        It must have lacked them for a while, which begins anew when no job has left any.
+        """
+        pauses = job_id in self.evictions and now < self.evictions[job_id].not_before
+        return now - self.lacking.setdefault(job_id, (now, ""))[0] >= TAKEN_AFTER_S and not pauses
 
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""

@@ -2,13 +2,15 @@
 
 The chips of a source (`Source.chips`), and those of the provisioner's budget, are shared by all types. When they are
 used up, a gang takes them back from requests that no job waits for, and from idle slices, of other types. Nothing is
-taken unless it suffices for the whole gang.
+taken unless it suffices for the whole gang. If idle slices are too few, jobs of lower bands may leave others: see
+`lower_bands.py`.
 
 Gangs are served in their order. An earlier gang keeps what it would use itself: the idle slices and requests of its
 type, and the chips that are being freed for it. So no two gangs take chips from each other in turn.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 TAKEN_AFTER_S = 60.0
@@ -47,6 +49,8 @@ class TypeUse:
         idle: the slices that have been idle for long enough, in the order in which they go.
         idle_now: how many slices are idle, with those.
         above_least: how many slices and requests there are beyond the least number.
+        soon: the slices that are idle, but not for long enough.
+        in_use: the slices that are in use.
     """
 
     requests: list[Holder]
@@ -54,8 +58,10 @@ class TypeUse:
     idle: list[Holder]
     idle_now: int
     above_least: int
+    soon: list[Holder] = field(default_factory=list)
+    in_use: list[Holder] = field(default_factory=list)
 
-    def left(self, kept: Iterable[str]) -> list[Holder]:
+    def left(self, kept: Collection[str]) -> list[Holder]:
         """Return the requests and slices that may go, requests first."""
         requests = self.requests[: max(0, self.coming)]
         idle = [one for one in self.idle if one.name not in kept][: max(0, self.idle_now)]
@@ -67,9 +73,11 @@ class TypeUse:
         if one.is_request:
             self.requests.remove(one)
             self.coming -= 1
-        else:
-            self.idle.remove(one)
-            self.idle_now -= 1
+            return
+        for idle in (self.idle, self.soon):
+            if one in idle:
+                idle.remove(one)
+                self.idle_now -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,21 @@ class Taken:
         return sum(one.chips for one in (*self.going, *self.to_go) if source in (None, one.source))
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Slices of other types, of which a gang could have some if jobs of lower bands left them.
+
+    Attributes:
+        chips: how many chips of them the gang lacks.
+        slices: the slices, idle ones first.
+        most: how many of each type may go.
+    """
+
+    chips: int
+    slices: tuple[Holder, ...]
+    most: Mapping[str, int]
+
+
 @dataclass(slots=True)
 class SharedChips:
     """The shared chips that are being freed, and those that could be, during a plan.
@@ -117,6 +140,7 @@ class SharedChips:
     going: list[Holder]
     types: Mapping[str, TypeUse]
     kept: frozenset[str] = field(default_factory=frozenset)
+    beyond: Counter[str] = field(default_factory=Counter)
 
     def claim(self, tpu_type: str, idle: int, coming: int) -> None:
         """Keep idle slices and requests for a gang of their type."""
@@ -126,22 +150,51 @@ class SharedChips:
 
     def could_free(self, tpu_type: str, source: str | None = None) -> int:
         """Return how many chips other types could leave to one, of one source or of all."""
-        found = (*self.going, *self._spare(tpu_type))
+        found = (*self.going, *self._spare(tpu_type)[0])
         return sum(one.chips for one in found if source in (None, one.source))
 
-    def take(self, tpu_type: str, lack: Lack, is_freed_only: bool = False) -> Taken | None:
+    def named(self, names: Collection[str]) -> tuple[list[Holder], list[Holder]]:
+        """Return the slices of these names that are idle, and those that are in use."""
+        idle = [one for use in self.types.values() for one in (*use.idle, *use.soon) if one.name in names]
+        return idle, [one for use in self.types.values() for one in use.in_use if one.name in names]
+
+    def offer(self, tpu_type: str, lack: Lack) -> Offer | None:
+        """Return the slices of the source that a gang could have if jobs left some of them.
+
+        Return None if they would not suffice, or if others will soon: those that are idle now, or chips that earlier
+        gangs leave over.
+        """
+        if self.beyond[lack.source] > 0:
+            return None
+        lacking = max(lack.in_source, lack.in_all) - sum(one.chips for one in self.going if one.source == lack.source)
+        idle, in_use, most = list[Holder](), list[Holder](), dict[str, int]()
+        idle_chips = all_chips = 0
+        for name, use in self.types.items():
+            if name == tpu_type:
+                continue
+            requests = use.requests[: max(0, min(use.coming, use.above_least))]
+            lacking -= sum(one.chips for one in requests if one.source == lack.source)
+            most[name] = max(0, use.above_least - len(requests))
+            unused = [one for one in (*use.idle, *use.soon) if one.name not in self.kept][: max(0, use.idle_now)]
+            unused = [one for one in unused if one.source == lack.source]
+            used = [one for one in use.in_use if one.name not in self.kept and one.source == lack.source]
+            idle_chips += sum(one.chips for one in unused[: most[name]])
+            all_chips += sum(one.chips for one in [*unused, *used][: most[name]])
+            idle, in_use = [*idle, *unused], [*in_use, *used]
+        return Offer(int(lacking), (*idle, *in_use), most) if idle_chips < lacking <= all_chips else None
+
+    def take(self, tpu_type: str, lack: Lack, is_freed_only: bool = False, left: Sequence[Holder] = ()) -> Taken | None:
         """Keep chips for a gang: first those that are being freed, then the fewest that suffice. None: too few.
 
         Args:
             tpu_type: the gang's type, of which nothing is deleted.
             lack: the chips that it lacks.
             is_freed_only: whether nothing more is deleted for it.
+            left: slices that jobs have left for it, which go before other idle ones.
         """
-        if self.could_free(tpu_type, lack.source) < lack.in_source or self.could_free(tpu_type) < lack.in_all:
-            return None
         in_source, in_all = lack.in_source, lack.in_all
         found: list[list[Holder]] = []
-        for holders in (self.going, [] if is_freed_only else self._spare(tpu_type)):
+        for holders in (self.going, *([] if is_freed_only else self._spare(tpu_type, left))):
             here = [one for one in holders if one.source == lack.source]
             chosen = cover(here, in_source)
             in_source -= sum(one.chips for one in chosen)
@@ -153,15 +206,22 @@ class SharedChips:
             found.append([*chosen, *more])
         if in_source > 0 or in_all > 0:
             return None
-        going, to_go = found
+        if lack.in_source > 0:
+            self.beyond[lack.source] -= int(in_source)
+        going, to_go = found[0], [one for some in found[1:] for one in some]
         names = {one.name for one in going}
         self.going = [one for one in self.going if one.name not in names]
         for one in to_go:
             self.types[one.tpu_type].gone(one)
         return Taken(tuple(going), tuple(to_go))
 
-    def _spare(self, tpu_type: str) -> list[Holder]:
-        return [one for name, use in self.types.items() if name != tpu_type for one in use.left(self.kept)]
+    def _spare(self, tpu_type: str, left: Sequence[Holder] = ()) -> list[list[Holder]]:
+        """Return what may go, in the order in which it goes."""
+        spare = [one for name, use in self.types.items() if name != tpu_type for one in use.left(self.kept)]
+        if not left:
+            return [spare]
+        first = [*(one for one in spare if one.is_request), *left]
+        return [first, [one for one in spare if one not in first]]
 
 
 def cover(holders: Sequence[Holder], lack: float) -> list[Holder]:

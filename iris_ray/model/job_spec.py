@@ -358,12 +358,13 @@ def _require_gang(who: str, spec: JobSpec) -> None:
     if spec.stop_without_progress is not None and not spec.is_one_gang:
         raise InvalidJobError(
             f"{who}: stop_without_progress={spec.stop_without_progress} needs a job that is a single gang, and this one"
-            " is not; leave it out, and set max_retries_failure"
+            f" is not; leave it out, and set max_retries_failure{_how_to_be_a_gang(spec)}"
         )
     if spec.processes_per_host > 1:
         if config is None or spec.coscheduling is None:
             raise InvalidJobError(
-                f"{who}: processes_per_host={spec.processes_per_host} is for gangs on TPU slices; this job has none"
+                f"{who}: processes_per_host={spec.processes_per_host} is for gangs on TPU slices, and this job has"
+                f" none; leave it out{_how_to_be_a_gang(spec)}"
             )
         if config.chips_per_vm != CHIPS_PER_HOST:
             raise InvalidJobError(
@@ -374,7 +375,10 @@ def _require_gang(who: str, spec: JobSpec) -> None:
         _require_one_slice_each(who, spec)
     if spec.coscheduling is None:
         if spec.spares:
-            raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+            raise InvalidJobError(
+                f"{who}: spares={spec.spares} is for gangs on slices, and this job has none; leave it"
+                f" out{_how_to_be_a_gang(spec)}"
+            )
         if spec.whole_groups:
             raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
         return
@@ -400,6 +404,14 @@ def _require_gang(who: str, spec: JobSpec) -> None:
             f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
             f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
         )
+
+
+def _how_to_be_a_gang(spec: JobSpec) -> str:
+    """Return what to give instead, for a job of independent tasks on slices of one host; "" for others."""
+    if spec.device is None or spec.coscheduling is not None:
+        return ""
+    count = spec.replicas
+    return f", or make its tasks a gang: coscheduling=CoschedulingConfig(num_groups={count}), --num-slices {count}"
 
 
 def _require_parts(who: str, spec: JobSpec, config: TPUConfig | None, shape: str) -> None:

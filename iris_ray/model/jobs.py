@@ -103,16 +103,19 @@ class Promise:
         given_up: the victims: attempts, as text, that were asked to leave for the job. With victims the promise is
             firm: until it is kept, only a job of a higher band can get one of the hosts.
         lent: ids of jobs that run on some of the hosts until the job needs them.
+        removed_by: when the slices of the hosts must be gone, if they are to be removed so that the job gets slices of
+            another type with their chips; seconds. 0: the job is to run on the hosts.
     """
 
     node_ids: tuple[str, ...]
     given_up: tuple[str, ...] = ()
     lent: tuple[str, ...] = ()
+    removed_by: float = 0.0
 
     @property
     def is_firm(self) -> bool:
-        """Whether any attempt was asked to leave for it."""
-        return bool(self.given_up)
+        """Whether any attempt was asked to leave for it, or its hosts are to be removed."""
+        return bool(self.given_up or self.removed_by)
 
 
 LAST_SAVE_S = 30.0

@@ -19,7 +19,7 @@ from iris_ray.scheduler.limited_kinds import LimitedKinds
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.reasons import Reasons
 from iris_ray.scheduler.scheduler import Scheduler
-from iris_ray.scheduler.victims import Running
+from iris_ray.scheduler.victims import EvictionRules, Running
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
 from iris_ray.state.events import (
@@ -188,6 +188,11 @@ class Planner:
         self.pending_reasons = Reasons({} if result.complete else before, beside=self._limited.reasons)
         self.pending_reasons.replace(reasons)
         self.pending_reasons.replace(still)
+
+    @property
+    def rules(self) -> EvictionRules | None:
+        """The conditions for evictions; None: no evictions."""
+        return self._scheduler.evictions
 
     def look_again(self) -> None:
         """Make the next call plan even without changes, because a time limit has passed."""

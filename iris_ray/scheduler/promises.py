@@ -15,6 +15,9 @@ suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole on
 unusable. A firm promise does not wait for tasks other than its victims. A job of a higher band may take the hosts,
 since it comes first.
 
+A firm promise may also be for hosts whose slices are to be removed (`Promise.removed_by`), so that the job gets slices
+of another type with their chips. The service `capacity` makes such promises. The job does not run on these hosts.
+
 For a returning gang, the plan reserves as many groups as the gang had, in this plan only.
 """
 
@@ -264,7 +267,7 @@ class PlannedPromises:
         """
         if self.has_firm(job):
             self.put_back(lifted)
-            return self._names(job, self.hosts_of(job.spec.job_id))
+            return () if _is_removal(job) else self._names(job, self.hosts_of(job.spec.job_id))
         before = self.hosts_of(job.spec.job_id)
         if before:
             self._of[job.spec.job_id].node_ids = ()
@@ -407,7 +410,7 @@ class PlannedPromises:
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return the number of chips that a job takes of its promised hosts, which the jobs of a group share."""
-        if job.forms_group:
+        if job.forms_group or _is_removal(job):
             return least_chips(job)
         workers = (self._fleet.workers[node_id] for node_id in node_ids if node_id in self._fleet.workers)
         return sum(accelerators(job.requirement.demand(worker)) for worker in workers)
@@ -463,6 +466,8 @@ class PlannedPromises:
             return "it yields"
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
             return "a job that comes before it gets some of the hosts"
+        if job.promise.removed_by:
+            return "" if self._deadlines.now < job.promise.removed_by else "the slices were not removed in time"
         if job.members:
             if not all(i in self._fleet.workers for i in node_ids) or not self._groups.fits_on(job, node_ids):
                 return "its jobs no longer fit on the hosts together"
@@ -582,3 +587,8 @@ class PlannedPromises:
         """Return whether a returning gang of a job may take the hosts of a promise to another job."""
         other, tier = self.tier_of(promise.job), self.tier_of(job)
         return other > tier or (other == tier and not promise.is_firm)
+
+
+def _is_removal(job: Job) -> bool:
+    """Return whether a job is promised hosts whose slices are to be removed."""
+    return job.promise is not None and job.promise.removed_by > 0

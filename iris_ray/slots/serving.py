@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from iris_ray.errors import InvalidSlotError, IrisError
-from iris_ray.model.checks import NAME, Holds, ListOf, Number, is_texts, nearest, require
+from iris_ray.model.checks import NAME, Holds, ListOf, Number, is_loopback, is_texts, nearest, require
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -208,6 +208,11 @@ def check(found: ModelsFile) -> None:
     names = [*found.models, *(alias for model in found.models.values() for alias in model.aliases)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InvalidSlotError(f"{twice[0]} is the name of two models; give each name or alias once")
+    if isinstance(found.host, str) and found.host and not found.keys and not is_loopback(found.host):
+        raise InvalidSlotError(
+            f"host is {found.host!r}, and without keys everybody who reaches it could use the models; add a table"
+            " [keys.NAME] for each caller, or leave out host"
+        )
     check_front(found.host, found.port, found.timeout_s, found.keys, found.aliases)
     require_possible(found.hosts, found.name)
     _check_places(found)

@@ -231,6 +231,7 @@ class PromiseEvent:
         leave: attempts on these hosts that must leave: spares at once, others by the deadline.
         deadline: the deadline for the attempts in ``leave``; seconds.
         reason: why an earlier promise is revoked, for people; otherwise empty.
+        removed_by: when the slices of the hosts must be gone, if they are to be removed; seconds. 0: they stay.
     """
 
     job_id: str
@@ -238,6 +239,7 @@ class PromiseEvent:
     leave: tuple[AttemptId, ...] = ()
     deadline: float = 0.0
     reason: str = ""
+    removed_by: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

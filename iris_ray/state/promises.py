@@ -5,7 +5,7 @@ that yield get a notice and are stopped at a deadline. If the promise ends first
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
@@ -36,24 +36,23 @@ class Promises:
         """Return the id of the job to which a host is promised, or None."""
         return self._promised.get(node_id or "")
 
-    def promise(self, job_id: str, node_ids: tuple[str, ...], given_up: Iterable[str], workers: Collection[str]) -> Job:
+    def promise(self, event: PromiseEvent, workers: Collection[str]) -> Job:
         """Promise exactly these hosts to a job, and return it. Other jobs that were promised any of them lose theirs.
 
         Args:
-            job_id: the job.
-            node_ids: the hosts; empty to end the job's promise.
-            given_up: the attempts, as text, that are asked to leave for the job from now on.
+            event: the job, the hosts, and the attempts that are asked to leave for the job from now on.
             workers: node ids of all live hosts.
 
         Raises:
             IllegalTransitionError: the job does not wait, or a host is lost.
         """
+        job_id, node_ids = event.job_id, event.node_ids
         job = self._table.known(job_id)
         if node_ids and not job.pending:
             raise IllegalTransitionError(f"job {job_id} does not wait; nothing is promised to it")
         if gone := [node_id for node_id in node_ids if node_id not in workers]:
             raise IllegalTransitionError(f"job {job_id}: {gone} are gone and can't be promised to it")
-        promise = _changed(job.promise, node_ids, tuple(given_up)) if node_ids else None
+        promise = _changed(job.promise, event) if node_ids else None
         if job.promise != promise:
             self._drop(job)
             for node_id in node_ids:
@@ -167,7 +166,7 @@ class Evictions:
         victims = [one for attempt in event.leave if (one := self._table.live(attempt)) is not None]
         for victim, gang in victims:
             self._check(victim, gang, event)
-        job = self._promises.promise(event.job_id, event.node_ids, map(str, event.leave), workers)
+        job = self._promises.promise(event, workers)
         for victim, gang in victims:
             if victim.spec.spare_for is not None:
                 self._spares.give_back(victim, change)
@@ -258,7 +257,8 @@ class Evictions:
         if self._teams.share_quotas(job.spec, victim.spec):
             whose = f"the quota of team {job.spec.team}" if job.spec.team else "the quota that no team has"
             return f"{taker} takes back hosts within {whose}, and its own team has more than its quota"
-        return f"{job.spec.priority.name} job {taker} takes its hosts from {victim.spec.priority.name}"
+        what = "its chips" if job.promise is not None and job.promise.removed_by else "its hosts"
+        return f"{job.spec.priority.name} job {taker} takes {what} from {victim.spec.priority.name}"
 
     def _gives_way(self, attempt: AttemptId, gang: Gang, job_id: str) -> bool:
         """Return whether an attempt is a victim of a job's promise, and one of its hosts is promised to the job."""
@@ -307,8 +307,9 @@ class Evictions:
                 assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"
 
 
-def _changed(before: Promise | None, node_ids: tuple[str, ...], given_up: tuple[str, ...]) -> Promise:
+def _changed(before: Promise | None, event: PromiseEvent) -> Promise:
     """Return the new promise. It keeps the victims of the earlier one, unless it has new hosts and no victims."""
+    node_ids, given_up = event.node_ids, tuple(map(str, event.leave))
     goes_on = before is not None and (given_up or {*node_ids} <= {*before.node_ids})
     told = tuple(dict.fromkeys((*before.given_up, *given_up))) if before and goes_on else given_up
-    return Promise(node_ids, told, before.lent if before is not None else ())
+    return Promise(node_ids, told, before.lent if before is not None else (), event.removed_by)

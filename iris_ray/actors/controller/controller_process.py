@@ -136,6 +136,7 @@ class ControllerProcess:
             health=lambda: self._services.health(),
             job=self._job,
             ask=self._ask_service,
+            reclaim=self._dispatcher.reclaim,
         )
         self._services = controller_parts(installed_services(), seen_by_services)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop

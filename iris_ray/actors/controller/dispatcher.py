@@ -115,7 +115,7 @@ class Dispatcher:
         attempt = order.attempt
         if order.spare_for is None:
             self._placed(order)
-        problem = await self._reclaim(reclaim)
+        problem = await self.reclaim(reclaim)
         if problem is None:
             try:
                 reply = await pool.ask_once(PoolInterface.assign, order)
@@ -142,7 +142,7 @@ class Dispatcher:
         gang = job.gangs[attempt.gang]
         return gang.attempt == attempt.number and gang.running_since < math.inf
 
-    async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
+    async def reclaim(self, slices: Iterable[ReclaimSlice]) -> str | None:
         """Ask the holders of warm slices to release them, side by side. Return why that failed, or None."""
         problems = await asyncio.gather(*map(self._reclaim_one, slices))
         return next((problem for problem in problems if problem is not None), None)

@@ -26,6 +26,7 @@ from iris_ray.model.plain_values import plain
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event
+from iris_ray.state.instructions import ReclaimSlice
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +177,7 @@ class Controller:
         health: returns the condition of each service's part.
         job: returns a job, or raises UnknownNameError.
         ask: asks another service's part, as `ControllerConnection.ask` does; raises ServiceUnavailableError.
+        reclaim: asks pools to release slices that they keep warm; returns why that failed, or None.
     """
 
     state: ControllerState
@@ -197,6 +199,7 @@ class Controller:
     health: Callable[[], list[ServiceHealth]]
     job: Callable[[str], Job]
     ask: Callable[..., Awaitable[Any]]
+    reclaim: Callable[[Iterable[ReclaimSlice]], Awaitable[str | None]]
 
 
 class ControllerPart(ServicePart[Happening]):

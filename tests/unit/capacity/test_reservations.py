@@ -122,6 +122,21 @@ def test_slices_reserved_for_a_gang_stay() -> None:
     assert shared.take("large", lack(16)) is None
 
 
+def test_no_slices_in_use_are_offered_while_idle_ones_or_chips_of_an_earlier_gang_will_suffice() -> None:
+    in_use = TypeUse([], 0, [], 0, 2, in_use=holders(16, 16))
+    assert SharedChips([], {"small": in_use}).offer("large", lack(16)) is not None
+    assert SharedChips([], {"small": in_use}).offer("large", lack(48)) is None, "too few"
+    soon = TypeUse([], 0, [], 1, 3, soon=holders(16, tpu_type="soon"), in_use=holders(16, 16))
+    assert SharedChips([], {"small": soon}).offer("large", lack(16)) is None, "an idle one suffices soon"
+    offer = SharedChips([], {"small": soon}).offer("large", lack(32))
+    assert offer is not None
+    assert names(offer.slices)[0] == "soon-0-16"
+    wide = holders(64, tpu_type="wide")
+    shared = SharedChips([], {"small": in_use, "wide": use(wide)})
+    assert shared.take("first", lack(8)) is not None
+    assert shared.offer("large", lack(16)) is None, "56 of its chips are left over"
+
+
 def test_least_number_of_a_type_stays() -> None:
     shared = SharedChips([], {"small": use(holders(16, 16, 16), kept=2)})
     assert shared.take("large", lack(32)) is None

@@ -8,7 +8,7 @@ import pytest
 
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.provider import Market, QueuedSlice, Source
-from iris_ray.capacity.provisioning import Action, Delete, Joined, TakeBack, plan
+from iris_ray.capacity.provisioning import Action, Delete, Joined, KeepSlices, LeaveChips, TakeBack, plan
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 from iris_ray.errors import InvalidRequestError
@@ -283,3 +283,121 @@ def test_slices_in_zone_that_cannot_be_asked_stay() -> None:
 def test_malformed_location_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"--location is .* give projects/PROJECT"):
         Source.unreserved(text, Market.SPOT)
+
+
+# -- slices in use -----------------------------------------------------------------------------------------------------
+
+EVICTS = replace(LARGE, may_evict=True)
+ALL_BUSY = {one.name: BUSY for one in FOUR}
+
+
+def asks(*turns: float, **changes: Any) -> list[LeaveChips]:
+    """The questions to jobs of lower bands in the last of some turns, whose times are given."""
+    return [one for one in turn(*turns, **changes) if isinstance(one, LeaveChips)]
+
+
+def turn(
+    *turns: float,
+    gangs: Sequence[WaitingGang] = (EVICTS,),
+    joined: dict[str, Joined] | None = None,
+    history: ProvisioningHistory | None = None,
+    **changes: Any,
+) -> list[Action]:
+    """The plan in the last of some turns, with four slices that are in use unless told."""
+    history, found = history or ProvisioningHistory(), list[Action]()
+    types = tuple(map(get_tpu_config, ("v6e-16", "v6e-32", "v6e-64")))
+    values: dict[str, Any] = {"configs": types, "sources": (RES,), "most": 9, "idle_s": 1e6}
+    for now in turns:
+        found = plan(
+            replace(SETTINGS, **(values | changes)), gangs, FOUR, joined or ALL_BUSY, history, now, 1.7e9 + now
+        )
+    return found
+
+
+def test_jobs_are_asked_to_leave_slices_once_the_gang_has_lacked_them_for_a_while() -> None:
+    assert not asks(LONG)
+    assert not asks(LONG, LONG + TAKEN_AFTER_S - 1)
+    (question,) = asks(LONG, LONG + TAKEN_AFTER_S)
+    assert question.wanted.chips == 64
+    assert {one.name for one in question.wanted.slices} == {*ALL_BUSY}
+    assert question.wanted.most_of_type == (("v6e-16", 4), ("v6e-32", 0))
+    assert (question.goal, question.tpu_type) == ("1 v6e-64 for large", "v6e-64")
+
+
+LATER = LONG, LONG + TAKEN_AFTER_S
+
+
+def test_jobs_are_not_asked_for_a_gang_that_may_not_evict_or_be_given_slices() -> None:
+    assert not asks(*LATER, gangs=[LARGE])
+    assert not asks(*LATER, gangs=[replace(EVICTS, may_take=False)])
+    assert not asks(*LATER, gangs=[replace(EVICTS, times=2)])
+
+
+def test_jobs_are_not_asked_if_the_slices_would_not_suffice_or_idle_ones_soon_do() -> None:
+    assert not asks(*LATER, least=1)
+    assert not asks(*LATER, gangs=[replace(EVICTS, tpu_type="v6e-32", missing=3)])
+    medium, joined = replace(EVICTS, tpu_type="v6e-32"), {**ALL_BUSY, name(0): FREE, name(1): FREE}
+    found = turn(LONG, LONG + 30.0, gangs=[medium], joined=joined)
+    assert not [one for one in found if isinstance(one, LeaveChips | Delete)]
+
+
+def test_jobs_are_not_asked_while_the_source_has_failed_for_the_type() -> None:
+    history = ProvisioningHistory()
+    history.at(RES.key, "v6e-64").failed(0.0, "out of stock")
+    assert not asks(*LATER, history=history)
+
+
+def test_idle_slices_go_with_those_that_jobs_leave_and_for_no_other_gang() -> None:
+    joined = {**ALL_BUSY, name(3): FREE}
+    small_gang = WaitingGang("v6e-32", 1, "behind")
+    found = turn(*LATER, gangs=[EVICTS, small_gang], joined=joined)
+    (question,) = [one for one in found if isinstance(one, LeaveChips)]
+    assert question.wanted.slices[0].name == name(3)
+    assert not taken(found)
+
+
+def test_question_is_repeated_after_a_while_if_no_job_leaves_and_why_says_so() -> None:
+    history = ProvisioningHistory()
+    assert asks(*LATER, history=history)
+    history.not_left("large", LATER[-1], "it is too early")
+    found = turn(LATER[-1] + 30.0, history=history)
+    assert [one for one in waits(found) if one.endswith("; jobs of lower bands leave none: it is too early")]
+    assert asks(LATER[-1] + TAKEN_AFTER_S, history=history)
+
+
+def test_slices_are_deleted_together_once_all_jobs_have_left() -> None:
+    gang = replace(EVICTS, may_evict=False, removes=tuple(ALL_BUSY))
+    one_stays = take([gang], *FOUR, joined={**dict.fromkeys(ALL_BUSY, FREE), name(2): BUSY})
+    assert not taken(one_stays)
+    (text,) = texts(one_stays)
+    assert text.startswith(f"takes 64 chips back for 1 v6e-64 for large: once jobs have left {name(2)} and iris-")
+    assert text.endswith(" are deleted, res in here is asked")
+    all_left = take([gang], *FOUR, joined=dict.fromkeys(ALL_BUSY, FREE), idle_for=0.0)
+    assert taken(all_left) == dict.fromkeys(ALL_BUSY, "large"), "at once: they are reserved for it"
+
+
+def test_slices_that_jobs_leave_go_for_no_other_gang_and_are_not_deleted_as_idle() -> None:
+    gang = replace(EVICTS, removes=(name(0), name(1)))
+    first = WaitingGang("v6e-32", 1, "first")
+    joined = {name(0): FREE, name(1): FREE, name(2): BUSY, name(3): BUSY}
+    found = take([first, replace(gang, missing=0)], *FOUR, joined=joined, idle_s=100.0)
+    assert deletes(found) == []
+
+
+def test_jobs_keep_slices_that_a_gang_needs_no_more() -> None:
+    gang = replace(EVICTS, removes=tuple(one.name for one in FOUR[1:]))
+    found = take([gang], *FOUR[1:], joined={one.name: BUSY for one in FOUR[1:]}, sources=(replace(RES, chips=128),))
+    assert len(creates(found)) == 1
+    assert KeepSlices("large") in found
+
+
+def test_no_job_is_asked_again_for_a_gang_before_a_pause_that_grows() -> None:
+    history = ProvisioningHistory()
+    history.evicted("large", LONG)
+    history.evicts("large", LONG + 300.0)
+    assert not asks(LONG + 300.0, LONG + 329.0, history=history)
+    assert asks(LONG + 300.0 + TAKEN_AFTER_S, history=history)
+    history.evicted("large", LONG + 400.0)
+    history.evicts("large", LONG + 700.0)
+    assert not asks(LONG + 759.0, history=history)
+    assert asks(LONG + 760.0, history=history)

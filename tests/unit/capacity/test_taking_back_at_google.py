@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from iris_ray.capacity.cloud_tpu import CloudTpu
 from iris_ray.capacity.compute_engine import ComputeEngine
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted
 from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Provider, Source
 from iris_ray.capacity.provisioner import Provisioner
 from iris_ray.capacity.provisioning import Joined
@@ -293,3 +295,166 @@ def test_groups_of_compute_engine_share_a_reservation(paper: Cluster) -> None:
         for _ in range(5):
             turn(provisioner, server, paper)
         assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+
+
+# -- slices that jobs leave --------------------------------------------------------------------------------------------
+
+
+class BusyCluster(Cluster):
+    """Jobs of a lower band use all slices, and leave as many as they are asked for, a turn later."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(monkeypatch)
+        self.asked: list[ChipsWanted] = []
+        self.refuses = ""
+
+    def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
+        self.asked.append(wanted)
+        if self.refuses:
+            return ChipsLeft(why_not=self.refuses)
+        chosen = tuple(one.name for one in wanted.slices)
+        self.gangs = [replace(LARGE, removes=chosen)]
+        return ChipsLeft(chosen, ("batch",), 30.0)
+
+    def all_leave(self) -> None:
+        self.joined = {name: Joined(True, False, one.closed) for name, one in self.joined.items()}
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> BusyCluster:
+    return BusyCluster(monkeypatch)
+
+
+def two_in_use(provisioner: Provisioner, server: Any, paper: BusyCluster) -> list[str]:
+    """Jobs use both slices of the reservation; a gang that may evict them has lacked the chips for some time."""
+    small = two_idle(provisioner, server, paper)
+    paper.joined = dict.fromkeys(small, Joined(True, True))
+    paper.gangs = [replace(LARGE, may_evict=True)]
+    for _ in range(2):
+        turn(provisioner, server, paper)
+    assert paper.asked == []
+    return small
+
+
+def test_jobs_leave_slices_which_then_become_the_wanted_size(server: CloudTpuServer, busy: BusyCluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    small = two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    (wanted,) = busy.asked
+    assert (wanted.job_id, wanted.chips, sorted(one.name for one in wanted.slices)) == ("large", 32, small)
+    names_of = ", ".join(one.name for one in wanted.slices)
+    assert busy.told == [
+        f"takes 32 chips back for 1 v6e-32 for large: batch leave within 30 s; once {names_of} are deleted, res in here"
+        " is asked"
+    ]
+    turn(provisioner, server, busy)
+    assert "once jobs have left " in busy.told[0]
+    assert server.count("DeleteQueuedResource") == 0
+    busy.all_leave()
+    turn(provisioner, server, busy, steps=0)
+    assert names(server, "DELETING") == small
+    for _ in range(4):
+        turn(provisioner, server, busy)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+    assert len(busy.asked) == 1
+    assert busy.closed == []
+
+
+def test_no_slice_goes_while_a_job_stays_on_one(server: CloudTpuServer, busy: BusyCluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    small = two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    busy.joined[small[0]] = Joined(True, False)
+    for _ in range(3):
+        turn(provisioner, server, busy)
+    assert names(server, "ACTIVE") == small
+    assert server.count("DeleteQueuedResource") == 0
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_lost_answers_and_slow_deletions_ask_no_second_time(
+    server: CloudTpuServer, busy: BusyCluster, monkeypatch: pytest.MonkeyPatch, arrives: bool
+) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    small = two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    busy.all_leave()
+    be_brief(monkeypatch, "delete")
+    if arrives:
+        server.delay(1.0, "DeleteQueuedResource", times=2)
+    else:
+        server.fail(grpc.StatusCode.UNAVAILABLE, "DeleteQueuedResource", times=100)
+    turn(provisioner, server, busy, steps=0)
+    if arrives:
+        wait_until(lambda: names(server, "DELETING") == small)
+    server.heal()
+    for _ in range(10):
+        turn(provisioner, server, busy, steps=0)
+    assert names(server, "DELETING") == small
+    for _ in range(4):
+        turn(provisioner, server, busy)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+    assert len(busy.asked) == 1
+
+
+def test_size_that_google_refuses_costs_lower_bands_their_slices_once(
+    server: CloudTpuServer, busy: BusyCluster
+) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    busy.all_leave()
+    turn(provisioner, server, busy)
+    busy.gangs = [replace(LARGE, may_evict=True)]
+    server.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "CreateQueuedResource")
+    turn(provisioner, server, busy)
+    assert names(server) == []
+    busy.gangs = TWO_SMALL
+    for _ in range(4):
+        turn(provisioner, server, busy)
+    small = names(server, "ACTIVE")
+    assert len(small) == 2
+    busy.joined = dict.fromkeys(small, Joined(True, True))
+    busy.gangs = [replace(LARGE, may_evict=True)]
+    for _ in range(10):
+        turn(provisioner, server, busy)
+    assert len(busy.asked) == 1, "nobody knows that it would be taken now"
+
+
+def test_refusal_of_the_controller_is_told_and_asked_about_again(server: CloudTpuServer, busy: BusyCluster) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    two_in_use(provisioner, server, busy)
+    busy.refuses = "a may not be evicted yet for 2 min"
+    for number in range(6):
+        turn(provisioner, server, busy)
+        assert busy.reported is not None
+        assert busy.reported.waits[0][1].endswith(f"; jobs of lower bands leave none: {busy.refuses}"), number
+    assert len(busy.asked) == 3
+    assert server.count("DeleteQueuedResource") == 0
+
+
+def test_provisioner_that_looks_rarely_asks_no_job(server: CloudTpuServer, busy: BusyCluster) -> None:
+    source = Source.reserved(f"{server.location}/reservations/res:{CHIPS}")
+    types = get_tpu_config("v6e-16"), get_tpu_config("v6e-32")
+    hosts = HostSettings("v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh")
+    settings = Settings("ann", types, (source,), least=0, most=4, idle_s=600.0)
+    cloud = CloudTpu(server.location, server.address)
+    provisioner = Provisioner(settings, [cloud], busy, hosts, every_s=300.0)
+    two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    assert busy.asked == []
+    assert busy.reported is not None
+    assert "this provisioner looks only every 300 s (--every)" in busy.reported.waits[0][1]
+
+
+def test_groups_of_compute_engine_are_left_by_jobs(busy: BusyCluster) -> None:
+    with ComputeServer() as server:
+        server.reservations = {"res": CHIPS}
+        provisioner = provisioner_of(ComputeEngine(server.location, server.address), busy)
+        two_in_use(provisioner, server, busy)
+        turn(provisioner, server, busy)
+        busy.all_leave()
+        for _ in range(8):
+            turn(provisioner, server, busy)
+        assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+        assert len(busy.asked) == 1

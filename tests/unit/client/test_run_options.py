@@ -225,7 +225,7 @@ def test_valid_options_arrive_in_request() -> None:
 
 
 def test_spares_for_single_tasks_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="spares=1 without coscheduling"):
+    with pytest.raises(InvalidRequestError, match="spares=1 is for gangs on slices, and this job has none"):
         task_request(spares=1)
 
 

@@ -43,6 +43,17 @@ def test_processes_that_hosts_can_not_have_are_refused(changes: dict[str, Any], 
         gang_spec("job", **{"processes_per_host": 2} | changes)
 
 
+@pytest.mark.parametrize("option", ["processes_per_host", "spares", "stop_without_progress"])
+def test_option_of_gangs_says_how_tasks_on_single_hosts_become_one(option: str) -> None:
+    given: dict[str, Any] = {option: 2}
+    advice = re.escape("or make its tasks a gang: coscheduling=CoschedulingConfig(num_groups=3), --num-slices 3")
+    with pytest.raises(InvalidJobError, match=f"{option}=2 .*; leave it out.*, {advice}$"):
+        tasks_spec(replicas=3, device="v4-8", **given)
+    with pytest.raises(InvalidJobError, match=f"{option}=2 .*; leave it out") as refused:
+        tasks_spec(**given)
+    assert "make its tasks a gang" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("device", "replicas", "right"),
     [("v4-32", 3, 4), ("v4-32", 8, 4), ("v4-8", 2, 1), ("v5litepod-16", 2, 4), ("v5litepod-8", 3, 1), ("v5p-32", 1, 4)],

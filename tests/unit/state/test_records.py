@@ -10,7 +10,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.goodput import AttemptTimes, JobTimes, Marks
 from iris_ray.model.job_group import GroupSpec
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
-from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
+from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Promise, Task
 from iris_ray.model.lifecycle import AttemptId, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.options import PriorityBand
@@ -236,6 +236,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
         JobRecord,
         Job,
         Gang,
+        Promise,
         Eviction,
         PastAttempt,
         Task,
@@ -254,7 +255,7 @@ def test_recorded_fields_change_only_with_a_new_version() -> None:
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes if cls is not JobSpec}
     enums = ConstraintOp, JobState, NoticeKind, PriorityBand, SparePurpose, TaskState, FailureCause
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in (*classes, *enums)}
-    assert (RECORD_VERSION, fields, modules) == (17, FIELDS, MODULES)
+    assert (RECORD_VERSION, fields, modules) == (18, FIELDS, MODULES)
 
 
 FIELDS = {
@@ -273,6 +274,7 @@ FIELDS = {
              "notice", "end_confirmed", "error", "past", "eviction", "last_ran", "pays_at",
              "growths_undone", "asks_at", "saved_at", "saves_every_s", "heeds_notices", "evicted_at",
              "spared_until"],
+    "Promise": ["node_ids", "given_up", "lent", "removed_by"],
     "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
@@ -287,7 +289,7 @@ MODULES = {
     **dict.fromkeys(("AttributeValue", "Constraint", "ConstraintOp"), "model.constraints"),
     **dict.fromkeys(("AttemptTimes", "JobTimes", "Marks"), "model.goodput"),
     **dict.fromkeys(("CoschedulingConfig", "JobSpec", "SpareFor", "SparePurpose"), "model.job_spec"),
-    **dict.fromkeys(("Eviction", "Gang", "Job", "PastAttempt", "Task"), "model.jobs"),
+    **dict.fromkeys(("Eviction", "Gang", "Job", "PastAttempt", "Promise", "Task"), "model.jobs"),
     **dict.fromkeys(("JobState", "TaskState"), "model.lifecycle"),
     **dict.fromkeys(("Notice", "NoticeKind"), "model.notices"),
     "PriorityBand": "model.options",

@@ -1,0 +1,312 @@
+"""Attempts of lower bands that leave their slices, so that a waiting gang of another type can have the chips. Pure.
+
+A provisioner names the slices of other types that it could delete, and how many chips the gang lacks. Here whole slices
+are chosen among them so that their chips suffice: slices without tasks, and slices whose attempts may be evicted for
+the gang's job by the scheduler's rules (`EvictionCosts`), those that lose the least work. Only attempts of lower bands,
+spares and jobs that yield leave, within the eviction budgets of jobs, users and teams.
+
+The result is a promise (`Promise.removed_by`): the hosts are reserved for the job, and the victims get a notice. Once
+all of them have left, the provisioner deletes the slices. If the promise ends before, the remaining victims continue.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from iris_ray.capacity.demand import demand_of, slices_to_remove
+from iris_ray.capacity.reservations import Holder, cover
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.plain_values import Words
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S, Worker
+from iris_ray.scheduler.evictions import OWNERS_SPARED
+from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.limits import least_chips
+from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
+from iris_ray.scheduler.planner import running
+from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.scheduler.victims import Cost, EvictionCosts, EvictionRules, Victims
+from iris_ray.state import ControllerState
+from iris_ray.state.attempt_ends import Owner
+from iris_ray.state.events import PromiseEvent
+
+MOST_SECONDS = 600.0
+"""The longest time that slices stay reserved after the last victim has left, for a provisioner that has died."""
+MOST_SLICES = 200
+"""The number of slices among which a search chooses."""
+_NOT_FOR_HOSTS = PendingKind.LIMITED, PendingKind.HELD_BACK
+
+Waits = Sequence[tuple[Job, PendingReason]]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSlice:
+    """A slice that a provisioner could delete once no task runs there."""
+
+    name: str
+    tpu_type: str
+    chips: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChipsWanted:
+    """The chips that a gang lacks.
+
+    Attributes:
+        job_id: its job.
+        chips: how many. 0: the job needs no slices to be removed any more.
+        slices: the slices that could go, the preferred ones first.
+        most_of_type: how many slices of each type may go.
+        seconds: how long the provisioner needs to delete slices that have become free.
+    """
+
+    job_id: str
+    chips: int
+    slices: tuple[SharedSlice, ...] = ()
+    most_of_type: tuple[tuple[str, int], ...] = ()
+    seconds: float = MOST_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ChipsLeft:
+    """The answer to `ChipsWanted`.
+
+    Attributes:
+        slices: the slices that are reserved for the job until they are deleted; none if they would not suffice.
+        jobs: the jobs that leave them.
+        seconds: when the last of these has left, at the latest.
+        why_not: why no slices are reserved.
+    """
+
+    slices: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    seconds: float = 0.0
+    why_not: Words = ""
+
+
+def promise_for(
+    wanted: ChipsWanted, state: ControllerState, rules: EvictionRules | None, waits: Waits, now: float
+) -> PromiseEvent | str | None:
+    """Return the event that makes or ends the promise of slices for a gang; or why there is none.
+
+    Return None if the slices are promised already.
+
+    Args:
+        wanted: what the gang lacks.
+        state: the Controller's state.
+        rules: the conditions for evictions; None: no evictions.
+        waits: the jobs that wait, with their reasons.
+        now: seconds on the clock of the events.
+    """
+    job = state.jobs.get(wanted.job_id)
+    if job is not None and slices_to_remove(job, state.fleet):
+        return None if wanted.chips else PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")
+    gang = next((one for one in demand_of(state, waits, now) if one.job_id == wanted.job_id), None)
+    if job is None or not wanted.chips or gang is None or not (gang.may_take and gang.may_evict):
+        return "it does not wait for them, or may not have them now"
+    waiting = [one for one, why in waits if why.kind not in _NOT_FOR_HOSTS]
+    if rules is None:
+        return "the cluster evicts no jobs"
+    search = _Search(wanted, job, state, rules, waiting, now)
+    found = search.find()
+    if found is None:
+        return search.why_not()
+    names, victims = found
+    gangs = [state.jobs[a.job_id].gangs[a.gang] for a in victims]
+    deadline = now + rules.grace_s
+    leave_at = [gang.eviction.deadline if gang.eviction else gang.leaves_by(now, deadline) for gang in gangs]
+    removed_by = max([now, *leave_at]) + UNCONFIRMED_S + min(wanted.seconds, MOST_SECONDS)
+    hosts = tuple(host.node_id for name in names for host in state.fleet.slice_workers(name))
+    return PromiseEvent(job.spec.job_id, hosts, tuple(sorted(victims)), deadline, removed_by=removed_by)
+
+
+def left_for(job_id: str, state: ControllerState, now: float) -> ChipsLeft:
+    """Return the slices that are reserved for a job until they are deleted, and the jobs that leave them."""
+    job = state.jobs.get(job_id)
+    if job is None or job.promise is None or not (names := slices_to_remove(job, state.fleet)):
+        return ChipsLeft(why_not="others need the slices")
+    leaving = [one for one in state.evicted if str(one) in job.promise.given_up]
+    gangs = (state.jobs[one.job_id].gangs[one.gang] for one in leaving)
+    deadline = max((gang.eviction.deadline for gang in gangs if gang.eviction), default=now)
+    return ChipsLeft(names, tuple(dict.fromkeys(one.job_id for one in leaving)), max(0.0, deadline - now))
+
+
+class _Search:
+    """A search for slices and victims. The arguments are those of `promise_for`, and the jobs that wait for hosts."""
+
+    def __init__(
+        self,
+        wanted: ChipsWanted,
+        job: Job,
+        state: ControllerState,
+        rules: EvictionRules,
+        waiting: Iterable[Job],
+        now: float,
+    ) -> None:
+        self._wanted, self._job, self._state, self._now = wanted, job, state, now
+        self._most = dict(wanted.most_of_type)
+        self._idle = {
+            one.current_attempt(one.gang): one for one in (*state.spares(), *state.yielding()) if comes_last(one)
+        }
+        self._costs = EvictionCosts(running(state), rules, self._idle, now)
+        self._reclaim = TeamQuotas(state.teams, state.fleet, now).reclaim(job, least_chips(job))
+        self._spared: set[Owner] = set()
+        self._promised = {
+            node_id for one in state.pending().others.values() if one.promise for node_id in one.promise.node_ids
+        }
+        self._before = {one.requirement for one in waiting if one.spec.priority < job.spec.priority}
+        self._slices = {one.name: one for one in wanted.slices[:MOST_SLICES]}
+        self._there: dict[str, Victims] = {}
+        for name in self._slices:
+            hosts = state.fleet.slice_workers(name)
+            if self._could_go(name, hosts):
+                self._there[name] = frozenset(
+                    who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()
+                )
+
+    def find(self, patient: bool = False) -> tuple[tuple[str, ...], Victims] | None:
+        """Return the slices that go and the attempts that leave them, within all eviction budgets; None: too few chips.
+
+        ``patient``: whether attempts count that have not yet run for the minimum time.
+        """
+        for _ in range(OWNERS_SPARED + 1):
+            found = self._find(patient)
+            if found is None or patient:
+                return found
+            charged = found[1] - self._idle.keys() - self._costs.leaving
+            counts = Counter(chain.from_iterable(map(self._costs.owners_of, charged)))
+            over = {owner for owner, count in counts.items() if self._costs.owner_waits_s(owner, count)}
+            if not over:
+                return found
+            self._spared |= over
+        return None
+
+    def why_not(self) -> str:
+        """Return why no slices can go now."""
+        self._spared = set()
+        later = self.find(patient=True)
+        if later is None:
+            return "jobs of lower bands hold too few of them"
+        waits = [cost[0] for one in later[1] if (cost := self._cost_of(one, patient=True)) is not None]
+        who = sorted({one.job_id for one in later[1]})
+        wait_s = max(waits, default=0.0)
+        when = f"for {math.ceil(wait_s / 60)} min" if wait_s else "since their users or teams had enough evictions"
+        return f"{', '.join(who[:4])}{', …' if len(who) > 4 else ''} may not be evicted yet {when}"
+
+    def _find(self, patient: bool) -> tuple[tuple[str, ...], Victims] | None:
+        attempts = frozenset[AttemptId]().union(*self._there.values())
+        costs = {one: cost for one in attempts if (cost := self._cost_of(one, patient)) is not None}
+        there = {name: attempts for name, attempts in self._there.items() if attempts <= costs.keys()}
+        if self._chips(there, frozenset(costs)) < self._wanted.chips:
+            return None
+        victims: Victims = frozenset()
+        offers = _Offers(there, {name: one.chips for name, one in self._slices.items()}, costs)
+        while (lacking := self._wanted.chips - self._chips(there, victims)) > 0:
+            victims |= offers.take_best(lacking)
+        for one in sorted(victims, key=lambda one: (costs[one], one), reverse=True):
+            if self._chips(there, victims - {one}) >= self._wanted.chips:
+                victims -= {one}
+        free = self._free(there, victims)
+        chosen = cover([Holder(name, "", "", self._slices[name].chips) for name in free], self._wanted.chips)
+        names = tuple(one.name for one in chosen)
+        return names, frozenset[AttemptId]().union(*(there[name] for name in names))
+
+    def _free(self, there: Mapping[str, Victims], victims: Victims) -> list[str]:
+        """Return the slices that may go once these victims have left, those without victims first."""
+        left, found = dict(self._most), []
+        for name in sorted(
+            (name for name, needs in there.items() if needs <= victims), key=lambda one: len(there[one])
+        ):
+            tpu_type = self._slices[name].tpu_type
+            if left.get(tpu_type, 0) > 0:
+                left[tpu_type] -= 1
+                found.append(name)
+        return found
+
+    def _chips(self, there: Mapping[str, Victims], victims: Victims) -> int:
+        return sum(self._slices[name].chips for name in self._free(there, victims))
+
+    def _could_go(self, name: str, hosts: Collection[Worker]) -> bool:
+        """Return whether a slice is whole, and may serve the job's chips once its attempts have left it.
+
+        No host may be reserved for another job, be in use by other Ray work, or suit a waiting job of a higher band,
+        which would get it instead.
+        """
+        group = self._state.fleet.grouping(TPU_NAME).get(name)
+        if group is None or group.defect is not None:
+            return False
+        for host in hosts:
+            if host.node_id in self._promised or host.draining or host.foreign or self._now < host.suspected_until:
+                return False
+            if host.stuck(self._now) or any(_suits(need, host) for need in self._before):
+                return False
+        return True
+
+    def _cost_of(self, attempt: AttemptId, patient: bool) -> Cost | None:
+        """Return the cost of an attempt's end; None if it does not leave for the job."""
+        victim, band = self._state.jobs.get(attempt.job_id), self._job.spec.priority
+        if victim is None:
+            return None
+        by_band = victim.spec.priority > band and self._reclaim.by_band(victim.spec)
+        if not by_band and attempt not in self._idle:
+            return None
+        if attempt not in self._costs.leaving and self._costs.is_of(attempt, self._spared):
+            return None
+        return self._costs.of(attempt, band, self._reclaim, patient)
+
+
+class _Offers:
+    """Chooses victims by their cost for each chip that they free.
+
+    Args:
+        there: the attempts on each slice.
+        chips: of each slice.
+        costs: of each attempt.
+    """
+
+    def __init__(self, there: Mapping[str, Victims], chips: Mapping[str, int], costs: Mapping[AttemptId, Cost]) -> None:
+        self._there, self._chips, self._costs = there, chips, costs
+        self._slices_of = defaultdict[AttemptId, list[str]](list)
+        for name, attempts in there.items():
+            for one in attempts:
+                self._slices_of[one].append(name)
+        self._victims: Victims = frozenset()
+        self._offers: dict[Victims, tuple[Cost, int, tuple[AttemptId, ...]]] = {}
+        for attempts in {*there.values()}:
+            self._offer(attempts)
+
+    def take_best(self, lacking: int) -> Victims:
+        """Return the next victims, if that many chips are lacking. There must be some that free any."""
+        best = min(self._offers, key=lambda attempts: self._rank(attempts, lacking))
+        more = best - self._victims
+        self._victims |= more
+        for attempts in {self._there[name] for one in more for name in self._slices_of[one]}:
+            self._offers.pop(attempts, None)
+            self._offer(attempts)
+        return more
+
+    def _offer(self, attempts: Victims) -> None:
+        """Note the cost of the rest of these attempts, and how many chips become free with it."""
+        if not (more := attempts - self._victims):
+            return
+        near = {name for one in more for name in self._slices_of[one]}
+        freed = sum(self._chips[name] for name in near if self._there[name] <= self._victims | more)
+        total = tuple(map(sum, zip(*(self._costs[one] for one in more), strict=True)))
+        self._offers[attempts] = tuple(part / freed for part in total), freed, tuple(sorted(more))
+
+    def _rank(self, attempts: Victims, lacking: int) -> tuple[Cost, tuple[AttemptId, ...]]:
+        each, freed, more = self._offers[attempts]
+        return (each if freed <= lacking else tuple(part * freed / lacking for part in each)), more
+
+
+def _suits(need: Requirement, host: Worker) -> bool:
+    """Return whether a task with a requirement could run on a host without tasks."""
+    if not need.fits_into(host.resources):
+        return False
+    try:
+        return all(constraint.matches(host.attributes) for constraint in need.constraints)
+    except TypeError:
+        return False

@@ -1,0 +1,384 @@
+"""Many small worlds in which jobs take chips from lower bands across slice sizes.
+
+The Controller's state and plans are real, as are the provisioner and what it asks; the provider and the pools are on
+paper. In stormy worlds the provider refuses, loses answers and deletes slowly, jobs are cancelled, and the provisioner
+is replaced. What holds in all of them:
+
+- The chips of all slices that exist, are being made or are being deleted never exceed the reservation.
+- A slice is never deleted while an attempt holds it.
+- Only attempts of lower bands leave, after their minimum time, within their budgets, and none of them is superfluous.
+- Nobody leaves for a job that could not start with the chips, or that is beyond its user's limit.
+- Hosts that are reserved to be removed go to no job of the same band or a lower one.
+
+And in calm ones nobody leaves in vain, and every job runs.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+
+from iris_ray.capacity import provisioner as provisioner_module
+from iris_ray.capacity.core import CapacityReport
+from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
+from iris_ray.capacity.holdings import Settings
+from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
+from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
+from iris_ray.capacity.provisioner import CLOSED_S, GIVEN_BACK, Jobs, Provisioner
+from iris_ray.capacity.provisioning import Joined
+from iris_ray.errors import NotPermittedError, ProviderError
+from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.jobs import Job
+from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+from iris_ray.model.workers import TPU_NAME
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.victims import DEFAULT_RULES, LEAST_RUN_S
+from iris_ray.state.attempt_ends import BUDGET_S
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    GangAssignedEvent,
+    GangMovedEvent,
+    JobCancelledEvent,
+    LimitsSetEvent,
+    PromiseEvent,
+    SliceReleasedEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+    TimePassedEvent,
+    WorkerFailedEvent,
+)
+from iris_ray.state.instructions import Instructions
+from tests.support.worlds import MANY, PlannedWorld, S
+
+_, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+HERE = "projects/p/locations/here"
+CHIPS, LIMIT, TURN_S, STEP_S = 32, 16, 30.0, 10.0
+RES = Source.reserved(f"{HERE}/reservations/res:{CHIPS}")
+TYPES = ("v4-8", "v4-16", "v4-32", "v4-64")
+Q = QueuedState
+
+
+@dataclass
+class PaperSlice:
+    """A slice as it is, whatever the provider lists."""
+
+    listed: QueuedSlice
+    config: TPUConfig
+    steps: int
+    leaves_at: int | None = None
+    shown_leaving_from: int = 0
+
+
+class World(Jobs):
+    """The provider's zone, and the cluster."""
+
+    location = HERE
+
+    def __init__(
+        self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch, bands: Sequence[PriorityBand]
+    ) -> None:
+        self.random = random.Random(seed)
+        self.is_stormy = is_stormy
+        self.bands = bands
+        self.turn_number = 0
+        self.slices: dict[str, PaperSlice] = {}
+        self.length: dict[str, float] = {}  # how long each job runs, by id
+        self.cluster = PlannedWorld()
+        self.state = self.cluster.state
+        self.wanted: ChipsWanted | None = None
+        self.made: defaultdict[str, int] = defaultdict(int)  # promises of slices to be removed, by job
+        self.in_vain: list[str] = []
+        self.handle = self.state.handle_event
+        self.state.handle_event = self.see  # type: ignore[method-assign]
+        clock = SimpleNamespace(time=lambda: 1.7e9 + self.cluster.now, monotonic=lambda: self.cluster.now)
+        monkeypatch.setattr(provisioner_module, "time", clock)
+        self.cluster.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=LIMIT)))
+        self.provisioner = self.new_provisioner()
+
+    def new_provisioner(self) -> Provisioner:
+        settings = Settings("ann", tuple(map(get_tpu_config, TYPES)), (RES,), least=0, most=12, idle_s=300.0)
+        hosts = HostSettings("image", {OWNER_LABEL: "ann"}, "#!/bin/sh")
+        return Provisioner(settings, [self], self, hosts, print_line=lambda line, problem: None)
+
+    def happens(self, chance: float) -> bool:
+        return self.is_stormy and self.random.random() < chance
+
+    # -- what must hold --------------------------------------------------------------------------------------------
+
+    def see(self, event: Event) -> Instructions:
+        match event:
+            case PromiseEvent(job_id, removed_by=removed_by) if removed_by:
+                self.judge(event, self.state.jobs[job_id])
+            case GangAssignedEvent(job_id):
+                taken = {node_id for group in event.groups for node_id in group}
+                for other in self.state.pending():
+                    if slices_to_remove(other, self.state.fleet) and other.promise is not None:
+                        is_apart = taken.isdisjoint(other.promise.node_ids)
+                        job = self.state.jobs[job_id]
+                        assert is_apart or job.spec.priority < other.spec.priority, f"{job_id} takes {other}'s hosts"
+        return self.handle(event)
+
+    def judge(self, event: PromiseEvent, taker: Job) -> None:
+        now, state, wanted = self.cluster.now, self.state, self.wanted
+        assert wanted is not None
+        assert taker.pending
+        self.made[event.job_id] += 1
+        names = {state.workers[node_id].slice_name or "" for node_id in event.node_ids}
+        for victim in event.leave:
+            job = state.jobs[victim.job_id]
+            gang, band = job.gangs[victim.gang], job.spec.priority
+            assert band > taker.spec.priority, f"{victim.job_id} of {band.name} leaves for {event.job_id}"
+            assert now >= gang.running_since + LEAST_RUN_S[band], f"{victim.job_id} has just begun"
+            lately = [at for at in gang.evicted_at if at > now - BUDGET_S]
+            assert len(lately) < (DEFAULT_RULES.per_job or 0), f"{victim.job_id} had enough"
+            there = {task.node_id for task in gang.tasks}
+            without = [
+                name for name in names if there.isdisjoint(host.node_id for host in state.fleet.slice_workers(name))
+            ]
+            chips = sum(self.slices[name].config.chip_count for name in without)
+            assert chips < wanted.chips, f"{victim.job_id} leaves superfluously"
+        for name in names:
+            for host in state.fleet.slice_workers(name):
+                left = {who[1] for who in host.occupants.keys() - host.ending.keys()} - {*event.leave}
+                assert not left, f"{left} stay on {name}"
+        if taker.spec.user == "ann":
+            held = state.limits.held("ann", INTERACTIVE).chips
+            assert held + self.chips_of(taker) <= LIMIT, f"{event.job_id} is beyond its user's limit"
+        goes = names | {name for name, one in self.slices.items() if one.leaves_at is not None}
+        requests = {name for name, one in self.slices.items() if one.listed.state is Q.ACCEPTED}
+        stays = sum(one.config.chip_count for name, one in self.slices.items() if name not in goes | requests)
+        assert stays + self.chips_of(taker) <= CHIPS, f"{event.job_id} could not start: {stays} chips stay"
+
+    @staticmethod
+    def chips_of(job: Job) -> int:
+        return job.spec.groups_per_gang[0] * get_tpu_config(job.spec.device or "").chip_count
+
+    # -- the provider ----------------------------------------------------------------------------------------------
+
+    def require_type(self, config: TPUConfig) -> None:
+        raise NotImplementedError
+
+    def queued_slices(self) -> list[QueuedSlice]:
+        if self.happens(0.05) and self.turn_number:
+            raise ProviderError("no answer to the list")
+        return [
+            replace(one.listed, state=Q.DELETING)
+            if one.leaves_at is not None and one.shown_leaving_from <= self.turn_number
+            else one.listed
+            for one in self.slices.values()
+        ]
+
+    def create(self, wanted: NewSlice) -> str | None:
+        if self.happens(0.05):
+            raise ProviderError("the request is lost")
+        if wanted.name in self.slices:
+            return None
+        if self.happens(0.15):
+            return "no capacity"
+        listed = QueuedSlice(
+            wanted.name, wanted.config.accelerator_type, Q.ACCEPTED, {OWNER_LABEL: "ann"},
+            location=HERE, market=Market.RESERVED, reservation=RES.reservation,
+        )  # fmt: skip
+        self.slices[wanted.name] = PaperSlice(listed, wanted.config, self.random.randint(1, 4))
+        held = sum(one.config.chip_count for one in self.slices.values())
+        assert held <= CHIPS, f"{held} chips of {CHIPS}: a chip has two owners"
+        if self.happens(0.05):
+            raise ProviderError("the answer is lost")
+        return None
+
+    def delete(self, name: str) -> str | None:
+        if self.happens(0.1):
+            raise ProviderError("the request is lost")
+        if (one := self.slices.get(name)) is None:
+            return None
+        if self.happens(0.1):
+            return "it can't be deleted now"
+        if one.leaves_at is None:
+            there = [who for host in self.state.fleet.slice_workers(name) for who in host.occupants]
+            assert not there, f"{name} is deleted, and {there} are there"
+            one.leaves_at = self.turn_number + self.random.choice((1, 2, 3, *([20, 90] if self.is_stormy else [])))
+            one.shown_leaving_from = self.turn_number + (3 if self.happens(0.2) else 0)
+        if self.happens(0.1):
+            raise ProviderError("the answer is lost")
+        return None
+
+    # -- the cluster, as the provisioner sees it -------------------------------------------------------------------
+
+    @property
+    def waits(self) -> list[tuple[Job, PendingReason]]:
+        reasons = self.cluster.planner.pending_reasons
+        return [(self.state.jobs[i], why) for i, why in reasons.items() if i in self.state.jobs]
+
+    def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
+        if self.happens(0.05):
+            return None, {}
+        fleet, joined = self.state.fleet, {}
+        for name in fleet.grouping(TPU_NAME):
+            hosts = fleet.slice_workers(name)
+            in_use = any(host.occupants or fleet.holder_of(host) for host in hosts)
+            closed = any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in hosts)
+            joined[name] = Joined(len(hosts) == self.slices[name].config.vm_count, in_use, closed)
+        return demand_of(self.state, self.waits, self.cluster.now), joined
+
+    def lease(self, owner: str, instance: str, seconds: float) -> None:
+        pass
+
+    def report(self, report: CapacityReport) -> None:
+        pass
+
+    def close(self, name: str) -> None:
+        if self.happens(0.1):
+            self.cluster.turn()  # jobs are faster
+        if self.happens(0.03):
+            raise NotPermittedError("only operators may taint hosts")
+        self.cluster.do(TaintedEvent(name, GIVEN_BACK, "it goes", self.cluster.now + CLOSED_S))
+
+    def reopen(self, name: str) -> None:
+        self.cluster.do(TaintLiftedEvent(name, GIVEN_BACK))
+
+    def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
+        if self.happens(0.03):
+            raise NotPermittedError("only operators may have jobs leave")
+        now, self.wanted = self.cluster.now, wanted
+        event = promise_for(wanted, self.state, DEFAULT_RULES, self.waits, now)
+        if isinstance(event, str):
+            return ChipsLeft(why_not=event)
+        if event is not None:
+            self.cluster.do(event)
+        return left_for(wanted.job_id, self.state, now)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def submit(self) -> None:
+        tpu_type = self.random.choice(TYPES)
+        chips = get_tpu_config(tpu_type).chip_count
+        slices = min(self.random.choice((1, 1, 1, 2, 3)), CHIPS // chips)
+        job_id, band = f"job-{len(self.length)}", self.random.choice(self.bands)
+        is_limited = band is INTERACTIVE and self.random.random() < 0.3 and slices * chips <= LIMIT
+        self.length[job_id] = self.random.randint(1, 25) * TURN_S
+        about = {**MANY, "user": "ann" if is_limited else self.random.choice(("bea", "cy"))}
+        self.cluster.submit(job_id, tpu_type=tpu_type, slices=(slices,), priority=band, **about)
+
+    def step(self) -> None:
+        """The pools and the Controller do what is due."""
+        cluster, state = self.cluster, self.state
+        cluster.now += STEP_S
+        cluster.do(TimePassedEvent(cluster.now))
+        for attempt in state.attempts_of("pool-a"):
+            gang = state.jobs[attempt.job_id].gangs[attempt.gang]
+            if (gang.attempt != attempt.number or not gang.placed) and not self.happens(0.3):
+                cluster.do(AttemptEndConfirmedEvent(attempt))
+        for job in [*state.jobs.values()]:
+            if not job.gang.placed:
+                continue
+            if job.tasks[0].state is not S.RUNNING:
+                cluster.report_all(job, S.RUNNING)
+            elif cluster.now >= job.gang.running_since + self.length[job.spec.job_id]:
+                cluster.finish(job)
+            elif job.gang.eviction is not None and self.random.random() < 0.3:
+                cluster.do(GangMovedEvent(job.current_attempt(job.gang), "all its tasks have saved"))
+        instructions = Instructions()
+        cluster.planner.plan(cluster.now, instructions)
+        for reclaimed in instructions.reclaim:
+            cluster.do(SliceReleasedEvent(reclaimed.slice_name, reclaimed.holder))
+        removed = {name for job in state.pending() for name in slices_to_remove(job, state.fleet)}
+        for name, holder in [*state.holders.items()]:
+            is_used = any(host.occupants for host in state.fleet.slice_workers(name))
+            if not is_used and (name in removed or self.random.random() < 0.3):
+                cluster.do(SliceReleasedEvent(name, holder))
+
+    def turn(self) -> None:
+        before = self.promised()
+        self.provisioner.try_turn()
+        if self.happens(0.02):
+            self.provisioner = self.new_provisioner()
+        self.turn_number += 1
+        for name, one in [*self.slices.items()]:
+            if one.leaves_at is not None:
+                if one.leaves_at <= self.turn_number:
+                    for host in [*self.state.fleet.slice_workers(name)]:
+                        self.cluster.do(WorkerFailedEvent(host.node_id, "its slice is deleted"))
+                    del self.slices[name]
+                continue
+            one.steps -= 1
+            if one.listed.state is Q.ACCEPTED:
+                failed = self.happens(0.1)
+                one.listed = replace(one.listed, state=Q.FAILED if failed else Q.PROVISIONING)
+            elif one.listed.state is Q.PROVISIONING and one.steps <= 0:
+                one.listed = replace(one.listed, state=Q.ACTIVE)
+                self.cluster.add_slice(name, one.config.name)
+        for _ in range(round(TURN_S / STEP_S)):
+            self.step()
+            self.note_in_vain(before | self.promised())
+            before = self.promised()
+        self.state.check()
+
+    def promised(self) -> dict[str, tuple[str, ...]]:
+        """The slices to be removed that some attempts leave, by the job that gets their chips."""
+        waiting = [job for job in self.state.pending() if job.promise is not None and job.promise.given_up]
+        found = {job.spec.job_id: slices_to_remove(job, self.state.fleet) for job in waiting}
+        return {job_id: names for job_id, names in found.items() if names}
+
+    def note_in_vain(self, before: Mapping[str, tuple[str, ...]]) -> None:
+        """Note the jobs that have lost a promise, although they wait and none of its slices is being deleted."""
+        for job_id in before.keys() - self.promised().keys():
+            goes = any(name not in self.slices or self.slices[name].leaves_at is not None for name in before[job_id])
+            if self.state.jobs[job_id].pending and not goes:
+                self.in_vain.append(job_id)
+
+    @property
+    def is_over(self) -> bool:
+        return all(job.state.finished for job in self.state.jobs.values())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stormy_world_keeps_all_rules_and_runs_every_job_in_the_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(seed, True, monkeypatch, (PRODUCTION, INTERACTIVE, BATCH))
+    for _ in range(120):
+        if world.random.random() < 0.15:
+            world.submit()
+        if world.happens(0.02) and (waiting := [*world.state.pending()]):
+            world.cluster.do(JobCancelledEvent(world.random.choice(waiting).spec.job_id, "enough"))
+        world.turn()
+    world.is_stormy = False
+    world.provisioner = world.new_provisioner()  # the one before never tries again what was refused in the storm
+    for _ in range(1500):
+        if world.is_over and not world.slices:
+            break
+        world.turn()
+    assert world.is_over, "once the storm is over, every job runs"
+    assert not world.slices, "and what nobody needs goes"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_calm_world_evicts_nobody_in_vain_and_runs_every_job(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(1000 + seed, False, monkeypatch, (INTERACTIVE, BATCH, BATCH))
+    for number in range(1200):
+        if number < 120 and world.random.random() < 0.2:
+            world.submit()
+        if number > 120 and world.is_over:
+            break
+        world.turn()
+    assert world.is_over
+    assert world.in_vain == []
+    takers = [job for job in world.state.jobs.values() if job.spec.priority is INTERACTIVE]
+    assert sum(world.made.values()) <= len(takers), "no more often than there are jobs that may"
+
+
+def test_worlds_take_chips_from_lower_bands_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the tests above show nothing."""
+    calm = 0
+    for seed in range(3):
+        world = World(1000 + seed, False, monkeypatch, (INTERACTIVE, BATCH, BATCH))
+        for _ in range(120):
+            if world.random.random() < 0.2:
+                world.submit()
+            world.turn()
+        calm += sum(world.made.values())
+    assert calm >= 3
