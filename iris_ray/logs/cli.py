@@ -1,5 +1,6 @@
 """``iris-ray logs``: what tasks have printed."""
 
+import math
 import re
 import sys
 import time
@@ -139,7 +140,9 @@ def logs(
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
         tasks = controller.ask_all(ControllerInterface.list_tasks, status.job_id)
-        return next((task.task_index * task.processes for task in tasks if task.state in _FIRST_CAUSES), 0)
+        failed = [task for task in tasks if task.state in _FIRST_CAUSES]
+        first = min(failed, key=lambda task: math.inf if task.ended_at is None else task.ended_at, default=None)
+        return 0 if first is None else first.task_index * first.processes
     return 0
 
 

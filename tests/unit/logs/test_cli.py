@@ -10,6 +10,7 @@ from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.logs.archive import copy
 from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
+from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.settings import LOG_ARCHIVE
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
@@ -45,6 +46,18 @@ def test_logs_prints_an_attempt_and_names_others(world: ControllerInProcess, job
     assert "there is no attempt" in world.iris("logs", job, "--attempt", "9", code=USAGE).stderr
     assert "there is no task" in world.iris("logs", job, "7", code=USAGE).stderr
     assert "did you mean" in world.iris("logs", "-f", job[:-1], code=USAGE).stderr
+
+
+def test_logs_prints_the_task_that_failed_first(world: ControllerInProcess) -> None:
+    """Not the one with the lowest number: tasks of several gangs fail by themselves."""
+    job = world.start("train", slices=(2,), failure_domain="slice", max_task_failures=1)
+    for index in (0, 2):
+        world.prints(job, index, f"the end of task {index}\n")
+    world.fail(job, 2)
+    wait_until(lambda: world.status(job).tasks.get(TaskState.FAILED, 0) > 0)
+    world.fail(job, 0)
+    world.wait_for_state(job, JobState.FAILED)
+    assert world.iris("logs", job).stdout == "the end of task 2\n"
 
 
 def test_timestamps_stand_before_lines(world: ControllerInProcess, job: str) -> None:
