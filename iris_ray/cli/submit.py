@@ -54,17 +54,25 @@ class SubmittedRun(TypedDict):
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options(JobOptions)
-@click.option("--replicas", type=int, metavar="N", help="How many tasks, each placed and retried by itself.")
+@click.option(
+    "--replicas", type=click.IntRange(1), metavar="N", help="How many tasks, each placed and retried by itself."
+)
 @click.option(
     "--group-by",
     metavar="ATTRIBUTE",
     help="Start all tasks together, on hosts with one value of this attribute, such as a rack.",
 )
 @click.option(
-    "--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu and --gpu]"
+    "--cpu",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="N",
+    help="CPUs of each task.  [default: 1 without --tpu and --gpu]",
 )
-@click.option("--gpu", type=int, default=0, metavar="N", help="GPUs of each task, which it has to itself.")
-@click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
+@click.option(
+    "--gpu", type=click.IntRange(0), default=0, metavar="N", help="GPUs of each task, which it has to itself."
+)
+@click.option("--memory-gb", type=click.FloatRange(0), default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
 @click.option("--run-id", metavar="ID", help="What to call a --ray-job; a number is added if it is taken.")

@@ -105,13 +105,14 @@ def placement_of(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
     if coscheduling.group_by != TPU_NAME:
         raise InvalidJobError(
             f"group_by is {coscheduling.group_by!r}, but gangs on TPU hosts run on slices: leave it out. To have all"
-            f" slices alike, use a constraint: Constraint({coscheduling.group_by!r}, ConstraintOp.EQ, …)"
+            f" slices alike, use a constraint: Constraint({coscheduling.group_by!r}, ConstraintOp.EQ, …),"
+            f" --constraint {coscheduling.group_by}=…"
         )
     if need.replicas not in (None, device.vm_count):
         raise InvalidJobError(
             f"replicas is {need.replicas}, but a gang has one task on each of the {device.vm_count} hosts of a"
-            f" {device.name} slice; leave replicas out, and ask for several slices with"
-            " coscheduling=CoschedulingConfig(num_groups=…)"
+            f" {device.name} slice; leave replicas out, and ask for several slices:"
+            " coscheduling=CoschedulingConfig(num_groups=…), --num-slices"
         )
     return on_slices(device, coscheduling.num_groups, _amounts(need))
 

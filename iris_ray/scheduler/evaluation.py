@@ -369,11 +369,15 @@ def _note_excluded(found: _Findings, by: int | str, node_ids: Collection[str]) -
 
     Such a worker is a head without CPUs, or any host without chips if the tasks need chips.
     """
-    count = len(node_ids)
+    workers, count = found.group.workers, len(node_ids)
     if not found.group.is_slice:  # all hosts of a slice have chips
-        among, needed = set(node_ids), (TPU,) if found.need.chips else ("CPU", GPU, TPU)
-        workers = (worker for worker in found.group.workers if worker.node_id in among)
-        count = sum(any(map(worker.resources.get, needed)) for worker in workers)
+        if count < len(workers):
+            among = set(node_ids)
+            workers = tuple([worker for worker in workers if worker.node_id in among])
+        for worker in workers:
+            has = worker.resources
+            if not has.get(TPU) and (found.need.chips or not (has.get("CPU") or has.get(GPU))):
+                count -= 1
     if count:
         found.excluded.append((by, count))
 

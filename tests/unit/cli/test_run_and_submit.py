@@ -170,6 +170,10 @@ def test_checkout_is_sent_once_the_cluster_answers(world: ControllerInProcess, c
         (("--team", "a b"), "--team is 'a b'; give the name of a team, such as 'research/vision'"),
         (("--notify", "irc:x"), "CHANNEL is one of http, slack, googlechat, email, command"),
         (("--processes-per-host", "3"), "'3' is not one of '1', '2', '4'"),
+        (("--replicas", "0"), "0 is not in the range x>=1"),
+        (("--replicas", "3"), "ask for several slices: coscheduling=CoschedulingConfig(num_groups=…), --num-slices"),
+        (("--group-by", "rack"), "--constraint rack=…"),
+        (("--gpu", "-1"), "-1 is not in the range x>=0"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

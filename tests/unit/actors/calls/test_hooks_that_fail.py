@@ -12,7 +12,7 @@ import pytest
 
 from iris_ray.actors.calls.service_parts import RunningParts
 from iris_ray.actors.controller.services import ControllerPart, Published, ServiceBoard
-from iris_ray.actors.host.services import HostPart, host_parts
+from iris_ray.actors.host.services import DeadTask, HostPart, host_parts
 from iris_ray.actors.pool.services import PoolPart, pool_parts
 from iris_ray.actors.protocol import services
 from iris_ray.actors.protocol.services import Service, all_settings, installed_services
@@ -34,6 +34,9 @@ class Files(HostPart):
     async def files_address(self) -> str:
         raise UnknownNameError("a directory that I don't know")
 
+    async def died(self, task: DeadTask) -> str:
+        raise UnknownNameError("a task that I don't know")
+
 
 class Starts(HostPart):
     """Starts for long, as on a slow disk."""
@@ -46,9 +49,15 @@ class Serves(HostPart):
     async def files_address(self) -> str:
         return "10.0.0.1:80"
 
+    async def died(self, task: DeadTask) -> str:
+        return "see its log"
+
 
 class Garbage(HostPart):
     async def files_address(self) -> Any:
+        return [object()]
+
+    async def died(self, task: DeadTask) -> Any:
         return [object()]
 
 
@@ -101,6 +110,17 @@ async def test_address_of_files_is_due_in_time_although_other_services_are_slow(
     async with work_of(parts):
         began = time.monotonic()
         assert await parts.files_address() == "10.0.0.1:80"
+        assert time.monotonic() - began < 0.8
+
+
+async def test_crash_is_told_in_time_although_other_services_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.actors.host.services.DIED_S", 0.3)
+    kinds = [Starts, Garbage, Files, HostPart, Serves]
+    named = [Service(f"{kind.__name__} {n}", host=f"{__name__}:{kind.__name__}") for n, kind in enumerate(kinds)]
+    parts = host_parts(named, Fake())
+    async with work_of(parts):
+        began = time.monotonic()
+        assert await parts.died(Fake()) == ["see its log"]
         assert time.monotonic() - began < 0.8
 
 

@@ -19,6 +19,7 @@ from iris_ray.actors.host import task_environment, task_process, user_code
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.protocol.messages import TaskLaunch
+from iris_ray.actors.protocol.services import Service
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo
@@ -300,14 +301,16 @@ def test_hold_ports_skips_forbidden_ports_and_raises_without_any(monkeypatch: py
         one.close()
 
 
-def test_output_directory_is_there_however_late_a_hook_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """User code goes on without a hook that does not return within a second, as on an overloaded host."""
-    monkeypatch.setattr(task_process, "call_hooks", lambda places, files: None)
-    end = run(lambda: os.listdir(os.environ["IRIS_OUTPUT_DIR"]))
-    assert (end.error, cloudpickle.loads(end.payload)) == ("", [])
+def fails(files: TaskFiles, info: JobInfo) -> dict[str, str]:
+    raise OSError("the disk is full")
 
 
-def test_task_whose_output_directory_can_not_be_created_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "outputs").write_text("in the way")
-    end = run(lambda: os.environ["IRIS_OUTPUT_DIR"])
-    assert cloudpickle.loads(end.payload) == str(tmp_path / "outputs" / "job" / "task-1.attempt-2")
+def named(files: TaskFiles, info: JobInfo) -> dict[str, str]:
+    return {"OF_A_SERVICE": f"{info.task_id} of {files.pid}", "IRIS_RAY_TASK_FILES": files.prefix}
+
+
+def test_variables_of_services_are_there_and_a_service_that_fails_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    services = Service("broken", variables=f"{__name__}:fails"), Service("sound", variables=f"{__name__}:named")
+    monkeypatch.setattr(task_process, "installed_services", lambda: services)
+    end = run(lambda: os.environ["OF_A_SERVICE"], env={"OF_A_SERVICE": "the user's"})
+    assert cloudpickle.loads(end.payload) == f"job/task-1 of {os.getpid()}"
