@@ -98,6 +98,18 @@ def test_line_of_text_is_a_command_that_exists(
     require_command(rest)
 
 
+def test_no_script_that_starts_a_cluster_is_sent_to_one() -> None:
+    """It would simulate hosts inside each task. `iris-ray run --mode` runs here."""
+    sent = [
+        (where, word)
+        for where, line in (*shell_lines(), *lines_of_ours())
+        if line.split()[:2] in (["iris-ray", "run"], ["iris-ray", "submit"]) and "--mode" not in line
+        for word in shlex.split(line, comments=True)[2:]
+        if word.endswith(".py") and (REPOSITORY / word).is_file()
+    ]
+    assert [one for one in sent if "SimulatedCluster" in (REPOSITORY / one[1]).read_text()] == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_command_in_backticks_exists(page: Path) -> None:
     for code in inline_code(page):
