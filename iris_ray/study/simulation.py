@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Iterator
 
+from iris_ray.model.jobs import Job
 from iris_ray.model.workers import TPU
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import PlacedGang, Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES, EvictionRules
@@ -72,6 +74,12 @@ class Simulation:
     def why(self, job_id: str) -> str:
         """Return why a job waits, by the latest plan; an empty string if it does not."""
         return str(self._planner.pending_reasons.get(job_id, ""))
+
+    @property
+    def waits(self) -> list[tuple[Job, PendingReason]]:
+        """The jobs that wait, with their reasons from the latest plan."""
+        reasons = self._planner.pending_reasons
+        return [(self.state.jobs[i], why) for i, why in reasons.items() if i in self.state.jobs]
 
     # -- planned events --------------------------------------------------------------------------------------------
 
