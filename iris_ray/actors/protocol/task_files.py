@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -357,16 +358,29 @@ def survive_notices(files: TaskFiles) -> None:
     """Install a SIGTERM handler that ignores the signal if a notice came with it.
 
     Without a notice, SIGTERM has the same effect as before. User code may install a handler of its own afterwards.
-    Forked children inherit this handler, but SIGTERM ends them as before.
+    Forked children have the earlier handler again, so SIGTERM ends them at once, whenever it comes. With a handler of
+    Python's, a child that waits for a lock may never hear it, and `multiprocessing.Pool` would wait for ever.
     """
-    before, task = signal.getsignal(signal.SIGTERM), os.getpid()
+    before, masks = signal.getsignal(signal.SIGTERM), threading.local()
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == task and os.path.exists(files.notice):
+        if os.path.exists(files.notice):
             return
         if callable(before):
             before(number, frame)
         else:
             sys.exit(128 + number)
 
+    def hold_back() -> None:
+        masks.before_fork = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before_fork)
+
+    def restore() -> None:
+        if signal.getsignal(signal.SIGTERM) is on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        let_through()
+
     signal.signal(signal.SIGTERM, on_sigterm)
+    os.register_at_fork(before=hold_back, after_in_parent=let_through, after_in_child=restore)

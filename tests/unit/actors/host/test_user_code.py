@@ -58,7 +58,7 @@ def test_sigterm_without_notice_ends_process(make: Make, tmp_path: Path, before:
 
 
 def test_sigterm_from_noticed_task_ends_its_children(make: Make, tmp_path: Path) -> None:
-    """They inherit the handler, and ``terminate()`` of a pool of processes would wait for them for ever."""
+    """``terminate()`` of a pool of processes would wait for them for ever."""
     child = make("""
         import multiprocessing
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -72,6 +72,23 @@ def test_sigterm_from_noticed_task_ends_its_children(make: Make, tmp_path: Path)
         worker.kill()
     """)
     terminate(child, tmp_path, with_notice=True)
+    child.start()
+    child.says("True")
+
+
+def test_pools_of_processes_in_a_task_end(make: Make) -> None:
+    """A child that waits for a lock hears SIGTERM only without a handler of Python's, if it came just before that."""
+    child = make("""
+        import multiprocessing
+        for _ in range(100):
+            with multiprocessing.get_context("fork").Pool(2) as pool:
+                pool.map(abs, [-1, -2])
+        pid = os.fork()
+        if pid == 0:
+            print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    """)
     child.start()
     child.says("True")
 
