@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_ADDRESS, or the cluster on this machine]"
+_ADDRESS_HELP = (
+    "The Ray cluster: HOST:PORT of its head, from one of its nodes; from elsewhere the URL of its dashboard.  [default:"
+    " $RAY_ADDRESS, or the cluster on this machine]"
+)
 
 
 def _remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:

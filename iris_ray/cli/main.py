@@ -202,7 +202,7 @@ def main() -> None:
     \b
     From nothing to a finished job:
       iris-ray demo                           no cluster yet? See a job on a simulated one
-      export RAY_ADDRESS=10.0.0.2:6379        which cluster; on one of its machines it is found without
+      export RAY_ADDRESS=http://10.0.0.2:8265 which cluster; on one of its nodes it is found without
       iris-ray doctor                         is anything wrong, and which TPU types are there?
       iris-ray run train.py v4-32             train.py on every host of a v4-32; prints what it prints
       iris-ray submit train.py --tpu v4-32    the same, left to the cluster; prints the job's id

@@ -132,6 +132,11 @@ def submit(
         flags.require_stored_secrets()
         sent: Sent = {"excludes": excludes, "env": flags.env, "env_file": env_file, "run_id": run_id}
         if not ray_job:
+            if excludes and flags.working_dir is None:
+                raise InvalidRequestError(
+                    "--exclude leaves files out of the directory that --working-dir names, so give that as well;"
+                    " without it, files that git ignores, data and secrets stay here anyhow"
+                )
             head.run_in_directory(target, flags.working_dir, **sent)
         head.submit_script(target, arguments, flags.working_dir, follow, as_json, **sent)
         return

@@ -64,8 +64,8 @@ class IrisClient:
         """Connect to the cluster whose head is at ``address``.
 
         Args:
-            address: HOST:PORT of the cluster's head; or the URL of its dashboard, such as ``http://10.0.0.2:8265``,
-                from a machine that can't reach its nodes. Each method then takes some seconds.
+            address: HOST:PORT of the cluster's head, if this machine is one of its nodes, as Ray demands; elsewhere
+                the URL of its dashboard, such as ``http://10.0.0.2:8265``. Each method then takes some seconds.
             workspace: a directory that travels to the hosts as the working directory of the tasks.
 
         Raises:

@@ -16,8 +16,8 @@ AUTO = "auto"
 _PROBE_S = 3.0
 
 TRY_A_CLUSTER = (
-    "give --address HOST:PORT or set RAY_ADDRESS, run this on a node of the cluster, or see it at work without one:"
-    " iris-ray demo"
+    "give --address http://HEAD:8265 or set RAY_ADDRESS, run this on a node of the cluster, or see it at work without"
+    " one: iris-ray demo"
 )
 
 

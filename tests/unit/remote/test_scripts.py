@@ -71,6 +71,7 @@ def test_job_commands_use_id_at_same_address(dashboard: Dashboard, url: str) -> 
         (["--ray-job", "train.py", "--tpu", "v4-8"], "--tpu is not for --ray-job"),
         (["--ray-job", "train.py", "--json", "--follow", "--address", "http://x:1"], "leave out --follow"),
         (["--exclude", "data", "train.py"], "--exclude is for --ray-job"),
+        (["--exclude", "data", "--tpu", "v4-8", "train.py", "--address", "http://x:1"], "give that as well"),
         (["--env-file", "x", "train.py"], "--env-file is for --ray-job"),
         (["--ray-job", "train.py", "--env-file", "nothing", "--address", "http://x:1"], "nothing can't be read"),
     ],
