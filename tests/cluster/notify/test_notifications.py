@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,9 @@ def test_job_tells_of_loss_and_end_with_its_last_lines(cluster: SimulatedCluster
             wait_until(lambda: (tmp_path / "paged").exists())
             (paged,) = json.loads((tmp_path / "paged").read_text())["notifications"]
             assert (paged["event"], paged["lines"]) == ("failed", [])
-            listed = iris_json(cluster, "job", "notifications", "ls", job.job_id)
-            assert {one["outcome"] for one in listed} == {"sent"}
+            # The outcome is recorded once the command has ended, which is after its file is there.
+            listed = partial(iris_json, cluster, "job", "notifications", "ls", job.job_id)
+            wait_until(lambda: {one["outcome"] for one in listed()} == {"sent"})
         finally:
             iris(cluster, "cluster", "settings", "reset", "notify_private", "notify_commands")
             iris(cluster, "cluster", "secrets", "rm", "HOOK", "--yes")
