@@ -49,7 +49,8 @@ class Evaluation:
         free_soon: whether the group will be free once the ends of all ended attempts are confirmed.
         obstacle: why the group is not free, for people.
         used_by: ids of the jobs that use the group; only if the obstacle was requested.
-        excluded: the number of workers that each constraint or taint excludes, of those that could run such a task.
+        excluded: the number of workers that each constraint or taint excludes. Workers that could never run such a task
+            don't count.
         is_incomparable: whether a constraint can't be evaluated on some member.
         recheck_at: when time alone may change the evaluation; seconds on the caller's clock.
         rejected: the group if it is unsuitable, which it stays, for the same reason, until its members change or until

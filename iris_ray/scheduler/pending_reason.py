@@ -48,7 +48,8 @@ class Shortage:
     """Why jobs with the same requirement don't run.
 
     Attributes:
-        excluded: number of workers that each constraint or taint excludes, of those that could run such a task.
+        excluded: number of workers that each constraint or taint excludes. Workers that could never run such a task
+            don't count.
         closest: some of the groups that are not free, the closest to being free first.
         more: number of groups that are not free and not in ``closest``.
         slice_types: TPU type → number of slices in the cluster; empty if ``closest`` is not.

@@ -26,11 +26,11 @@ def test_logs_of_libtpu_are_known_by_their_process() -> None:
 @pytest.mark.parametrize(
     ("pattern", "directory", "places"),
     [
-        ("core", "/work", ("/work",)),
+        ("core", "/home/ann", ("/home/ann",)),
         ("core", None, ()),
-        ("dumps/core.%p", "/work", ("/work/dumps",)),
+        ("dumps/core.%p", "/home/ann", ("/home/ann/dumps",)),
         ("/cores/core.%e.%p", None, ("/cores",)),
-        ("/cores/%h/core", "/work", ("/cores",)),
+        ("/cores/%h/core", "/home/ann", ("/cores",)),
         ("/core.%p", None, ("/",)),
     ],
 )
@@ -40,7 +40,7 @@ def test_core_dumps_are_where_the_kernel_puts_them(pattern: str, directory: str 
 
 def test_core_dumps_that_a_program_takes_are_where_it_puts_them() -> None:
     assert "/var/crash" in dump_directories("|/usr/share/apport/apport -p%p -s%s", None)
-    assert "/var/lib/systemd/coredump" in dump_directories("|/usr/lib/systemd/systemd-coredump %P", "/work")
+    assert "/var/lib/systemd/coredump" in dump_directories("|/usr/lib/systemd/systemd-coredump %P", "/home/ann")
 
 
 @pytest.mark.parametrize(
