@@ -129,7 +129,7 @@ class PlannedPromises:
             promise.reason = self._problem(promise, job.promise.node_ids, available_to(job))
             if promise.reason:
                 for one in job.members or (job,):
-                    self._allowances.teams.promised(one, 0.0)
+                    self._allowances.teams.released(one)
             elif job.members:
                 self._keep(promise, job.promise.node_ids)
             else:
@@ -318,6 +318,7 @@ class PlannedPromises:
         if lifted:
             self.put_back(lifted)
             self._reserve(self._of[leader.spec.job_id])
+            self._evictor.go_on(leader)
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
         room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)
