@@ -104,7 +104,6 @@ class Evictor:
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
         self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
-        self._deadlines_told: dict[AttemptId, float] = {}  # as of the last call of `told`
         self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → its victims by this plan
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
@@ -129,9 +128,8 @@ class Evictor:
         """
         if attempt in self._idle:
             return self._now
-        if attempt in self._leaving:
-            eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
-            return self._costs.deadline if eviction is None else eviction.deadline
+        if (deadline := self.deadline_of(attempt)) is not None:
+            return deadline
         if self._rules is None or not may_evict(job) or attempt.job_id not in self._running.jobs:
             return None
         cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
@@ -448,15 +446,12 @@ class Evictor:
         """Return all attempts that are about to leave their hosts."""
         return frozenset(self._leaving)
 
-    def told(self) -> Mapping[AttemptId, float]:
-        """Return the deadline of each attempt that is about to leave its hosts; seconds."""
-        if len(self._deadlines_told) < len(self._leaving):  # in a plan, attempts only ever join these
-            jobs = self._running.jobs
-            gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
-            self._deadlines_told = {
-                a: self._costs.deadline if g.eviction is None else g.eviction.deadline for a, g in gangs
-            }
-        return self._deadlines_told
+    def deadline_of(self, attempt: AttemptId) -> float | None:
+        """Return when an attempt that is about to leave is stopped; seconds; None if it stays."""
+        if attempt not in self._leaving:
+            return None
+        eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
+        return self._costs.deadline if eviction is None else eviction.deadline
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
         """Return the names of groups that attempts could leave, in the order of victims: leaving, idle, cheapest."""

@@ -178,17 +178,19 @@ class TeamQuotas:
         return self._use.path(spec.team)[0], self.kind(spec)
 
     def quota_source_if_all_stay(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
-        """Return the job's quota source as if the attempts that leave only for this job stayed."""
-        taker = self._takers.get(job.spec.job_id)
-        if taker is None:
+        """Return the job's quota source if it ran at once: what leaves for it counts, unless it leaves for others."""
+        job_id = job.spec.job_id
+        if (taker := self._takers.get(job_id)) is None:
             return self.quota_source(job, chips, less)
-        leaving = [one for one in map(self._leaving.__getitem__, taker.victims) if len(one.takers) == 1]
-        counted = [one.takers[job.spec.job_id] for one in leaving]
-        for one, more in zip(leaving, counted, strict=True):
-            self._count_once(one, taker, -more)
+        promised = self._promised.get(job_id, 0.0)
+        leaving = [self._leaving[attempt] for attempt in taker.victims]
+        before = [dict(one.takers) for one in leaving]
+        self.promised(job, 0.0)
         found = self.quota_source(job, chips, less)
-        for one, more in zip(leaving, counted, strict=True):
-            self._count_once(one, taker, more)
+        self.promised(job, promised)
+        for one, counted in zip(leaving, before, strict=True):
+            for name, chips_before in counted.items():
+                self._count_once(one, self._takers[name], chips_before - one.takers[name])
         return found
 
     def quota_source_once_left(self, job: Job, chips: float, given_back: GivenBack) -> QuotaSource | QuotaExhausted:

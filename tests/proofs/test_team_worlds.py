@@ -57,6 +57,7 @@ class TeamWorld(World):
         self.evicted = 0
         self._number = 0
         self._leave: set[AttemptId] = set()  # by the plan that is being committed
+        self._started: list[Job] = []  # by that plan
         self.scheduler.evictions = replace(DEFAULT_RULES, per_job=None, per_user=None)
         self.slices = self.random.randint(2, 10)
         for number in range(self.slices):
@@ -85,6 +86,7 @@ class TeamWorld(World):
         self._gone()
         plan = self.plan()
         self._leave = {attempt for event in plan.promises for attempt in event.leave}
+        self._started = [self.state.jobs[assignment.job_id] for assignment in plan.assignments]
         for assignment in plan.assignments:
             self.do(assignment)
             self._check_borrowing(self.state.jobs[assignment.job_id])
@@ -190,6 +192,7 @@ class TeamWorld(World):
         """Between teams, only who stays within its quota takes, and only from who is over it, or was lent the hosts."""
         taker = self.state.jobs[event.job_id]
         path = self.state.teams.path(taker.spec.team)
+        later = [job for job in self._started if job.spec.priority >= taker.spec.priority]  # perhaps, and borrows
         taken: dict[str, list[tuple[PriorityBand, float]]] = {}
         for attempt in event.leave:
             victim = self.state.jobs[attempt.job_id]
@@ -207,8 +210,10 @@ class TeamWorld(World):
             above = next(name for name in theirs if name in path)
             mine = path[path.index(above) - 1]
             band, own = taker.spec.priority, [one for one in event.leave if mine in self._path(one.job_id)]
-            freed = sum(self._chips_of(one.job_id) for one in own)
-            in_band = sum(self._chips_of(one.job_id) for one in own if self._band(one.job_id) is band)
+            ids = [*(one.job_id for one in own), *(job.spec.job_id for job in later)]
+            others = [job_id for job_id in ids if mine in self._path(job_id)]
+            freed = sum(map(self._chips_of, others))
+            in_band = sum(self._chips_of(job_id) for job_id in others if self._band(job_id) is band)
             within = self._is_within(mine, needs(taker) - freed, band, needs(taker) - in_band)
             assert within, f"{event.job_id} takes: {mine} is over"
             for name in theirs[: theirs.index(above)]:

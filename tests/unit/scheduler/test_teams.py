@@ -384,6 +384,25 @@ def test_victims_other_chips_count_until_it_has_left() -> None:
     assert held_by(world, "ml") == 24
 
 
+def test_job_that_runs_before_its_victim_has_left_counts_beside_it() -> None:
+    """The victim leaves for two jobs of its team. One of them finds another slice, which the team may not have yet."""
+    world = World(*"cd")
+    add_slices(world, "a", "b", rack="one")
+    on_rack = (*gang_spec().constraints, Constraint("rack", ConstraintOp.EQ, "one"))
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 16, borrow = 0 }")
+    start(world, "large", team="ads", slices=(2,), constraints=on_rack, priority=BATCH)
+    (other,) = start(world, "other", slices=(2,), priority=PRODUCTION)
+    world.now += BACKFILL_BOUND_S
+    submit(world, "first", "ads", constraints=on_rack, priority=PRODUCTION)
+    submit(world, "second", "ads", priority=PRODUCTION)
+    world.schedule()
+    assert leaving(world) == {"large"}
+    assert all(map(promised, map(world.state.jobs.__getitem__, ("first", "second"))))
+    world.finish(other)
+    assert set(world.schedule()) == set()
+    assert held_by(world, "ads") == 16
+
+
 def test_promise_to_a_group_and_what_leaves_for_it_count_once() -> None:
     world = World(*"cd")
     add_slices(world, "a", "b", rack="one")
