@@ -19,7 +19,7 @@ from tests.support.worlds import S, World, promised
 TYPE, CHIPS = "v4-8", 4.0
 STEPS = 120
 STEP_S = 20.0
-SEEDS = [*range(examples(40)), 100_043]
+SEEDS = [*range(examples(40)), 100_043, 1_087_112, 1_118_788]
 
 
 def random_teams(random: Random, slices: int) -> Teams:
