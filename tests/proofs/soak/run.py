@@ -63,6 +63,13 @@ RAYS_OWN = {
 """What Ray's GCS keeps for ever, whoever has used it, and the phase that shows what one of them costs."""
 
 
+class Idle:
+    """A plain actor: what its memory grows by is Ray's."""
+
+    def ready(self) -> None:
+        """Return once it runs."""
+
+
 class Caller:
     """A driver in a process of its own; see `caller`.
 
@@ -232,6 +239,8 @@ class Soak:
     @contextlib.contextmanager
     def _beside(self, cluster: SimulatedCluster) -> Iterator[None]:
         meter = Meter(self._host_directories(cluster))
+        idle = ray.remote(num_cpus=0)(Idle).remote()
+        ray.get(idle.ready.remote())
         callers = [Caller(cluster.address, kind, self._count) for kind in STAYING]
         over = threading.Event()
         visitors = threading.Thread(target=self._visit, args=(cluster.address, over, callers))
@@ -246,6 +255,7 @@ class Soak:
             watch.join()
             self._found(JOBS, meter.slopes())
             self._end(callers)
+            ray.kill(idle)
         for kind in (TASKS, ACTORS, GROUPS, DRIVERS):
             with self._plain(cluster, kind):
                 callers = [Caller(cluster.address, kind, self._count) for _ in range(2)]
