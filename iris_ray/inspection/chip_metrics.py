@@ -4,6 +4,7 @@ Google's ``tpu-info`` asks the same service. The messages hold only the fields t
 with those in libtpu.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -83,7 +84,7 @@ def chip_use(environ: Mapping[str, str]) -> list[ChipUse]:
 def ports(environ: Mapping[str, str]) -> list[int]:
     """Return the ports of this host on which libtpu may answer, for a task with these variables."""
     given = (word.strip() for word in environ.get(PORTS_VARIABLE, "").split(","))
-    return [int(word) for word in given if word.isdecimal()] or [DEFAULT_PORT]
+    return [int(word) for word in given if word.isdecimal() and len(word) <= 5] or [DEFAULT_PORT]
 
 
 def _uses(channel: Any) -> list[ChipUse]:
@@ -96,7 +97,7 @@ def _uses(channel: Any) -> list[ChipUse]:
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)
+    return None if number is None or not math.isfinite(number) else int(number)
 
 
 def _asked(channel: Any, name: str) -> dict[int, float]:
