@@ -97,11 +97,11 @@ def _uses(channel: Any) -> list[ChipUse]:
 
 
 def _whole(number: float | None) -> int | None:
-    return None if number is None or not math.isfinite(number) else int(number)
+    return None if number is None else int(number)
 
 
 def _asked(channel: Any, name: str) -> dict[int, float]:
-    """Return the values of a metric by the number of its chip or device."""
+    """Return the values of a metric by the number of its chip or device; none that is not a number."""
     import grpc
 
     ask = channel.unary_unary(
@@ -115,10 +115,11 @@ def _asked(channel: Any, name: str) -> dict[int, float]:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise
         return {}  # this libtpu does not know it
-    return {
+    values = {
         one.attribute.value.int_attr: one.gauge.as_double if one.gauge.HasField("as_double") else one.gauge.as_int
         for one in answer.metric.metrics
     }
+    return {device: value for device, value in values.items() if math.isfinite(value)}
 
 
 @cache

@@ -226,6 +226,21 @@ def test_running_tasks_tell_where_they_leave_files_and_how_they_use_their_chips(
     assert look_at([os.getpid()], 7.0) == ({}, None), "it keeps no copy of its variables"
 
 
+def test_damaged_copy_of_the_variables_is_none() -> None:
+    """It must not stop the service, which keeps evidence of other tasks as well."""
+    code = """
+import json, os, time
+os.write(os.memfd_create("iris-ray-surroundings"), json.dumps({"environ": ["x"], "python": "p"}).encode())
+print(flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert look_at([process.pid], 7.0) == ({}, None)
+        process.kill()
+
+
 def test_the_real_libtpu_names_its_logs_as_we_expect(tmp_path: Path) -> None:
     if find_spec("libtpu") is None:
         pytest.skip("needs libtpu: pip install libtpu")
