@@ -24,8 +24,8 @@ from typing import Final
 
 from iris_ray.errors import InvalidTopologyError
 from iris_ray.model.checks import shown
-from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config, other_topologies
+from iris_ray.model.workers import TOPOLOGY_LABEL, TPU_NAME
 
 __all__ = [
     "CHIPS_PER_HOST",
@@ -130,17 +130,28 @@ def require_shape(device: TPUConfig, topology: object) -> str:
         return str(given)
     asked = f"topology is {shown(topology)}"
     if not shapes:
+        chips = device.chips_per_vm
+        why = f"is one host with {chips} {'chips' if chips > 1 else 'chip'} and so " if device.vm_count == 1 else ""
+        on_gke = ", not even on GKE, where it may be two hosts" if chips == 2 * CHIPS_PER_HOST else ""
         raise InvalidTopologyError(
-            f"{asked}, but a {device.name} slice is not made of several hosts with {CHIPS_PER_HOST} chips each and so"
-            " has no parts; leave topology out, or ask for a part of a larger type"
+            f"{asked}, but a {device.name} slice {why}has no parts{on_gke}; leave topology out, or ask for a part of a"
+            " larger type"
         )
     if given == whole:
         raise InvalidTopologyError(
             f"{asked}, which is a whole {device.name} slice; leave topology out, or ask for a part: {_listed(shapes)}"
         )
+    others = other_topologies(device)
+    if given in others:
+        raise InvalidTopologyError(
+            f"{asked}, which is a whole {device.name} slice of another shape than {whole}, the default; to run on such"
+            f" slices, leave topology out and give the constraint {TOPOLOGY_LABEL}={given}"
+        )
+    having = [other for other in others if given in part_shapes(other)]
     raise InvalidTopologyError(
         f"{asked}; a {device.name} slice, which has {whole} chips, has parts of whole hosts in these shapes:"
         f" {_listed(shapes)}"
+        + (f" ({having[0]} slices have such parts, but only those of the default shape can be used)" if having else "")
     )
 
 
