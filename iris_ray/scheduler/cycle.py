@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Gang, Job, Kind
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import accelerators
+from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availabilities import Availabilities
 from iris_ray.scheduler.availability import (
     Availability,
@@ -379,10 +379,9 @@ class Cycle:
         kept = tuple(dict.fromkeys(worker.slice_name or worker.name for worker in hosts))
         if kept and self._deadlines.is_starving(leader, leader.gangs[0]):
             self._result.starving.append(leader.spec.job_id)
-        told, now = self._evictor.told(), self._deadlines.now
         waits_for: tuple[str, ...] = ()
         if kept:
-            waits_for = awaited_events(leader, hosts, failure.job.requirement, told, now, self._running.jobs)
+            waits_for = self._events_on(leader, hosts, failure.job.requirement)
         taken_from = self._evictor.taken_from(leader) if kept else ()
         for job in about:
             available = self._available_to(job)
@@ -555,8 +554,11 @@ class Cycle:
     def _waits_for(self, job: Job, names: Iterable[str]) -> tuple[str, ...]:
         groups = filter(None, map(self._fleet.grouping(job.requirement.group_by).get, names))
         hosts = (worker for group in groups for worker in group.workers)
-        about = self._evictor.told(), self._deadlines.now, self._running.jobs
-        return awaited_events(job, hosts, job.requirement, *about)
+        return self._events_on(job, hosts, job.requirement)
+
+    def _events_on(self, job: Job, hosts: Iterable[Worker], need: Requirement) -> tuple[str, ...]:
+        about = self._evictor.deadline_of, self._deadlines.now, self._running.jobs
+        return awaited_events(job, hosts, need, *about)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""

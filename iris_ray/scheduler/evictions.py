@@ -104,7 +104,6 @@ class Evictor:
         self._costs = EvictionCosts(running, rules, self._idle, self._now)
         self._leaving = self._costs.leaving
         self._told = {str(attempt): attempt for attempt in self._leaving}  # by earlier plans
-        self._deadlines_told: dict[AttemptId, float] = {}  # as of the last call of `told`
         self._taken: dict[str, frozenset[AttemptId]] = {}  # job id → its victims by this plan
         self._hopeless: set[_Key] = set()
         self._fairness = fairness
@@ -113,9 +112,7 @@ class Evictor:
 
     def go_on(self, job: Job) -> None:
         """Count the victims of a job's earlier promise as leaving."""
-        if self._allowances.teams.exist:
-            for attempt in self._leave_for(job):
-                self._leaves(attempt, job)
+        self._leave(self._leave_for(job), job)
 
     def may_help(self, job: Job) -> bool:
         """Return whether `find` may succeed for a job."""
@@ -131,9 +128,8 @@ class Evictor:
         """
         if attempt in self._idle:
             return self._now
-        if attempt in self._leaving:
-            eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
-            return self._costs.deadline if eviction is None else eviction.deadline
+        if (deadline := self.deadline_of(attempt)) is not None:
+            return deadline
         if self._rules is None or not may_evict(job) or attempt.job_id not in self._running.jobs:
             return None
         cost = self._costs.of(attempt, job.spec.priority, self._reclaim(job), patient=True, lent=self._lent_by(job))
@@ -224,8 +220,7 @@ class Evictor:
         """Take hosts for a job, or for the group that it leads: these victims leave them. ``names``: see `Taking`."""
         self._costs.leave(victims)
         self._taken[job.spec.job_id] = victims
-        for attempt in victims if self._allowances.teams.exist else ():
-            self._leaves(attempt, job)
+        self._leave(sorted(victims), job)
         for attempt in victims & self._idle.keys():
             del self._idle[attempt]
         return Taking(names, tuple(node_ids), tuple(sorted(victims)), self._costs.deadline)
@@ -257,11 +252,12 @@ class Evictor:
         found = self._complete(search, {name: frozenset() for name in free}, names)
         if found is None:
             return None
-        chips = sum(map(self._chips_of, frozenset[AttemptId]().union(*found.values())))
-        if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back=chips):
+        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        given_back = {a: (self._running.jobs[a.job_id].spec, self._chips_of(a)) for a in victims}
+        if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back):
             return None
         if reached.team is None:
-            self._allowances.given_back(job, chips)
+            self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
         return self._taking(job, found, available)
 
     def may_make_room(self, job: Job, reached: ReachedLimit) -> bool:
@@ -330,8 +326,12 @@ class Evictor:
         node_ids = (node_id for name in names for node_id in available.group(name).node_ids)
         return self.take(job, node_ids, frozenset[AttemptId]().union(*found.values()), names)
 
-    def _leaves(self, attempt: AttemptId, taker: Job) -> None:
-        self._allowances.teams.leaves(attempt, self._running.jobs[attempt.job_id], self._chips_of(attempt), taker)
+    def _leave(self, victims: Iterable[AttemptId], job: Job) -> None:
+        """Count that attempts leave their chips to a job, or to the jobs of the group that it leads."""
+        for attempt in victims if self._allowances.teams.exist else ():
+            spec, chips = self._running.jobs[attempt.job_id].spec, self._chips_of(attempt)
+            for taker in job.members or (job,):
+                self._allowances.teams.leaves(attempt, spec, chips, taker.spec)
 
     def _waits_for_more(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs when some are about to be free."""
@@ -446,15 +446,12 @@ class Evictor:
         """Return all attempts that are about to leave their hosts."""
         return frozenset(self._leaving)
 
-    def told(self) -> Mapping[AttemptId, float]:
-        """Return the deadline of each attempt that is about to leave its hosts; seconds."""
-        if len(self._deadlines_told) < len(self._leaving):  # in a plan, attempts only ever join these
-            jobs = self._running.jobs
-            gangs = ((attempt, jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self._leaving)
-            self._deadlines_told = {
-                a: self._costs.deadline if g.eviction is None else g.eviction.deadline for a, g in gangs
-            }
-        return self._deadlines_told
+    def deadline_of(self, attempt: AttemptId) -> float | None:
+        """Return when an attempt that is about to leave is stopped; seconds; None if it stays."""
+        if attempt not in self._leaving:
+            return None
+        eviction = self._running.jobs[attempt.job_id].gangs[attempt.gang].eviction
+        return self._costs.deadline if eviction is None else eviction.deadline
 
     def _groups_in_use(self, search: VictimSearch) -> list[str]:
         """Return the names of groups that attempts could leave, in the order of victims: leaving, idle, cheapest."""

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -29,8 +29,6 @@ GIVEN_AWAY_LOOKED_AT = 64
 
 SHORTAGES_RENEWED, SHORTAGES_KEPT = 200, 20_000
 """The number of requirements whose shortages a plan renews, and the number whose shortages later plans reuse."""
-
-Told = Mapping[AttemptId, float]
 
 _Cause = tuple[PendingKind, int, Shortage]
 """The kind of the reason, the number of groups that suit the job, and the shortage."""
@@ -168,7 +166,12 @@ class Explainer:
 
 
 def awaited_events(
-    job: Job, hosts: Iterable[Worker], need: Requirement, told: Told, now: float, jobs: Mapping[str, Job]
+    job: Job,
+    hosts: Iterable[Worker],
+    need: Requirement,
+    deadline_of: Callable[[AttemptId], float | None],
+    now: float,
+    jobs: Mapping[str, Job],
 ) -> tuple[str, ...]:
     """Return the events, as text, that must happen before a job can use the hosts reserved for it.
 
@@ -176,7 +179,7 @@ def awaited_events(
         job: the job with the reservation.
         hosts: the hosts.
         need: the requirement of the tasks that are to run there.
-        told: the deadline of each evicted attempt; seconds.
+        deadline_of: returns when an attempt that is about to leave is stopped; seconds; None if it stays.
         now: the time on the same clock.
         jobs: all jobs by id.
     """
@@ -191,8 +194,8 @@ def awaited_events(
                 continue
             if since is not None:
                 found[f"the confirmation that {attempt.job_id} has ended, {now - since:.0f} s so far"] = None
-            elif attempt in told:
-                found[f"the end of {attempt.job_id}, notice for {max(0.0, told[attempt] - now):.0f} s more"] = None
+            elif (deadline := deadline_of(attempt)) is not None:
+                found[f"the end of {attempt.job_id}, notice for {max(0.0, deadline - now):.0f} s more"] = None
             else:
                 runs = jobs.get(attempt.job_id)
                 left_s = math.inf if runs is None else ends_at(runs) - now

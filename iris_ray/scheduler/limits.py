@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import nlargest
+from types import MappingProxyType
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
-from iris_ray.scheduler.team_quotas import QuotaSource, TeamQuotas
+from iris_ray.scheduler.team_quotas import GivenBack, QuotaSource, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
@@ -186,28 +187,33 @@ class Allowances:
 
     def not_granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """Undo `granted` for a job that had no hosts before."""
-        self.given_back(job, accelerators(resources))
+        chips = accelerators(resources)
+        self.teams.took(job, -chips)
+        self.given_back(job, chips)
         if (mine := self._allowance(job)) is not None:
             mine.started.discard(job.spec.job_id)
 
-    def may_take(self, job: Job, chips: float, given_back: float = 0.0, freed: float | None = None) -> bool:
+    def may_take(
+        self, job: Job, chips: float, given_back: GivenBack = MappingProxyType({}), freed: float | None = None
+    ) -> bool:
         """Return whether a job may take chips from victims, given the chips promised to its user's other jobs.
 
         Args:
             job: the job.
             chips: the number of chips that it would get.
-            given_back: the number of chips that its user, or its team, frees first.
+            given_back: the attempts that leave for it because of its limit, each with its job and its chips.
             freed: for chips that victims already leave, or have left, for it: the number of its user's chips that
                 attempts will free which leave or have ended. Reservations without victims for the user's other jobs
                 then don't count: those jobs wait, and nobody leaves in vain.
         """
-        if self.teams.exist and not isinstance(self.teams.quota_source(job, chips, less=given_back), QuotaSource):
+        if self.teams.exist and not isinstance(self.teams.quota_source_once_left(job, chips, given_back), QuotaSource):
             return False
         if (mine := self._allowance(job)) is None:
             return True
         if mine.is_new(job) and mine.jobs_beside(job, freed is None) >= mine.most_jobs:
             return False
-        beside = mine.chips_beside(job, freed is None) - given_back - (freed or 0.0)
+        left = sum(held for spec, held in given_back.values() if (spec.user, spec.priority) == _account(job))
+        beside = mine.chips_beside(job, freed is None) - left - (freed or 0.0)
         return not chips or rounded(beside + chips) <= mine.most_chips
 
     def may_keep_within(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
@@ -242,14 +248,13 @@ class Allowances:
 
     def released(self, job: Job) -> None:
         """Stop counting the promise to a job."""
-        self.teams.promised(job, 0.0)
+        self.teams.released(job)
         if (mine := self._allowance(job)) is not None:
             mine.promised.pop(job.spec.job_id, None)
             mine.expected.pop(job.spec.job_id, None)
 
     def given_back(self, job: Job, chips: float) -> None:
-        """Stop counting chips that spares of a job's user free."""
-        self.teams.took(job, -chips)
+        """Stop counting chips that spares of a job's user free towards its limit."""
         if (mine := self._allowance(job)) is not None:
             mine.chips = rounded(mine.chips - chips)
 

@@ -129,7 +129,7 @@ class PlannedPromises:
             promise.reason = self._problem(promise, job.promise.node_ids, available_to(job))
             if promise.reason:
                 for one in job.members or (job,):
-                    self._allowances.teams.promised(one, 0.0)
+                    self._allowances.teams.released(one)
             elif job.members:
                 self._keep(promise, job.promise.node_ids)
             else:
@@ -179,9 +179,7 @@ class PlannedPromises:
             if may_use and self._calendar.may_lend(job, promise.job, promise.complete_at):
                 hosts = (node_id for node_id in promise.node_ids if self._plan.kept.get(node_id) == job_id)
                 lifted += [(self._fleet.workers[node_id], job_id) for node_id in hosts]
-        for worker, _ in lifted:
-            self._plan.lift(worker)
-        return lifted
+        return self._lift(lifted)
 
     # -- lifting ---------------------------------------------------------------------------------------------------
 
@@ -202,23 +200,24 @@ class PlannedPromises:
                 if other.job is not job and self._gives_way(other, job):
                     there = (workers[node_id] for node_id in other.node_ids)
                     lifted += [(worker, other.job.spec.job_id) for worker in there if name_of(worker) in former]
-        for worker, _ in lifted:
-            self._plan.lift(worker)
-        return lifted
+        return self._lift(lifted)
 
     def lift_own(self, job: Job) -> Lifted:
         """Free the hosts promised to a job or reserved for its returning gangs until `put_back`."""
         job_id = job.spec.job_id
-        lifted = self._own(job) + [(self._fleet.workers[i], job_id) for i in self._for_now.get(job_id, ())]
-        for worker, _ in lifted:
-            self._plan.lift(worker)
-        return lifted
+        for_now = [(self._fleet.workers[node_id], job_id) for node_id in self._for_now.get(job_id, ())]
+        return self._lift([*self._own(job), *for_now])
 
     def put_back(self, lifted: Lifted) -> None:
         """Reserve lifted hosts again, except for jobs that have lost their promise."""
         for worker, job_id in lifted:
             if worker.node_id in (*self.hosts_of(job_id), *self._for_now.get(job_id, ())):
                 self._plan.keep(worker, job_id)
+
+    def _lift(self, lifted: Lifted) -> Lifted:
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
 
     # -- making and ending -----------------------------------------------------------------------------------------
 
@@ -301,9 +300,7 @@ class PlannedPromises:
 
     def lift_of_group(self, leader: Job) -> Lifted:
         """Free the hosts promised to a group until `put_back`, and stop counting their chips for its jobs."""
-        lifted = self._own(leader)
-        for worker, _ in lifted:
-            self._plan.lift(worker)
+        lifted = self._lift(self._own(leader))
         for job in leader.members if lifted else ():
             self._allowances.released(job)
         return lifted
@@ -318,6 +315,7 @@ class PlannedPromises:
         if lifted:
             self.put_back(lifted)
             self._reserve(self._of[leader.spec.job_id])
+            self._evictor.go_on(leader)
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
         room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)

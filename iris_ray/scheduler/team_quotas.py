@@ -9,7 +9,7 @@ borrowed most in the past hours is the first to return hosts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, log2
@@ -25,6 +25,9 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, rounded
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.team_use import TeamUse, in_band, own_part
+
+GivenBack = Mapping[AttemptId, tuple[JobSpec, float]]
+"""Attempts that would leave for a job, each with its job's spec and the chips that it holds."""
 
 
 class QuotaSource(IntEnum):
@@ -66,13 +69,13 @@ class _Account:
         keeps: the part of the quota that it does not lend.
         most: the quota plus the amount that it may borrow.
         by_band: the parts of the quota for jobs of a band.
-        used: chips held by, granted by the plan to, or promised to its jobs, without those that victims leave for
-            these.
+        used: chips held by, granted by the plan to, or promised to its jobs. Chips that a victim holds and that are
+            promised to a job for which it leaves count once.
         kept: unused chips that its subteams don't lend.
         in_bands: used chips by band, for the bands in ``by_band``.
         promised: chips promised to its jobs, by band.
         aside: chips reserved for its jobs that wait for quota, by band; not part of ``used``.
-        leaving: chips that its jobs leave to other jobs, by band.
+        leaving: chips in ``used`` that its jobs are about to leave, by band.
     """
 
     chips: float
@@ -107,12 +110,34 @@ class _Aside(NamedTuple):
     names: tuple[str, ...]
 
 
-class _Leaving(NamedTuple):
-    """The chips of a leaving attempt, with the specs of its job and of the job that takes them."""
+@dataclass(slots=True)
+class _Leaving:
+    """An attempt that leaves its chips to waiting jobs.
+
+    Attributes:
+        spec: the spec of its job.
+        chips: the chips that it holds, without those in ``takers``.
+        takers: id of each job for which it leaves → the chips that count only as promised to that job.
+    """
 
     spec: JobSpec
-    taker: JobSpec
     chips: float
+    takers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Taker:
+    """A job for which attempts leave.
+
+    Attributes:
+        spec: its spec.
+        victims: these attempts.
+        missing: the chips promised to it, without those that its victims hold.
+    """
+
+    spec: JobSpec
+    missing: float
+    victims: list[AttemptId] = field(default_factory=list)
 
 
 class TeamQuotas:
@@ -136,7 +161,8 @@ class TeamQuotas:
         self._promised: dict[str, float] = {}  # job id → chips
         self._kept_for: dict[tuple[str, str | None], str] = {}  # team and type → id of a job with a reservation
         self._aside: dict[str, _Aside] = {}  # by the job's id
-        self._leaving: dict[AttemptId, list[_Leaving]] = {}  # the first entry of each counts
+        self._leaving: dict[AttemptId, _Leaving] = {}
+        self._takers: dict[str, _Taker] = {}  # by the job's id
         self._orders: dict[tuple[str, str], dict[str, int]] = {}  # by team and type: its subteams, by past borrowing
         self._sources: dict[tuple[str, float, float], QuotaSource | QuotaExhausted] = {}  # valid until a count changes
         self.exist = bool(self._use.teams.types)
@@ -152,13 +178,32 @@ class TeamQuotas:
         return self._use.path(spec.team)[0], self.kind(spec)
 
     def quota_source_if_all_stay(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
-        """Return the job's quota source as if the attempts that leave only for this job stayed."""
-        stay = [only for only, *others in self._leaving.values() if not others and only.taker.job_id == job.spec.job_id]
-        for leaving in stay:
-            self._count_leaving(leaving, sign=-1)
+        """Return the job's quota source if it ran at once: what leaves for it counts, unless it leaves for others."""
+        job_id = job.spec.job_id
+        if (taker := self._takers.get(job_id)) is None:
+            return self.quota_source(job, chips, less)
+        promised = self._promised.get(job_id, 0.0)
+        leaving = [self._leaving[attempt] for attempt in taker.victims]
+        before = [dict(one.takers) for one in leaving]
+        self.promised(job, 0.0)
         found = self.quota_source(job, chips, less)
-        for leaving in stay:
-            self._count_leaving(leaving, sign=1)
+        self.promised(job, promised)
+        for one, counted in zip(leaving, before, strict=True):
+            for name, chips_before in counted.items():
+                self._count_once(one, self._takers[name], chips_before - one.takers[name])
+        return found
+
+    def quota_source_once_left(self, job: Job, chips: float, given_back: GivenBack) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if some attempts had left."""
+        left = [
+            (spec, held if (leaving := self._leaving.get(attempt)) is None else leaving.chips)
+            for attempt, (spec, held) in given_back.items()
+        ]
+        for spec, held in left:
+            self._count(spec, -held)
+        found = self.quota_source(job, chips)
+        for spec, held in left:
+            self._count(spec, held)
         return found
 
     def quota_source(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
@@ -216,17 +261,29 @@ class TeamQuotas:
         self._count(job.spec, chips)
 
     def promised(self, job: Job, chips: float) -> None:
-        """Replace the number of chips promised to a job.
+        """Replace the number of chips promised to a job."""
+        if not self.exist:
+            return
+        job_id, more = job.spec.job_id, chips - self._promised.pop(job.spec.job_id, 0.0)
+        if chips:
+            self._promised[job_id] = chips
+        self._count(job.spec, more, promised=True)
+        if more and (taker := self._takers.get(job_id)) is not None:
+            taker.missing = rounded(taker.missing + more)
+            for attempt in taker.victims:
+                self._count_once(self._leaving[attempt], taker, -self._leaving[attempt].takers[job_id])
+            self._share_out(taker.victims)
 
-        With 0, attempts that would have left only for this job stay.
-        """
-        if self.exist:
-            before = self._promised.pop(job.spec.job_id, 0.0)
-            if chips:
-                self._promised[job.spec.job_id] = chips
-            else:
-                self._none_leave_for(job)
-            self._count(job.spec, chips - before, promised=True)
+    def released(self, job: Job) -> None:
+        """Stop counting the chips promised to a job. Attempts that would have left only for this job stay."""
+        self.promised(job, 0.0)
+        taker = self._takers.pop(job.spec.job_id, None)
+        for attempt in taker.victims if taker is not None else ():
+            leaving = self._leaving[attempt]
+            del leaving.takers[job.spec.job_id]
+            if not leaving.takers:
+                del self._leaving[attempt]
+                self._count_leaving(leaving.spec, -leaving.chips)
 
     def keep_for(self, job: Job, chips: float, up_to: str) -> bool:
         """Reserve quota for a job, unless quota is reserved for another job of its team. Return whether it is reserved.
@@ -254,25 +311,42 @@ class TeamQuotas:
         for name in aside.names:
             self._account(name, kind).aside[aside.band] += sign * aside.chips  # type: ignore[assignment]
 
-    def leaves(self, attempt: AttemptId, job: Job, chips: float, taker: Job) -> None:
-        """Count that an attempt of a job leaves its chips to another job, so that the chips count only once."""
-        if self.kind(job.spec) is not None:
-            leaving = self._leaving.setdefault(attempt, [])
-            leaving.append(_Leaving(job.spec, taker.spec, chips))
-            if len(leaving) == 1:
-                self._count_leaving(leaving[0], sign=1)
+    def leaves(self, attempt: AttemptId, spec: JobSpec, chips: float, taker: JobSpec) -> None:
+        """Count that an attempt leaves its chips to a job.
 
-    def _none_leave_for(self, job: Job) -> None:
-        for attempt, leaving in [*self._leaving.items()]:
-            first, left = leaving[0], [one for one in leaving if one.taker.job_id != job.spec.job_id]
-            if left != leaving:
-                self._leaving[attempt] = left
-            if not left:
-                del self._leaving[attempt]
-            if not left or left[0] is not first:
-                self._count_leaving(first, sign=-1)
-                for other in left[:1]:
-                    self._count_leaving(other, sign=1)
+        As many chips as are promised to that job then count once. The others count until the attempt has left, so that
+        no other job exceeds a quota meanwhile.
+        """
+        if self.kind(spec) is None:
+            return
+        if (leaving := self._leaving.get(attempt)) is None:
+            leaving = self._leaving[attempt] = _Leaving(spec, chips)
+            self._count_leaving(spec, chips)
+        if taker.job_id not in self._takers:
+            self._takers[taker.job_id] = _Taker(taker, self._promised.get(taker.job_id, 0.0))
+        if taker.job_id not in leaving.takers:
+            leaving.takers[taker.job_id] = 0.0
+            self._takers[taker.job_id].victims.append(attempt)
+            self._share_out([attempt])
+
+    def _share_out(self, attempts: Iterable[AttemptId]) -> None:
+        """Count the chips of leaving attempts only once where they are promised to jobs for which these leave."""
+        for leaving in map(self._leaving.__getitem__, attempts):
+            for job_id in leaving.takers:
+                taker = self._takers[job_id]
+                if self.kind(taker.spec) == self.kind(leaving.spec):
+                    self._count_once(leaving, taker, min(leaving.chips, taker.missing))
+
+    def _count_once(self, leaving: _Leaving, taker: _Taker, chips: float) -> None:
+        """Stop counting chips of a leaving attempt that are promised to a job; count them again if negative."""
+        if not chips:
+            return
+        leaving.chips, taker.missing = rounded(leaving.chips - chips), rounded(taker.missing - chips)
+        leaving.takers[taker.spec.job_id] = rounded(leaving.takers[taker.spec.job_id] + chips)
+        path, of_taker = self._use.path(leaving.spec.team), self._use.path(taker.spec.team)
+        shared = next(i for i, name in enumerate(path) if name in of_taker)
+        self._count(leaving.spec, -chips, path[shared:])
+        self._count_leaving(leaving.spec, -chips, path[shared:])
 
     # -- reclaiming ----------------------------------------------------------------------------------------------------
 
@@ -332,24 +406,19 @@ class TeamQuotas:
             yield name, account, used, kept
             change = max(kept, account.keeps - used) - before
 
-    def _count(self, spec: JobSpec, chips: float, promised: bool = False) -> None:
+    def _count(self, spec: JobSpec, chips: float, path: Sequence[str] | None = None, promised: bool = False) -> None:
         kind = self.kind(spec) if chips else None
         if kind is None:
             return
-        for _, account, used, kept in self._after(self._use.path(spec.team), kind, chips):
+        for _, account, used, kept in self._after(path or self._use.path(spec.team), kind, chips):
             self._set(account, used, kept, spec.priority, chips)
             account.promised[spec.priority] += chips * promised  # type: ignore[assignment]
 
-    def _count_leaving(self, leaving: _Leaving, sign: int) -> None:
-        spec, taker, chips = leaving.spec, leaving.taker, leaving.chips
+    def _count_leaving(self, spec: JobSpec, chips: float, path: Sequence[str] | None = None) -> None:
         kind = self.kind(spec)
         assert kind is not None
-        path, of_taker = self._use.path(spec.team), self._use.path(taker.team)
-        common = next(i for i, name in enumerate(path) if name in of_taker)
-        for _, account, used, kept in self._after(path[common:], kind, -sign * chips):
-            self._set(account, used, kept, spec.priority, -sign * chips)
-        for name in path[:common]:  # does not affect sources
-            self._account(name, kind).leaving[spec.priority] += sign * chips  # type: ignore[assignment]
+        for name in path or self._use.path(spec.team):  # does not affect sources
+            self._account(name, kind).leaving[spec.priority] += chips  # type: ignore[assignment]
 
     def _set(self, account: _Account, used: float, kept: float, band: PriorityBand, more: float) -> None:
         self._sources.clear()

@@ -42,6 +42,10 @@ def test_many_windows_keep_an_outsiders_rules() -> None:
     assert counts["small jobs beside a large one"]
 
 
+def test_a_job_over_its_limit_by_its_own_unconfirmed_attempt_has_no_chance() -> None:
+    OUTSIDERS(3142559, 1, 1, 800)
+
+
 def test_a_world_is_the_same_each_time() -> None:
     assert play(seed=4, steps=1, each=300) == play(seed=4, steps=1, each=300)
 

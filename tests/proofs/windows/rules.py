@@ -506,8 +506,12 @@ class Rules(SeenLimits):
             return False
         if job.gang.not_before > self.now or job.avoided or any(c.key == TPU_NAME for c in job.spec.constraints):
             return False
-        if self._rivals(job) or self._holds(job) or self._is_over_the_limit(job, least_chips(job)):
+        if self._rivals(job) or self._holds(job):
             return False
+        workers = self._state.workers.items()
+        own = {name for name, one in workers if any(a.job_id == job.spec.job_id for _, a in one.occupants)}
+        if self._is_over_the_limit(job, least_chips(job) + self._chips_of(own)):
+            return False  # perhaps by what its last attempt holds, whose end nobody confirms
         return sum(self._could_be_free(job, hosts) for hosts in self._slices().values()) >= needed
 
     def _holds(self, job: Job) -> bool:

@@ -2,12 +2,14 @@
 
 import pytest
 
+from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
+from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
-from iris_ray.state.events import GangMovedEvent
-from tests.support.worlds import S, World, promised, set_teams
+from iris_ray.state.events import GangMovedEvent, LimitsSetEvent
+from tests.support.worlds import S, World, add_slices, gang_spec, promised, set_teams, submit_group
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TWO_TEAMS = """
@@ -340,3 +342,101 @@ def test_types_without_any_quota_are_shared_as_without_teams(world: World) -> No
     world.now += BACKFILL_BOUND_S
     submit(world, "vision", "vision", priority=PRODUCTION)
     assert len(leaving(world)) == 1
+
+
+# -- a plan counts what leaves and what is promised --------------------------------------------------------------------
+
+ML = """
+    [teams.ml]
+    quota.v4-16 = { chips = 24, borrow = 0 }
+    [teams."ml/ads"]
+    quota.v4-16 = 16
+"""
+
+
+def held_by(world: World, team: str) -> float:
+    return world.state.teams.usage[team]["v4-16"]
+
+
+def test_victims_other_chips_count_until_it_has_left() -> None:
+    world = World(*"cd")
+    add_slices(world, "a", "b", rack="one")
+    on_rack = (*gang_spec().constraints, Constraint("rack", ConstraintOp.EQ, "one"))
+    set_teams(world, ML)
+    (large,) = start(world, "large", team="ml", slices=(2,), constraints=on_rack)
+    world.now += BACKFILL_BOUND_S
+    taker = submit(world, "taker", "ml/ads", priority=PRODUCTION, constraints=on_rack)
+    submit(world, "first", "ml/ads")
+    submit(world, "second", "ml/ads")
+    assert leaving(world) == {"large"}, "for the one slice that its own part of the team has lent"
+    assert (len(promised(taker)), held_by(world, "ml")) == (2, 24), "large has two slices until it leaves"
+    assert set(world.schedule()) == set()
+    world.report_all(large, S.FAILED)
+    world.confirm(large)
+    assert set(world.schedule()) == {"taker", "second"}
+    assert held_by(world, "ml") == 24
+
+
+def test_job_that_runs_before_its_victim_has_left_counts_beside_it() -> None:
+    """The victim leaves for two jobs of its team. One of them finds another slice, which the team may not have yet."""
+    world = World(*"cd")
+    add_slices(world, "a", "b", rack="one")
+    on_rack = (*gang_spec().constraints, Constraint("rack", ConstraintOp.EQ, "one"))
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 16, borrow = 0 }")
+    start(world, "large", team="ads", slices=(2,), constraints=on_rack, priority=BATCH)
+    (other,) = start(world, "other", slices=(2,), priority=PRODUCTION)
+    world.now += BACKFILL_BOUND_S
+    submit(world, "first", "ads", constraints=on_rack, priority=PRODUCTION)
+    submit(world, "second", "ads", priority=PRODUCTION)
+    world.schedule()
+    assert leaving(world) == {"large"}
+    assert all(map(promised, map(world.state.jobs.__getitem__, ("first", "second"))))
+    world.finish(other)
+    assert set(world.schedule()) == set()
+    assert held_by(world, "ads") == 16
+
+
+def test_promise_to_a_group_and_what_leaves_for_it_count_once() -> None:
+    world = World(*"cd")
+    add_slices(world, "a", "b", rack="one")
+    on_rack = (*gang_spec().constraints, Constraint("rack", ConstraintOp.EQ, "one"))
+    set_teams(world, "[teams.ads]\nquota.v4-16 = 32")
+    start(world, "large", team="ads", slices=(2,), constraints=on_rack, priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    both = (gang_spec(job_id, constraints=on_rack, team="ads", priority=PRODUCTION) for job_id in ("one", "two"))
+    submit_group(world, *both)
+    assert leaving(world) == {"large"}
+    submit(world, "other", "ads", priority=BATCH)
+    assert set(world.schedule()) == {"other"}
+
+
+def test_spare_that_leaves_for_its_users_limit_gives_its_chips_once(world: World) -> None:
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 16, borrow = 0 }")
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16.0)))
+    start(world, "gang", team="ads", user="ann", spares=1)
+    world.schedule()
+    assert held_by(world, "ads") == 16
+    submit(world, "job", "ads", user="ann")
+    submit(world, "other", "ads", user="bob", priority=BATCH)
+    assert set(world.schedule()) == set(), "the spare's chips are for job"
+    assert set(world.schedule()) == {"job"}
+
+
+def test_no_spare_leaves_for_its_users_limit_if_the_jobs_team_is_at_its_quota(world: World) -> None:
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 8, borrow = 0 }\n[teams.vision]\nquota.v4-16 = 16")
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16.0)))
+    start(world, "other", team="ads", user="bob")
+    start(world, "gang", team="vision", user="ann", spares=1)
+    world.schedule()
+    submit(world, "job", "ads", user="ann")
+    assert not world.plan().promises
+
+
+def test_spare_of_another_team_leaves_for_its_users_limit(world: World) -> None:
+    two_teams(world)
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=16.0)))
+    start(world, "gang", team="vision", user="ann", spares=1)
+    world.schedule()
+    submit(world, "job", "ads", user="ann")
+    world.schedule()
+    assert set(world.schedule()) == {"job"}
