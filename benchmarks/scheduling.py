@@ -4,6 +4,7 @@
     python benchmarks/scheduling.py --quick    # the cycles at 10,000 hosts and the event; seconds
     python benchmarks/scheduling.py --plot     # the table, and docs/scheduling-cost.png; pip install -e '.[bench]'
     python benchmarks/scheduling.py --marin    # only the cycles, beside marin-iris: make bench-marin
+    python benchmarks/scheduling.py --count --before DIR  # instructions instead of times, beside another checkout
 
 A cycle is measured in three states of the indexes:
 
@@ -18,7 +19,9 @@ attributes each, one of them unique; the jobs have two EQ constraints.
 
 import argparse
 import gc
+from pathlib import Path
 
+from scheduling_costs.counts import print_counts
 from scheduling_costs.cycles import SCENARIOS, print_cycles
 from scheduling_costs.events import print_event
 from scheduling_costs.growth import save_picture
@@ -33,8 +36,15 @@ def main() -> None:
     parser.add_argument("--plot", action="store_true", help="also measure how the cost grows, and save the picture")
     parser.add_argument("--marin", action="store_true", help="only the cycles, beside those of marin-iris")
     parser.add_argument("--rounds", type=int, default=9, help="cycles per figure (default: 9, at most 14)")
+    parser.add_argument("--count", action="store_true", help="count instructions of Python instead; minutes")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="with --count: another checkout to compare with")
     options = parser.parse_args()
+    if options.before and not options.count:
+        parser.error("--before needs --count")
     gc.disable()
+    if options.count:
+        print_counts(options.before)
+        return
     if options.marin:
         from scheduling_costs.marin import print_beside_marin
 

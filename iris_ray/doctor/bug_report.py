@@ -20,6 +20,7 @@ from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, private_file, requ
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.errors import IrisError
+from iris_ray.masking import masked
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
 
@@ -27,7 +28,7 @@ LINES = 200
 """So many of the last lines are kept of the task that failed first."""
 _WARNING = """\
 Read this before you send it, and delete what others must not see. The log and the stacks are what your program printed
-and does; of environment variables there are names only."""
+and does; secrets that could be recognized are masked. Of environment variables there are names only."""
 
 
 class ReportWritten(TypedDict):
@@ -113,7 +114,10 @@ def _sections(job: str) -> Iterator[str]:
     ):
         with live_line("iris-ray") as line:
             line.show(f"asking: {command}")
-            yield f"== iris-ray {command}\n\n{_said_by(*command.split())}"
+            said = _said_by(*command.split())
+            if command.startswith(("logs ", "job stacks ")):
+                said = masked(said)
+            yield f"== iris-ray {command}\n\n{said}"
     yield from _evidence(job)
     if runs:
         yield f"== names of the variables of a task\n\n{_names(job)}\n"
@@ -145,10 +149,9 @@ def _said_by(*words: str) -> str:
 
 def _names(job: str) -> str:
     """Return the names of the variables of the first task that runs, or why they can't be had."""
-    from iris_ray.inspection import client as inspection
-
     tasks = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
     try:
+        inspection = module_of("inspection", "client")
         return next(" ".join(inspection.variables(task)) for task in tasks if task.state is TaskState.RUNNING)
     except (IrisError, StopIteration) as error:
         return str(error) or "no task is running now"

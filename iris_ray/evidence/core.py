@@ -1,11 +1,16 @@
 """Which files and lines are evidence of a crash or a hang: pure functions of names and text."""
 
+import io
 import re
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
+from iris_ray.masking import MOST_LINE
 from iris_ray.model.lifecycle import TaskAttemptId
+from iris_ray.terminal import one_line
 
 FOLDER: Final = "iris-ray"
 """The name of the folder in a task's output directory."""
@@ -24,15 +29,13 @@ _OF_RUNTIME = re.compile(
     rb"megascale|mxla|xla|libtpu|tpu_driver|hang_detected|pjrt|coordination.?service", re.IGNORECASE
 )
 _LOG_OF_LIBTPU = re.compile(r"tpu_driver\..+\.log\.[A-Z]+\.\d{8}-\d{6}\.(\d+)")
-_SECRET = re.compile(
-    r"""([\w.-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|credential|authorization)[\w.-]*["']?\s*[=:]\s*)"""
-    r"""((?:bearer\s+|basic\s+)?(?:"[^"]*"|'[^']*'|[^\s,;&]+))""",
-    re.IGNORECASE,
-)
-_NUMBER = re.compile(r"[-+\d.,e]+%?")
-_IN_URL = re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@")
 _HANDLERS = "/var/lib/systemd/coredump", "/var/lib/apport/coredump", "/var/crash"
 """Where systemd and Ubuntu's apport put core dumps, if the kernel gives these to a program."""
+_OF_HANDLERS = re.compile(r"core\..+\.\d+\.[\da-f-]{32,36}\.(\d+)\.\d+(?:\.\w+)?|.+\.\d+\.crash")
+"""Their names: program, user, boot, process and time; or program and user only."""
+_FIELD = re.compile(r"%(.?)")
+_OF_FIELDS = {"p": r"(\d+)", "P": r"(\d+)", "%": "%", "": "", "e": ".*", "E": ".*", "f": ".*", "h": ".*"}
+"""What a field of ``core_pattern`` becomes; all others are numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def is_log_of_libtpu(name: str, pids: Collection[int]) -> bool:
 
 
 def dump_directories(pattern: str, directory: str | None) -> tuple[str, ...]:
-    """Return the directories in which core dumps of a process may be.
+    """Return the directories in which core dumps of a process may be; none if their names differ from dump to dump.
 
     Args:
         pattern: the kernel's ``core_pattern``.
@@ -63,34 +66,48 @@ def dump_directories(pattern: str, directory: str | None) -> tuple[str, ...]:
     """
     if pattern.startswith("|"):
         return _HANDLERS
-    folder = pattern.partition("%")[0].rpartition("/")[0]
+    folder = pattern.rpartition("/")[0]
+    if "%" in folder:
+        return ()
     if pattern.startswith("/"):
         return (folder or "/",)
     return () if directory is None else (f"{directory}/{folder}".rstrip("/"),)
 
 
-def is_dump(name: str, pids: Collection[int]) -> bool:
-    """Return whether a file of this name may be a core dump of one of these processes."""
-    if any(int(number) in pids for number in re.findall(r"(?<!\d)\d{1,9}(?!\d)", name)):
-        return True
-    return name == "core" or name.endswith(".crash")
+def is_dump(name: str, pids: Collection[int], pattern: str, uses_pid: bool) -> bool:
+    """Return whether the kernel gives a core dump of one of these processes this name.
+
+    Args:
+        name: the file's name.
+        pids: the processes.
+        pattern: the kernel's ``core_pattern``.
+        uses_pid: the kernel's ``core_uses_pid``.
+    """
+    found = (_OF_HANDLERS if pattern.startswith("|") else _dump_name(pattern, uses_pid)).fullmatch(name)
+    return found is not None and all(pid is None or int(pid) in pids for pid in found.groups())
+
+
+@cache
+def _dump_name(pattern: str, uses_pid: bool) -> re.Pattern[str]:
+    """Return what matches the names of core dumps, with a group for each number of the process."""
+    literal, *fields = _FIELD.split(pattern.rpartition("/")[2])
+    said = re.escape(literal)
+    for field, text in zip(fields[::2], fields[1::2], strict=True):
+        said += _OF_FIELDS.get(field, r"\d+") + re.escape(text)
+    if uses_pid and "p" not in fields[::2]:
+        said += r"\.(\d+)"
+    return re.compile(said, re.DOTALL)
 
 
 def evidence_lines(data: bytes) -> bytes:
     """Return the last lines of a task's output, and those before them that XLA, MEGASCALE and libtpu have written."""
-    lines = data.splitlines()
-    before, last = lines[:-LAST_LINES], lines[-LAST_LINES:]
-    of_runtime = [line for line in before if _OF_RUNTIME.search(line)][-LAST_OF_RUNTIME:]
-    return b"".join(line + b"\n" for line in [*of_runtime, *last])
-
-
-def masked(text: str) -> str:
-    """Return a text without the values of what is named like a secret, and without the passwords in URLs."""
-
-    def hide(found: re.Match[str]) -> str:
-        return found[0] if _NUMBER.fullmatch(found[2]) else f"{found[1]}***"
-
-    return _IN_URL.sub(r"\1***@", _SECRET.sub(hide, text))
+    of_runtime: deque[bytes] = deque(maxlen=LAST_OF_RUNTIME)
+    last: deque[bytes] = deque(maxlen=LAST_LINES)
+    for line in io.BytesIO(data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")):  # a list would take 50 times the memory
+        if len(last) == LAST_LINES and _OF_RUNTIME.search(last[0][:MOST_LINE]):
+            of_runtime.append(last[0])
+        last.append(line)
+    return b"".join([*of_runtime, *last])
 
 
 def crash_in_words(attempt: TaskAttemptId, has_logs: bool, dumps: Sequence[CoreDump], are_kept: bool) -> str:
@@ -105,7 +122,7 @@ def crash_in_words(attempt: TaskAttemptId, has_logs: bool, dumps: Sequence[CoreD
     said = ["the last lines of libtpu's logs"] if has_logs and are_kept else []
     if dumps:
         more = f", and {len(dumps) - 1} more" if dumps[1:] else ""
-        said.append(f"a core dump of {dumps[0].bytes / 1e6:,.0f} MB ({dumps[0].path} on its host{more})")
+        said.append(f"a core dump of {dumps[0].bytes / 1e6:,.0f} MB ({one_line(dumps[0].path)} on its host{more})")
     if not said:
         return ""
     command = f"iris-ray cp --output {attempt.job_id}/{attempt.task_index}:{FOLDER} . --attempt {attempt.attempt}"

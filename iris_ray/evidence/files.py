@@ -10,12 +10,14 @@ import json
 import os
 import socket
 import stat
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from iris_ray.actors.protocol.services import module_of
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError, IrisError, ServiceUnavailableError
 from iris_ray.evidence.core import (
     CHIPS,
@@ -30,23 +32,24 @@ from iris_ray.evidence.core import (
     evidence_lines,
     is_dump,
     is_log_of_libtpu,
-    masked,
 )
+from iris_ray.masking import masked, secret_values
 from iris_ray.model.lifecycle import TaskAttemptId
 
 TPU_LOG_DIR: Final = "TPU_LOG_DIR"
 """libtpu's variable for the directory of its logs."""
 TPU_LOGS: Final = "/tmp/tpu_logs"
-CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
+CORE_PATTERN, CORE_USES_PID = Path("/proc/sys/kernel/core_pattern"), Path("/proc/sys/kernel/core_uses_pid")
 MOST_PROCESSES: Final = 16
 """The limit for the processes of a task whose stacks are kept."""
 MOST_LOGS, MOST_DUMPS = 8, 20
 """The limits for the logs of libtpu and the core dumps of a task; the newest are kept."""
-MOST_NAMES: Final = 20_000
+MOST_NAMES: Final = 200_000
 """The limit for the names of a directory that are looked at."""
 OUTPUT_BYTES, LOG_BYTES, STACKS_BYTES = 4 << 20, 256 << 10, 1 << 20
 """The limits for what is read of a task's output, of each log and of the stacks of a process; bytes."""
-STACKS_S: Final = 3.0
+STACKS_S, ALL_STACKS_S = 3.0, 5.0
+"""The time for py-spy to read the stacks of one process, and of all."""
 EARLIER_S: Final = 60.0
 """Files that were changed longer than this before the task began belong to an earlier process of the same number."""
 CONNECT_S: Final = 0.5
@@ -59,14 +62,17 @@ class Place:
     Attributes:
         directory: its working directory; None if it is not known.
         tpu_logs: the directory of libtpu's logs.
+        secrets: the values of its variables that are named like a secret.
     """
 
     directory: str | None
     tpu_logs: str
+    secrets: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     @staticmethod
     def of(environ: Mapping[str, str], directory: str | None = None) -> "Place":
-        return Place(directory, environ.get(TPU_LOG_DIR) or TPU_LOGS)
+        tpu_logs = os.path.join(directory or "", environ.get(TPU_LOG_DIR) or TPU_LOGS)
+        return Place(directory, tpu_logs, secret_values(environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +113,13 @@ def keep_hang(
     _write(
         host_directory,
         attempt,
-        {
-            STACKS: lambda: _stacks(pids[:MOST_PROCESSES]),
+        {  # the stacks last: they take the longest
+            CHIPS: lambda: "".join(f"{json.dumps(asdict(one))}\n" for one in samples),
             OUTPUT: lambda: _output(host_directory, attempt),
             LIBTPU: lambda: _tails(libtpu_logs(place, pids, began_at)),
-            CHIPS: lambda: "".join(f"{json.dumps(asdict(one))}\n" for one in samples),
+            STACKS: lambda: _stacks(host_directory, pids[:MOST_PROCESSES]),
         },
+        place.secrets,
     )
 
 
@@ -135,7 +142,7 @@ def keep_crash(
         DUMPS: lambda: "".join(f"{one.bytes:>16,} bytes  {one.path!r}\n" for one in dumps),
     }
     try:
-        _write(host_directory, attempt, parts)
+        _write(host_directory, attempt, parts, place.secrets)
     except (OSError, ServiceUnavailableError):
         return crash_in_words(attempt, bool(logs), dumps, are_kept=False)
     return crash_in_words(attempt, bool(logs), dumps, are_kept=True)
@@ -150,13 +157,13 @@ def libtpu_logs(place: Place, pids: Collection[int], began_at: float) -> list[Pa
 def core_dumps(place: Place, pids: Collection[int], began_at: float) -> list[CoreDump]:
     """Return the core dumps of these processes, the oldest first."""
     try:
-        pattern = CORE_PATTERN.read_text().strip()
+        pattern, uses_pid = CORE_PATTERN.read_text().strip(), CORE_USES_PID.read_text().strip() != "0"
     except OSError:
         return []
     found = [
         one
         for directory in dump_directories(pattern, place.directory)
-        for one in _files(directory, lambda name: is_dump(name, pids), began_at)
+        for one in _files(directory, lambda name: is_dump(name, pids, pattern, uses_pid), began_at)
     ]
     return [CoreDump(str(path), size) for _, path, size in sorted(found)[-MOST_DUMPS:]]
 
@@ -177,7 +184,9 @@ def _files(directory: str, is_one: Callable[[str], bool], began_at: float) -> It
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
-def _write(host_directory: Path, attempt: TaskAttemptId, parts: Mapping[str, Callable[[], str]]) -> None:
+def _write(
+    host_directory: Path, attempt: TaskAttemptId, parts: Mapping[str, Callable[[], str]], secrets: Sequence[str]
+) -> None:
     outputs = module_of("outputs", "directory")
     directory = outputs.OutputDirectory.of(outputs.outputs_directory(host_directory), attempt)
     directory.create()
@@ -187,39 +196,64 @@ def _write(host_directory: Path, attempt: TaskAttemptId, parts: Mapping[str, Cal
         except (IrisError, OSError) as error:
             text = f"iris_ray could not get this: {error}\n"
         if text:
-            directory.write(FOLDER, name, masked(text).encode(errors="backslashreplace"))
+            directory.write(FOLDER, name, masked(text, secrets).encode(errors="backslashreplace"))
 
 
-def _stacks(pids: Iterable[int]) -> str:
-    found = []
+def _stacks(host_directory: Path, pids: Iterable[int]) -> str:
+    found: list[str] = []
+    deadline = time.monotonic() + ALL_STACKS_S
     for pid in pids:
         try:  # without stopping it: it makes no progress, and a stopped process could not be stopped once more
-            inspection = module_of("inspection", "host")
-            found.append(inspection.py_spy(["dump", "--nonblocking", "--pid", str(pid)], STACKS_S)[:STACKS_BYTES])
-        except InspectionFailedError as error:
-            found.append(f"Process {pid}: {error}")
+            left_s = min(STACKS_S, deadline - time.monotonic())
+            if left_s <= 0:
+                raise InspectionFailedError(f"no time was left within {ALL_STACKS_S:g} s")
+            py_spy = module_of("inspection", "host").py_spy
+            found.append(py_spy(["dump", "--nonblocking", "--pid", str(pid)], left_s)[:STACKS_BYTES])
+        except (InspectionFailedError, ServiceUnavailableError) as error:
+            told = "" if found else _end_of(TaskFiles.of_process(host_directory, pid).stacks, STACKS_BYTES)
+            found.append(f"Process {pid}: {error}" + (f"\nIt has written itself:\n{told}" if told else ""))
     return "\n\n".join(found) + "\n"
 
 
 def _output(host_directory: Path, attempt: TaskAttemptId) -> str:
     logs = module_of("logs", "files")
     log = logs.AttemptLog(logs.logs_directory(host_directory), *attempt)
-    piece = log.tail(OUTPUT_BYTES, OUTPUT_BYTES)
-    return "" if piece is None else evidence_lines(piece.data).decode(errors="replace")
+    if (last := log.tail(0, 0)) is None:
+        return ""
+    piece = log.read(last.end - OUTPUT_BYTES, OUTPUT_BYTES)
+    return evidence_lines(_whole_lines(piece.data, is_cut=piece.offset > 0)).decode(errors="replace")
 
 
 def _tails(logs: Iterable[Path]) -> str:
-    found = []
-    for path in logs:
-        with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(fd, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES))
-                found.append(f"==> {path} <==\n{file.read(LOG_BYTES).decode(errors='replace')}")
-    return "\n".join(found)
+    return "\n".join(f"==> {path} <==\n{_end_of(path, LOG_BYTES)}" for path in logs)
+
+
+def _end_of(path: Path, most_bytes: int) -> str:
+    """Return the last lines of a regular file; "" if it can't be read."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                begin = max(0, file.seek(0, os.SEEK_END) - most_bytes)
+                file.seek(begin)
+                return _whole_lines(file.read(most_bytes), is_cut=begin > 0).decode(errors="replace")
+    return ""
+
+
+def _whole_lines(data: bytes, is_cut: bool) -> bytes:
+    """Leave out the first line if its begin is cut off: it may be a secret whose name is not there."""
+    return b"(what was before is left out)\n" + data.partition(b"\n")[2] if is_cut else data
 
 
 # -- what is remembered of tasks that run ------------------------------------------------------------------------------
+
+
+def place_of(pid: int) -> Place | None:
+    """Return where the process of a task leaves files; None if it keeps no copy of its variables."""
+    with contextlib.suppress(IrisError):
+        found = module_of("sessions", "surroundings").Surroundings.of_process(pid)
+        return Place.of(found.environ, found.directory)
+    return None
 
 
 def look_at(pids: Iterable[int], now: float) -> tuple[dict[int, Place], ChipSample | None]:

@@ -11,7 +11,7 @@ from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.host.services import DeadTask, Host, HostPart
 from iris_ray.evidence.calls import EvidenceCalls
-from iris_ray.evidence.files import ChipSample, Place, keep_crash, keep_hang, look_at
+from iris_ray.evidence.files import ChipSample, Place, keep_crash, keep_hang, look_at, place_of
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.subtree import descendants
 
@@ -28,6 +28,7 @@ class EvidenceOnHost(HostPart):
         super().__init__(host, running)
         self._samples: deque[ChipSample] = deque(maxlen=MOST_SAMPLES)
         self._places: Mapping[int, Place] = {}
+        self._clock = time.time() - time.monotonic()
 
     async def run(self) -> None:
         """Look now and then, since neither libtpu nor a process that has ended can be asked about the past."""
@@ -44,13 +45,18 @@ class EvidenceOnHost(HostPart):
         if task is None:  # it has just ended
             return
         attempt = TaskAttemptId(task.job_id, task.task_index, task.attempt)
-        pids = [pid, *descendants(pid)]
-        began_at = files.started.stat().st_mtime
-        place = self._places.get(pid, Place.of(os.environ))
+        pids = [pid, *await self.in_thread(descendants, pid)]
+        began_at = self._now_called(files.started.stat().st_mtime)
+        place = self._places.get(pid) or await self.in_thread(place_of, pid) or Place.of(os.environ)
         await self.in_thread(keep_hang, self.host.directory(), attempt, pids, began_at, place, samples)
 
     async def died(self, task: DeadTask) -> str:
         place = self._places.get(task.pid, Place.of(os.environ | task.launch.env))
         info = task.launch.info
         attempt = TaskAttemptId(info.job_id, info.task_index, info.attempt)
-        return await self.in_thread(keep_crash, self.host.directory(), attempt, task.pids, task.began_at, place)
+        began_at = self._now_called(task.began_at)
+        return await self.in_thread(keep_crash, self.host.directory(), attempt, task.pids, began_at, place)
+
+    def _now_called(self, at: float) -> float:
+        """Return a time of the past by the clock as it is now, if that was set back meanwhile."""
+        return at + min(0.0, time.time() - time.monotonic() - self._clock)

@@ -4,6 +4,7 @@ Google's ``tpu-info`` asks the same service. The messages hold only the fields t
 with those in libtpu.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -83,7 +84,7 @@ def chip_use(environ: Mapping[str, str]) -> list[ChipUse]:
 def ports(environ: Mapping[str, str]) -> list[int]:
     """Return the ports of this host on which libtpu may answer, for a task with these variables."""
     given = (word.strip() for word in environ.get(PORTS_VARIABLE, "").split(","))
-    return [int(word) for word in given if word.isdecimal()] or [DEFAULT_PORT]
+    return [int(word) for word in given if word.isdecimal() and len(word) <= 5] or [DEFAULT_PORT]
 
 
 def _uses(channel: Any) -> list[ChipUse]:
@@ -100,7 +101,7 @@ def _whole(number: float | None) -> int | None:
 
 
 def _asked(channel: Any, name: str) -> dict[int, float]:
-    """Return the values of a metric by the number of its chip or device."""
+    """Return the values of a metric by the number of its chip or device; none that is not a number."""
     import grpc
 
     ask = channel.unary_unary(
@@ -114,10 +115,11 @@ def _asked(channel: Any, name: str) -> dict[int, float]:
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise
         return {}  # this libtpu does not know it
-    return {
+    values = {
         one.attribute.value.int_attr: one.gauge.as_double if one.gauge.HasField("as_double") else one.gauge.as_int
         for one in answer.metric.metrics
     }
+    return {device: value for device, value in values.items() if math.isfinite(value)}
 
 
 @cache

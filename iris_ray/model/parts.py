@@ -130,9 +130,12 @@ def require_shape(device: TPUConfig, topology: object) -> str:
         return str(given)
     asked = f"topology is {shown(topology)}"
     if not shapes:
+        chips = device.chips_per_vm
+        why = f"is one host with {chips} {'chips' if chips > 1 else 'chip'} and so " if device.vm_count == 1 else ""
+        on_gke = ", not even on GKE, where it may be two hosts" if chips == 2 * CHIPS_PER_HOST else ""
         raise InvalidTopologyError(
-            f"{asked}, but a {device.name} slice is not made of several hosts with {CHIPS_PER_HOST} chips each and so"
-            " has no parts; leave topology out, or ask for a part of a larger type"
+            f"{asked}, but a {device.name} slice {why}has no parts{on_gke}; leave topology out, or ask for a part of a"
+            " larger type"
         )
     if given == whole:
         raise InvalidTopologyError(

@@ -14,6 +14,7 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from typing import Any, Final
 
+from iris_ray.masking import without_secret
 from iris_ray.notify.core import News, batch_id
 from iris_ray.notify.destination import KEY_PREFIX, Channel, What
 from iris_ray.terminal import one_line, printable, without_colours
@@ -22,8 +23,6 @@ VERSION: Final = 1
 DIGEST_JOBS: Final = 20
 """A digest names this number of news, and counts the others."""
 MOST_LINE: Final = 500
-LEAST_OF_SECRET: Final = 8
-"""Shorter lines of a secret, such as a brace, are no secret by themselves."""
 MOST_TEXT: Final = 3500
 """The limit for a message in a chat; Slack and Google Chat cut or refuse longer ones."""
 _WORDS: Final = {
@@ -160,14 +159,6 @@ def clean_lines(text: str, most: int, secrets: Iterable[str] = ()) -> list[str]:
     for secret in secrets:
         text = without_secret(text, secret)
     return [printable(line)[:MOST_LINE] for line in text.splitlines()[-most:]]
-
-
-def without_secret(text: str, secret: str) -> str:
-    """Return output without a secret, and without each line of it: the last lines may have the end of a key only."""
-    lines = {line.strip() for line in secret.splitlines()}
-    for part in (secret.strip(), *sorted((one for one in lines if len(one) >= LEAST_OF_SECRET), key=len, reverse=True)):
-        text = text.replace(part, "***") if part else text
-    return text
 
 
 def _last(text: str, most: int) -> str:

@@ -55,8 +55,8 @@ class Surroundings:
                 with contextlib.suppress(FileNotFoundError):  # it has just been closed
                     if os.readlink(link).startswith(f"/memfd:{NAME}"):
                         found = json.loads(link.read_text(encoding="utf-8"))
-                        return Surroundings(found["environ"], found["python"], os.readlink(f"/proc/{pid}/cwd"))
-        except (OSError, ValueError, KeyError) as error:
+                        return Surroundings(dict(found["environ"]), found["python"], os.readlink(f"/proc/{pid}/cwd"))
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise SessionError(f"the variables of the task can't be read on its host: {error}") from None
         raise SessionError(
             "the variables of the task can't be read on its host: its process keeps no copy of them, since it has"

@@ -22,8 +22,8 @@ from iris_ray.slots.client.model_order import model_order
 from iris_ray.slots.client.served_command import ServedCommand
 from iris_ray.slots.client.slot_client import SlotClient
 from iris_ray.slots.core.allocator import fits_when_empty
-from iris_ray.slots.core.devices import DeviceKind, Runner
-from iris_ray.slots.core.memory_estimates import gguf_memory, read_gguf, split_memory
+from iris_ray.slots.core.devices import UNKNOWN, DeviceKind, Runner
+from iris_ray.slots.core.memory_estimates import SHARES, gguf_memory, read_gguf, split_memory
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
 from iris_ray.slots.front.api_keys import ApiKey
@@ -102,10 +102,10 @@ class ModelsFile:
     def place(self, name: str) -> str:
         """Return where a model fits on an empty host, or "" if it fits nowhere."""
         spec = self.orders[name].spec
-        for count, needed in spec.memory.items():
-            alone = replace(spec, memory={count: needed})
+        for count in spec.memory:
+            alone = _on(spec, count)
             if any(fits_when_empty(each.runner, alone) for each in suitable_hosts(self.hosts, spec)):
-                return f"{count} × {needed / GB:.10g} GB of {spec.kind.value}"
+                return f"{_words(spec.sizes_on(count))} GB of {spec.kind.value}"
         return ""
 
     @property
@@ -238,9 +238,12 @@ def _check_places(found: ModelsFile) -> None:
                 )
             if not found.place(name):
                 neighbours = " A slot has 1, 2, 4, … neighbouring chips of a host, or all."
+                needs = " or ".join(f"{_words(spec.sizes_on(count))} GB" for count in spec.memory)
+                there = " or ".join(dict.fromkeys(_words_of(each.runner) for each in suitable))
                 raise InvalidSlotError(
-                    f"it would fit on none of the hosts; give it less memory_gb or another number of devices, or larger"
-                    f" hosts.{neighbours if spec.kind is DeviceKind.TPU else ''}"
+                    f"it would fit on none of the hosts: it needs {needs}, and a host has {there}; give it less"
+                    f" memory_gb or another number of devices, or larger hosts."
+                    f"{neighbours if spec.kind is DeviceKind.TPU else ''}"
                 )
             most = sum(_runners(each) * _most_slots(each.runner, spec) for each in suitable)
             if order.replicas > most:
@@ -272,15 +275,29 @@ def _can_meet(hosts: SlotHosts, asked: Constraint) -> bool:
 
 
 def _most_slots(runner: Runner, spec: ModelSpec) -> int:
-    """Return an upper bound for the slots of a model on an empty runner, whose devices are alike."""
-    memory, fits = runner.devices[0].memory, dict[int, int]()
-    for count, needed in spec.memory.items():
-        if fits_when_empty(runner, replace(spec, memory={count: needed})):
-            fits[count] = runner.devices[0].charge(needed)
-    if len(fits) == 1:
-        ((count, taken),) = fits.items()
-        return len(runner.devices) * (memory // taken) // count
-    return len(runner.devices) * memory // min([count * taken for count, taken in fits.items()], default=2**62)
+    """Return an upper bound for the slots of a model on an empty runner."""
+    memory, charge = [device.memory for device in runner.devices], runner.devices[0].charge
+    fits = [count for count in spec.memory if fits_when_empty(runner, _on(spec, count))]
+    taken = [[charge(size) for size in spec.sizes_on(count)] for count in fits]
+    if len(taken) == 1 and len(set(taken[0])) == 1:
+        return sum(each // taken[0][0] for each in memory) // len(taken[0])
+    return sum(memory) // min(map(sum, taken), default=2**62)
+
+
+def _on(spec: ModelSpec, count: int) -> ModelSpec:
+    """Return the model on this number of devices alone."""
+    return replace(spec, memory={count: spec.sizes_on(count)})
+
+
+def _words(sizes: Sequence[int]) -> str:
+    """Return the gigabytes of devices: 2 × 6, or 12 + 6."""
+    each = [f"{size / GB:.10g}" for size in sizes]
+    return f"{len(each)} × {each[0]}" if len(set(sizes)) == 1 else " + ".join(each)
+
+
+def _words_of(runner: Runner) -> str:
+    sizes = [device.memory for device in runner.devices]
+    return f"{len(sizes)} devices of unknown size" if sizes[0] == UNKNOWN else f"{_words(sizes)} GB"
 
 
 def _check_groups(found: ModelsFile) -> None:
@@ -348,7 +365,7 @@ def _hosts(table: Mapping[str, Any]) -> SlotHosts:
     if "kind" in table:
         found["kind"] = _choice(DeviceKind, table["kind"], "kind")
     if "memory_gb" in table:
-        found["memory"] = _bytes(table["memory_gb"])
+        found["memory"] = _bytes_of_each(table["memory_gb"])
     elif found.get("kind") is not DeviceKind.GPU:
         raise InvalidSlotError(
             "it has no memory_gb; give the gigabytes of each chip, or of the host for CPUs. Only GPUs can say it"
@@ -416,13 +433,10 @@ def _memory(given: Any) -> dict[int, int | Sequence[int]]:
     by_number = given if isinstance(given, dict) else {"1": given}
     if not all(each.isdecimal() for each in by_number):
         raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")
-    return {
-        int(number): [_bytes(size) for size in each] if isinstance(each, list) else _bytes(each)
-        for number, each in by_number.items()
-    }
+    return {int(number): _bytes_of_each(each) for number, each in by_number.items()}
 
 
-def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int]:
+def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int | tuple[int, ...]]:
     """Return the memory of a model whose weights are a GGUF file, as `gguf_memory` estimates it.
 
     Args:
@@ -437,10 +451,12 @@ def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int]
             " its answer, and from concurrency, as each of the requests at a time has a cache of its own"
         )
     given = table["gguf"] if isinstance(table["gguf"], dict) else {"path": table["gguf"]}
-    _check_names(given, {"path", "on"})
+    _check_names(given, {"path", "on", "split"})
     require("gguf", given.get("path"), NAME, InvalidSlotError)
     on = given.get("on", [1])
     require("gguf: on", on, ListOf(int, "a list of numbers of devices, such as [1, 2]"), InvalidSlotError)
+    split = given.get("split", [])
+    require("gguf: split", split, SHARES, InvalidSlotError)
     path = directory / Path(given["path"]).expanduser()
     try:
         with path.open("rb") as file:
@@ -448,7 +464,11 @@ def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int]
     except OSError as error:
         why = error.strerror or error
         raise InvalidSlotError(f"gguf: {path} can't be read on this machine: {why}; or give memory_gb") from None
-    return gguf_memory(model, context=table["context"], concurrency=table["concurrency"], degrees=on)
+    return gguf_memory(model, context=table["context"], concurrency=table["concurrency"], degrees=on, split=split)
+
+
+def _bytes_of_each(gigabytes: Any) -> int | list[int]:
+    return [_bytes(size) for size in gigabytes] if isinstance(gigabytes, list) else _bytes(gigabytes)
 
 
 def _bytes(gigabytes: Any) -> int:

@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, ResourceSpec, SlotClient, SlotHosts
-from iris_ray.errors import TaskCrashedError
+from iris_ray.errors import InvalidSlotError, TaskCrashedError
 from iris_ray.slots import DeviceKind
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
@@ -123,6 +123,14 @@ def test_slots_use_gpus_as_large_as_driver_says(clusters: Clusters, monkeypatch:
             assert client.submit("Share", None).result(60) == ("0", str(39 * GB), "0.4937")
             (runner,) = iris_json(cluster, "slots", "runners")
             assert (runner["memory"], runner["in_use"]) == ([79 * GB, 40 * GB], [3 * GB, 0])
+            client.evict(client.status().slots[0].slot_id)
+            client.register(Share, "uneven", memory={2: (20 * GB, 60 * GB)}, kind=DeviceKind.GPU)
+            assert client.submit("uneven", None).result(60) == ("1,0", f"{20 * GB},{60 * GB}", "0.5000")
+            client.register(Share, "too large", memory={2: (60 * GB, 50 * GB)}, kind=DeviceKind.GPU)
+            with pytest.raises(
+                InvalidSlotError, match=r"needs 60,000,000,000 \+ 50,000,000,000 bytes on 2 gpu devices"
+            ):
+                client.submit("too large", None).result(60)
 
 
 class Share:

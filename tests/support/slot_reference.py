@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, permutations
 
 from iris_ray.slots.core.allocator import Allocator, Decision, Place, SlotRequirement
-from iris_ray.slots.core.devices import Runner
+from iris_ray.slots.core.devices import DeviceKind, Runner
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import PlacementPolicy
@@ -86,10 +86,10 @@ def all_plans(
             continue
         slots = [slot for slot in snapshot.slots if slot.allocation.runner_id == name]
         excluded = {slot for slot in slots if spec.excludes(slot.spec)}
-        for degree, need in spec.memory.items():
-            for devices in runner.sets(degree):
-                charge = [runner.devices[device].charge(need) for device in devices]
-                if any(runner.devices[device].memory < need for device in devices):
+        for degree in spec.memory:
+            for devices, needs in ways(runner, spec, degree):
+                charge = [runner.devices[device].charge(need) for device, need in zip(devices, needs, strict=True)]
+                if any(runner.devices[device].memory < need for device, need in zip(devices, needs, strict=True)):
                     continue
                 room = [free_now(runner, slots, device) for device in devices]
                 if not excluded and all(free >= each for free, each in zip(room, charge, strict=True)):
@@ -104,6 +104,15 @@ def all_plans(
                         newest = max((slot.last_activity for slot in evict), default=LONG_AGO)
                         ids = frozenset(slot.slot_id for slot in evict)
                         yield tiered(policy, degree, (price, size, newest)), (name, devices, ids)
+
+
+def ways(runner: Runner, spec: ModelSpec, degree: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """All devices that a slot could have, in the order in which its process sees them, with the bytes of each."""
+    sizes = spec.sizes_on(degree)
+    if len(set(sizes)) == 1 or runner.kind is DeviceKind.TPU:
+        yield from ((devices, (max(sizes),) * degree) for devices in runner.sets(degree))
+    else:
+        yield from ((devices, sizes) for devices in permutations(range(len(runner.devices)), degree))
 
 
 def tiered(policy: PlacementPolicy, degree: int, key: Score) -> Score:

@@ -15,19 +15,23 @@ from iris_ray.model.checks import FLAG, NAME, Check, Holds, OneOf, Seconds, Whol
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_slice
+from iris_ray.slots.core.devices import UNKNOWN, Device, DeviceKind, Runner, runner_of_slice
 from iris_ray.slots.core.events import ModelRegistered
 from iris_ray.slots.core.models import ModelSpec, WorkloadKind
 
-UNKNOWN = 2**60
-"""Stands for the bytes of a device that have not been read yet: every model may fit."""
 MOST_HOSTS = 10_000
 """The limit for hosts, and for devices of a host. A mistyped number must not fill the memory."""
+
+
+def _is_memory(given: object) -> bool:
+    sizes = given if isinstance(given, (list, tuple)) and given else [given]
+    return not any(map(Whole(1, exactly=True).problem, sizes))
+
 
 _CHECKS: Mapping[str, Check] = {
     "count": Whole(1, MOST_HOSTS, exactly=True),
     "devices": Whole(1, MOST_HOSTS, exactly=True),
-    "memory": Whole(1, or_none=True, exactly=True),
+    "memory": Holds(_is_memory, "bytes: an int of 1 or more, or one for each GPU of a host", or_none=True),
     "kind": Holds(DeviceKind, "a DeviceKind, such as DeviceKind.GPU"),
     "whole_slices": FLAG,
     "priority": OneOf(tuple(band for band in PriorityBand if band is not PriorityBand.SYSTEM)),
@@ -42,8 +46,9 @@ class SlotHosts:
         count: the number of hosts, or of slices if ``tpu_type`` is given.
         kind: the devices that slots use there; TPU if ``tpu_type`` is given.
         devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given.
-        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. None: of a GPU all that NVIDIA's
-            driver reports once a host is there, which needs nvidia-ml-py; of others 1 GiB.
+        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. If the GPUs of a host differ, a
+            list: one number for each, in the order of ``nvidia-smi``. None: of a GPU all that NVIDIA's driver reports
+            once a host is there, which needs nvidia-ml-py; of others 1 GiB.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
         whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
         constraints: conditions that every host must satisfy.
@@ -59,7 +64,7 @@ class SlotHosts:
     count: int = 1
     kind: DeviceKind = DeviceKind.CPU
     devices: int = 1
-    memory: int | None = None
+    memory: int | Sequence[int] | None = None
     tpu_type: str | None = None
     whole_slices: bool = False
     constraints: Sequence[Constraint] = ()
@@ -78,16 +83,25 @@ class SlotHosts:
             object.__setattr__(self, "devices", get_tpu_config(self.tpu_type).chips_per_vm)
         elif self.kind is DeviceKind.TPU:
             raise InvalidSlotError('SlotHosts: say which slices: tpu_type="v4-8"')
+        if isinstance(self.memory, (list, tuple)):
+            if self.kind is not DeviceKind.GPU or len(self.memory) != self.devices:
+                raise InvalidSlotError(
+                    f"SlotHosts: memory lists {len(self.memory)} devices; a list is for hosts with as many GPUs, with"
+                    f" kind=DeviceKind.GPU and devices={len(self.memory)}"
+                )
+            object.__setattr__(self, "memory", tuple(self.memory))
         if self.memory is None and self.kind is not DeviceKind.GPU:
             object.__setattr__(self, "memory", 2**30)
 
     @property
     def runner(self) -> Runner:
         """One of the expected runners, as the reconciler sees it."""
-        if self.whole_slices and self.tpu_type is not None and (config := get_tpu_config(self.tpu_type)).vm_count > 1:
-            return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, self.memory or UNKNOWN)
         count = 1 if self.kind is DeviceKind.CPU else self.devices
-        return Runner(self.kind.value, (Device(self.kind, self.memory or UNKNOWN),) * count)
+        known = self.memory or UNKNOWN
+        sizes = (known,) * count if isinstance(known, int) else known
+        if self.whole_slices and self.tpu_type is not None and (config := get_tpu_config(self.tpu_type)).vm_count > 1:
+            return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, sizes[0])
+        return Runner(self.kind.value, tuple([Device(self.kind, size) for size in sizes]))
 
 
 def runner_names(hosts: Sequence[SlotHosts]) -> Iterator[tuple[str, SlotHosts]]:

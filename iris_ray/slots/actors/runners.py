@@ -15,7 +15,7 @@ from iris_ray.actors.calls.controller_connection import find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.constraints import Attributes
 from iris_ray.slots.actors.runner_agent import RunnerAgent
-from iris_ray.slots.core.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_slice
 from iris_ray.slots.core.events import Event, RunnerJoined, RunnerLost
 from iris_ray.slots.core.reconciler import Reconciler, idle_runners, needs_room
 
@@ -30,7 +30,7 @@ class HostHere:
         kind, devices, memory: the devices that slots use there: their number, and the bytes of the smallest.
         group, bundle: the placement group in Ray, and the number of this host's bundle.
         gpus: the names of its GPUs on the host, by the number of the device.
-        sizes: the bytes of each device, if the driver said them.
+        sizes: the bytes of each device, if the driver or the user said them of each.
         variables: environment variables that make a process one of the task's.
         host, hosts: the number of the host in the runner, and how many hosts the runner has.
     """
@@ -51,7 +51,7 @@ class HostHere:
     hosts: int = 1
     sizes: tuple[int, ...] = ()
 
-    def share(self, devices: DeviceSet, sizes: Sequence[int]) -> float:
+    def share(self, devices: Sequence[int], sizes: Sequence[int]) -> float:
         """Return the smallest share of a device that these sizes, one for each device, make up."""
         return min(size / (self.sizes[device] if self.sizes else self.memory)
                    for device, size in zip(devices, sizes, strict=True))  # fmt: skip
@@ -60,7 +60,7 @@ class HostHere:
         """Return the scheduling strategy that places an actor on this host and nowhere else."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
 
-    def variables_for(self, devices: DeviceSet) -> dict[str, str]:
+    def variables_for(self, devices: Sequence[int]) -> dict[str, str]:
         """Return the environment of a process that uses these devices of the runner."""
         of_runner = self.devices * self.hosts
         return {**self.variables, **visible_devices(self.kind, devices, of_runner, self.gpus)}
@@ -152,13 +152,15 @@ def visible_devices(
 
     Args:
         kind: the kind of the devices.
-        devices: their numbers on the runner.
+        devices: their numbers on the runner, in the order in which the process is to see them.
         of_runner: how many devices the runner has.
         gpus: the names of the runner's GPUs on its host; if empty, they have the same numbers as on the runner.
     """
     listed = ",".join(map(str, devices))
     named = ",".join(gpus[device] if gpus else str(device) for device in devices) if kind is DeviceKind.GPU else ""
     found = {"CUDA_VISIBLE_DEVICES": named, "HIP_VISIBLE_DEVICES": named}
+    if kind is DeviceKind.GPU:  # by itself, CUDA counts the fastest GPU first; NVIDIA's driver, and Ray, count by bus
+        return {**found, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if kind is DeviceKind.CPU:
         return {**found, "JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
     if kind is DeviceKind.TPU and len(devices) < of_runner:

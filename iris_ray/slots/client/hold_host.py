@@ -41,7 +41,12 @@ _Agent = ray.remote(RunnerAgent)
 
 
 def hold_host(
-    manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int | None, whole_slice: bool
+    manager: Actor[SlotManager],
+    runner: str,
+    kind: DeviceKind,
+    devices: int,
+    memory: int | Sequence[int] | None,
+    whole_slice: bool,
 ) -> None:
     """Hold this host for the slots of a manager, as a task. Return when the manager is gone or gives the host back.
 
@@ -50,7 +55,8 @@ def hold_host(
     Args:
         manager: the SlotManager.
         runner: the runner's name. If each host of a slice is a runner, the host's number follows after a dot.
-        kind, devices, memory: the devices that slots use here; None: the bytes that NVIDIA's driver says.
+        kind, devices, memory: the devices that slots use here, and the bytes of each; None: those that NVIDIA's driver
+            says.
         whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
@@ -94,7 +100,9 @@ def _is_unwanted(held: Reference[bool]) -> bool:
     return unwanted
 
 
-def _here(runner: str, kind: DeviceKind, devices: int, memory: int | None, whole_slice: bool) -> HostHere:
+def _here(
+    runner: str, kind: DeviceKind, devices: int, memory: int | Sequence[int] | None, whole_slice: bool
+) -> HostHere:
     me, group = get_job_info(), ray.util.get_current_placement_group()
     assert me is not None, "a runner is a task"
     assert group is not None, "a task runs in a reservation"
@@ -109,14 +117,14 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int | None, whole
     options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
     gpus = tuple(filter(None, visible.split(",")))
-    sizes = _sizes(gpus) if memory is None else ()
+    sizes = () if isinstance(memory, int) else tuple(memory or _sizes(gpus))
     return HostHere(
         runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
         job_id=me.job_id,
         attempt=me.attempt,
         kind=kind,
         devices=devices,
-        memory=memory or min(sizes),
+        memory=memory if isinstance(memory, int) else min(sizes),
         attributes=_attributes(),
         agent=Actor(options.remote(variables)),
         group=group,
@@ -218,4 +226,5 @@ def _placement(hosts: SlotHosts) -> Placement:
         return on_slices(get_tpu_config(hosts.tpu_type), 1)
     if hosts.kind is DeviceKind.GPU:
         return placement_of(ResourceSpec(gpu=hosts.devices), None)
-    return placement_of(ResourceSpec(cpu=hosts.devices, memory_gb=(hosts.memory or 0) / BYTES_PER_GB), None)
+    memory = sum(device.memory for device in hosts.runner.devices)
+    return placement_of(ResourceSpec(cpu=hosts.devices, memory_gb=memory / BYTES_PER_GB), None)

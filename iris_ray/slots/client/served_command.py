@@ -57,8 +57,9 @@ class ServedCommand:
 
     Args:
         command: its command line. It may have ``{port}``, the port at which it has to listen on 127.0.0.1; ``{model}``,
-            the model's name; ``{devices}``, how many devices it has; ``{memory}``, its bytes on each;
-            ``{share}``, the part of each device that this is, as vLLM's ``--gpu-memory-utilization`` wants it.
+            the model's name; ``{devices}``, how many devices it has; ``{memory}``, its bytes on each (the most, if
+            they differ); ``{share}``, the part of each device that this is (the least), as vLLM's
+            ``--gpu-memory-utilization`` wants it.
         health: the path that answers with a status of 2xx once it can serve, and while it is well.
         memory: bytes on each device, by the number of devices; None: `SlotClient.register` gets them.
         load_s: seconds that it may take until it is healthy.

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from iris_ray.model.constraints import Constraint
-from iris_ray.slots.core.devices import DeviceKind, DeviceSet, Runner
-from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest, plus
+from iris_ray.slots.core.devices import UNKNOWN, DeviceKind, Needs, Runner
+from iris_ray.slots.core.eviction import NEVER, EvictionPlan, RunnerView, Views, freest, most_on_each, plus
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec, Shape
 from iris_ray.slots.core.policy import PlacementPolicy, Staleness
@@ -182,9 +182,9 @@ class Allocator:
     ) -> Place | None:
         spec, best, best_on = requirement.spec, None, ""
         for degree in degrees:
-            need, room, by_runner = spec.memory[degree], views.room.get(degree, {}), views.by_runner
-            size, there = (degree, need), [by_runner[each] for each in runners if room.get(each, 0) >= need]
-            bounds = [view.keys.get(size, view.bound) for view in there]
+            needs, by_runner = spec.needs[degree], views.by_runner
+            there = [by_runner[each] for each in _roomy(views.room, needs, runners)]
+            bounds = [view.keys.get(needs, view.bound) for view in there]
             for _ in range(min(MOST_PLANS, len(there))):
                 bound = min(bounds)
                 if bound == NEVER or (best is not None and bound >= best.key):
@@ -210,11 +210,11 @@ class Allocator:
             kept += [slot for slot in view.slots if slot.model == spec.name]
         view = view.without(kept) if kept else view
         if not (excluded := self.fleet.excluded(view.runner.runner_id, spec)):
-            return view.plan(degree, spec.memory[degree])
+            return view.plan(spec.needs[degree])
         evict = tuple([slot for slot in excluded if slot.wanted])
         if any(slot.stuck for slot in excluded) or not view.slots.keys() >= set(evict):
             return None
-        plan = view.after(evict).plan(degree, spec.memory[degree])
+        plan = view.after(evict).plan(spec.needs[degree])
         return plan and EvictionPlan(plus(plan.key, view.cost_of(evict)), plan.devices, evict + plan.evict)
 
     # -- no places --------------------------------------------------------------------------------
@@ -280,9 +280,9 @@ def _free_place(
 ) -> Place | None:
     spec = requirement.spec
     for degree in degrees:
-        free, need = views.free.get(degree, {}), spec.memory[degree]
-        if max(free.values(), default=0) >= need:
-            roomy = [each for each in runners if free.get(each, 0) >= need]
+        free, needs = views.free.get(degree, {}), spec.needs[degree]
+        if max(free.values(), default=0) >= needs[-1][1]:
+            roomy = _roomy(views.free, needs, runners)
             if requirement.there:
                 fewest = min([requirement.there.get(each, 0) for each in roomy], default=0)
                 roomy = [each for each in roomy if requirement.there.get(each, 0) == fewest]
@@ -293,33 +293,59 @@ def _free_place(
     return None
 
 
+def _roomy(amounts: Mapping[int, Mapping[str, int]], needs: Needs, runners: Sequence[str]) -> Sequence[str]:
+    """Return the runners whose devices have enough: their largest amounts, in order, against the largest needs.
+
+    Args:
+        amounts: as `Views.free` and `Views.room`.
+    """
+    for count, size in needs:
+        by_runner = amounts.get(count, {})
+        runners = [each for each in runners if by_runner.get(each, 0) >= size]
+    return runners
+
+
 def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:
     """Return whether a slot of the model fits on the runner if nothing else is there."""
-    return any(_has_set(runner, degree, need) for degree, need in spec.memory.items())
+    most = dict(most_on_each(runner, [device.memory for device in runner.devices]))
+    return any(all(most.get(count, 0) >= size for count, size in needs) for needs in spec.needs.values())
 
 
-def _has_set(runner: Runner, degree: int, need: int) -> bool:
-    large = {number for number, device in enumerate(runner.devices) if device.memory >= need}
-    if runner.legal_sets is None:
-        return len(large) >= degree
-    return any(large.issuperset(devices) for devices in runner.sets(degree))
+MOST_SHOWN: Final = 4
+"""How many kinds of runners a reason lists."""
 
 
 def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
     """Return why none of these runners, not even an empty one, can hold a slot of the model."""
-    largest = max(device.memory for runner in runners for device in runner.devices)
-    most = max(len(runner.devices) for runner in runners)
-    needs = ", ".join(f"{need:,} bytes on each of {degree}" for degree, need in spec.memory.items())
+    needs = " or ".join(_words(spec.sizes_on(degree)) for degree in spec.memory)
+    there = dict.fromkeys(_words([device.memory for device in runner.devices]) for runner in runners)
+    listed = "; or ".join(list(there)[:MOST_SHOWN]) + ("; or others" if len(there) > MOST_SHOWN else "")
     return (
         f"{spec.name} fits on no runner, not even on an empty one. It needs {needs} {spec.kind.value} devices of "
-        f"one runner; the largest device has {largest:,} bytes, and no runner has more than {most} of them. Give it "
-        f"less memory, allow it to be split over more devices, or add larger runners."
+        f"one runner; a runner has {listed}. Give it less memory, allow it to be split over more devices, or add "
+        f"larger runners."
     )
 
 
-def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
-    sizes = zip(devices, spec.sizes_on(len(devices)), strict=True)
-    return Allocation(runner.runner_id, devices, tuple([runner.devices[device].charge(size) for device, size in sizes]))
+def _words(sizes: Sequence[int]) -> str:
+    """Return the bytes of devices in words, the largest first."""
+    if sizes[0] == UNKNOWN:
+        return f"{len(sizes)} of unknown size"
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        return f"{sizes[0]:,} bytes on each of {len(sizes)}"
+    return f"{' + '.join(f'{size:,}' for size in sorted(sizes, reverse=True))} bytes on {len(sizes)}"
+
+
+def _allocation(runner: Runner, devices: Sequence[int], spec: ModelSpec) -> Allocation:
+    """Return the place of a slot on these devices, of which the first ones are for the largest bytes."""
+    sizes = spec.sizes_on(len(devices))
+    if len(spec.needs[len(devices)]) == 1:
+        devices = sorted(devices)
+    else:  # the process sees its devices in the order in which the model names its bytes
+        by_size = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
+        devices = [device for _, device in sorted(zip(by_size, devices, strict=True))]
+    each = [runner.devices[device].charge(size) for device, size in zip(devices, sizes, strict=True)]
+    return Allocation(runner.runner_id, tuple(devices), tuple(each))
 
 
 def _suits(runner: Runner, spec: ModelSpec) -> bool:

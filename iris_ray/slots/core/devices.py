@@ -13,8 +13,16 @@ from iris_ray.model.constraints import Attributes, Constraint
 DeviceSet = tuple[int, ...]
 """Numbers of devices of one runner, ascending."""
 
+Needs = tuple[tuple[int, int], ...]
+"""Bytes that several devices need, the largest first, with the number of devices that need at least as much:
+``((1, 12), (3, 6))`` is one device with 12 bytes and two with 6. Devices that need equal bytes are one entry."""
+
 MOST_DEVICES = 64
 """The limit for a runner whose legal sets of devices are not listed."""
+
+
+UNKNOWN = 2**60
+"""Stands for the bytes of a device that have not been read yet: every model may fit."""
 
 
 class DeviceKind(Enum):
@@ -50,6 +58,12 @@ class Device:
         return self.memory if self.exclusive else need
 
 
+def needs_of(sizes: Iterable[int]) -> Needs:
+    """Return what devices need, from the bytes of each in any order."""
+    found = {size: count for count, size in enumerate(sorted(sizes, reverse=True), start=1)}
+    return tuple([(count, size) for size, count in found.items()])
+
+
 @dataclass(frozen=True, slots=True)
 class Runner:
     """A host that holds slots on devices of one kind, or a slice that does. A host of two kinds has two runners.
@@ -58,11 +72,12 @@ class Runner:
         runner_id: a name that no other runner has.
         devices: its devices; a device's number is its place here.
         attributes: typed facts about the host, for the constraints of models.
-        legal_sets: the sets of devices that one slot can use together. None: the sets of `tpu_sets` for TPU chips,
-            every set for other devices.
+        legal_sets: the sets of chips that one slot can use together; None: the sets of `tpu_sets`. Other devices can be
+            used together in every combination.
 
     Raises:
-        InvalidSlotError: there are no devices, or devices of several kinds; or a set names a device that isn't there.
+        InvalidSlotError: there are no devices, or devices of several kinds; a set names a device that isn't there, or
+            is not one of chips.
     """
 
     runner_id: str
@@ -77,6 +92,8 @@ class Runner:
         most = MOST_DEVICES if self.legal_sets is None else count
         if not 1 <= count <= most or len({device.kind for device in self.devices}) != 1:
             raise InvalidSlotError(f"runner {self.runner_id} needs 1 to {MOST_DEVICES} devices, all of one kind")
+        if self.legal_sets is not None and self.kind is not DeviceKind.TPU:
+            raise InvalidSlotError(f"runner {self.runner_id}: only TPU chips have sets that can be used together")
         if self.legal_sets is None and self.kind is DeviceKind.TPU:
             object.__setattr__(self, "legal_sets", tpu_sets(count))
         for devices in self.legal_sets or ():

@@ -7,13 +7,13 @@ evicted slots on all devices, then by the last use of any of them: the longer ag
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, combinations
-from operator import attrgetter
+from itertools import chain, combinations, islice
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
-from iris_ray.slots.core.devices import DeviceSet, Runner
+from iris_ray.slots.core.devices import DeviceSet, Needs, Runner
 from iris_ray.slots.core.fleet import FleetChanges, SlotFleet
 from iris_ray.slots.core.policy import Staleness
 from iris_ray.slots.core.slot import Slot, SlotState
@@ -33,7 +33,8 @@ MOST_OPTIONS = 64
 MOST_SPANNING = 6
 """Of how many slots with several devices all combinations are compared, beside one of all that is just enough."""
 MOST_SETS = 100
-"""The largest number of sets of devices that are all considered. Of more, only sets of the cheapest devices are."""
+"""The largest number of sets of devices that are all considered. Of more, only sets of the cheapest devices are; or, if
+the devices need different bytes, this many ways to give them devices, the largest bytes on the cheapest ones first."""
 
 
 def hold_up(slot: Slot) -> float:
@@ -88,10 +89,10 @@ def least(options: Sequence[EvictionOption], missing: int) -> EvictionOption | N
 
 
 class EvictionPlan(NamedTuple):
-    """Devices for a slot, and the slots to evict there."""
+    """Devices for a slot, those of the largest bytes first, and the slots to evict there."""
 
     key: Key
-    devices: DeviceSet
+    devices: tuple[int, ...]
     evict: tuple[Slot, ...]
 
 
@@ -105,7 +106,7 @@ class RunnerView:
         slots: the slots that could be evicted, with their prices.
         planned: those of them that are only planned.
         bound: what an eviction costs here at least: the cheapest slot.
-        keys: what those plans cost that were computed, by number of devices and bytes.
+        keys: what those plans cost that were computed, by what they were for.
     """
 
     runner: Runner
@@ -114,8 +115,8 @@ class RunnerView:
     slots: dict[Slot, int]
     planned: list[Slot] = field(init=False)
     bound: Key = field(init=False)
-    keys: dict[tuple[int, int], Key] = field(init=False, default_factory=dict)
-    _plans: dict[tuple[int, int], EvictionPlan | None] = field(init=False, default_factory=dict)
+    keys: dict[Needs, Key] = field(init=False, default_factory=dict)
+    _plans: dict[Needs, EvictionPlan | None] = field(init=False, default_factory=dict)
     _options: dict[tuple[int, bool], list[EvictionOption]] = field(init=False, default_factory=dict)
     _by_device: dict[int, list[Slot]] = field(init=False, default_factory=dict)
 
@@ -150,30 +151,45 @@ class RunnerView:
         """Return the cost of evicting these slots."""
         return sum_of([self._cost(slot).key for slot in slots])
 
-    def plan(self, degree: int, need: int) -> EvictionPlan | None:
-        """Return the cheapest plan for ``need`` bytes on each of ``degree`` devices; None: there is no room."""
-        size = degree, need
-        if size not in self._plans:
-            found = self._plans[size] = self._search(degree, need)
-            self.keys[size] = NEVER if found is None else found.key
-        return self._plans[size]
+    def plan(self, needs: Needs) -> EvictionPlan | None:
+        """Return the cheapest plan for what devices need; None: there is no room."""
+        if needs not in self._plans:
+            found = self._plans[needs] = self._search(needs)
+            self.keys[needs] = NEVER if found is None else found.key
+        return self._plans[needs]
 
-    def _search(self, degree: int, need: int) -> EvictionPlan | None:
+    def _search(self, needs: Needs) -> EvictionPlan | None:
+        best: EvictionPlan | None = None
+        for bound, sizes in self._ways(needs):
+            if best is not None and bound >= best.key:
+                break
+            for plan in self._plans_on(sizes):
+                if best is None or plan.key < best.key:
+                    best = plan
+            if best is not None and best.key == bound:
+                break  # nearly always the first way; the others are not even made then
+        return best
+
+    def _ways(self, needs: Needs) -> Iterator[tuple[Key, dict[int, int]]]:
+        """Yield devices with the bytes of each, and the least that an eviction there costs, the lowest bound first."""
+        if len(needs) == 1:
+            ((degree, need),) = needs
+            for bound, devices in self._sets(self._bounds(need), degree):
+                yield bound, dict.fromkeys(devices, need)
+            return
+        bounds = [self._bounds(size) for _, size in needs]
+        if all(len(there) >= count for (count, _), there in zip(needs, bounds, strict=True)):
+            some = list(islice(_uneven(needs, bounds, {}), MOST_SETS))
+            yield from sorted(((sum_of(keys.values()), sizes) for keys, sizes in some), key=itemgetter(0))
+
+    def _bounds(self, need: int) -> dict[int, Key]:
+        """Return the least that an eviction costs on each device that can have ``need`` bytes free."""
         bounds: dict[int, Key] = {}
         for device, hardware in enumerate(self.runner.devices):
             option = least(self._options_on(device, shared=True), hardware.charge(need) - self.unpromised[device])
             if option is not None and need <= hardware.memory:
                 bounds[device] = option.key
-        best: EvictionPlan | None = None
-        for bound, devices in self._sets(bounds, degree):
-            if best is not None and bound >= best.key:
-                break
-            for plan in self._plans_on(devices, need):
-                if best is None or plan.key < best.key:
-                    best = plan
-            if best is not None and best.key == bound:
-                break  # nearly always the first set; the others are not even made then
-        return best
+        return bounds
 
     def _sets(self, bounds: dict[int, Key], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
         """Yield sets of devices, each with the least that an eviction there costs, the lowest bound first."""
@@ -189,9 +205,10 @@ class RunnerView:
             some = order if math.comb(len(order), degree) <= MOST_SETS else order[: degree + 2]
             yield from bounded(tuple(sorted(each)) for each in combinations(some, degree))
 
-    def _plans_on(self, devices: DeviceSet, need: int) -> Iterator[EvictionPlan]:
+    def _plans_on(self, sizes: Mapping[int, int]) -> Iterator[EvictionPlan]:
         """Yield the cheapest plan on these devices for each combination of slots that have several devices."""
-        missing = {device: self.runner.devices[device].charge(need) - self.unpromised[device] for device in devices}
+        hardware, left = self.runner.devices, self.unpromised
+        missing = {device: hardware[device].charge(size) - left[device] for device, size in sizes.items()}
         several = (slot for slot in self.slots if len(slot.allocation.devices) > 1)
         spanning = [slot for slot in several if not missing.keys().isdisjoint(slot.allocation.devices)]
         spanning = sorted(spanning, key=lambda slot: self._cost(slot).key)
@@ -252,6 +269,29 @@ class RunnerView:
         parts, size = len(place.devices), place.bytes_each[part]
         share = price * (part + 1) // parts - price * part // parts
         return EvictionOption(size, (hold_up(slot), share, size, slot.last_activity), (slot,))
+
+
+def _uneven(
+    needs: Needs, bounds: Sequence[Mapping[int, Key]], keys: dict[int, Key], before: int = 0
+) -> Iterator[tuple[dict[int, Key], dict[int, int]]]:
+    """Yield the ways to give devices to different bytes: the bound of each device, and its bytes, the largest first.
+
+    A device that can have the larger bytes can have the smaller ones, too. So no choice for the larger ones leads
+    nowhere, if there is any way. The first way gives the largest bytes to the cheapest devices, and so on.
+
+    Args:
+        needs, bounds: those of the bytes that have no devices yet.
+        keys: the devices that are taken, with their bounds.
+    """
+    if not needs:
+        yield keys, {}
+        return
+    (count, size), *others = needs
+    left = sorted(bounds[0].keys() - keys.keys(), key=lambda device: (bounds[0][device], device))
+    for devices in combinations(left, count - before):
+        taken = keys | {device: bounds[0][device] for device in devices}
+        for found, sizes in _uneven(tuple(others), bounds[1:], taken, count):
+            yield found, dict.fromkeys(sorted(devices), size) | sizes
 
 
 def sum_of(keys: Iterable[Key]) -> Key:
@@ -379,8 +419,8 @@ def most_on_each(runner: Runner, amounts: Sequence[int]) -> Iterator[tuple[int, 
         yield from most.items()
 
 
-def freest(runner: Runner, free: Sequence[int], degree: int) -> DeviceSet:
-    """Return the set of devices whose fullest one has the most free."""
+def freest(runner: Runner, free: Sequence[int], degree: int) -> tuple[int, ...]:
+    """Return the devices whose fullest one has the most free; GPUs with the most free first."""
     if runner.legal_sets is None:
-        return tuple(sorted(sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree]))
+        return tuple(sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree])
     return max(runner.sets(degree), key=lambda devices: min([free[device] for device in devices]))

@@ -4,14 +4,15 @@ Give a model whose need is known that number instead.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from fractions import Fraction
+from itertools import accumulate, pairwise
 from math import ceil
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.model.checks import Number, Whole, require, shown
+from iris_ray.model.checks import Holds, Number, Whole, require, shown
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
@@ -185,17 +186,26 @@ CACHE_BYTES: Final = 2
 """Bytes of one number in the cache of keys and values."""
 WORK_BYTES: Final = 4
 """Bytes of one number in the buffers of the computation."""
+SHARES: Final = Holds(
+    lambda value: isinstance(value, (list, tuple)) and not any(map(Number(above=True, most=1e9).problem, value)),
+    "numbers above 0, one for each device, such as [2, 1]",
+)
 RUNTIME_BYTES: Final = 512 * 2**20
 """Bytes that a process needs on each device before it holds any model: the driver's context, and buffers."""
 
 
 def gguf_memory(
-    model: GGUFModel, *, context: int, concurrency: int = 1, degrees: Iterable[int] = (1,)
-) -> dict[int, int]:
-    """Return the bytes on each device that a runtime like Ollama's needs for a GGUF file.
+    model: GGUFModel,
+    *,
+    context: int,
+    concurrency: int = 1,
+    degrees: Iterable[int] = (1,),
+    split: Sequence[float] = (),
+) -> dict[int, int | tuple[int, ...]]:
+    """Return the bytes on each device that a runtime like llama.cpp's needs for a GGUF file.
 
-    Layers are spread over the devices, each whole on one. The estimate is for the device with the most layers, the sum
-    of:
+    Layers are spread over the devices, each whole on one, and the output counts as one more layer. The estimate is for
+    the device with the most layers, or for each device of ``split``. It is the sum of:
 
     - the weights of its layers, and the weights that belong to no layer;
     - for each of its layers the cache: context × concurrency × (length of a key + of a value) × their heads × 2 bytes;
@@ -206,12 +216,17 @@ def gguf_memory(
         model: the head of the file.
         context: tokens of one request, prompt and answer; the context that the model was trained for is the limit.
         concurrency: requests at a time; each has a cache of its own.
-        degrees: numbers of devices.
+        degrees: numbers of devices that share the layers evenly.
+        split: the shares of one more number of devices, in their order, as llama.cpp's ``--tensor-split`` takes them:
+            (2, 1) is two thirds of the layers on the first of two devices. Give the program the same split.
 
     Raises:
         InvalidSlotError: a number makes no sense, the file lacks a fact that is needed, or it holds a part of a model.
     """
     degrees = _checked(degrees, context=context, concurrency=concurrency)
+    require("split", split, SHARES, InvalidSlotError)
+    if len(split) in degrees:
+        raise InvalidSlotError(f"split is {shown(split)}, and the model is even on {len(split)} devices; leave one out")
     if (parts := model.facts.get("split.count", 1)) != 1:
         raise InvalidSlotError(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
@@ -222,7 +237,21 @@ def gguf_memory(
     layer = max(_layer_bytes(model).values(), default=0) + tokens * concurrency * _cache_bytes(model)
     beside = sum(size for name, size in model.tensors.items() if not name.startswith("blk."))
     fixed = beside + _work_bytes(model, tokens) + RUNTIME_BYTES
-    return {degree: ceil(layers / degree) * layer + fixed for degree in degrees}
+
+    memory: dict[int, int | tuple[int, ...]] = {
+        degree: max(_layers_of_each(layers, [1] * degree)) * layer + fixed for degree in degrees
+    }
+    if split:
+        memory[len(split)] = tuple([count * layer + fixed for count in _layers_of_each(layers, split)])
+    return memory
+
+
+def _layers_of_each(layers: int, split: Sequence[float]) -> list[int]:
+    """Return how many layers each device gets from llama.cpp: layer i of n, if its range of shares has i / (n + 1)."""
+    so_far = accumulate(map(Fraction, split), initial=Fraction(0))
+    total = sum(map(Fraction, split))
+    firsts = [min(ceil(share / total * (layers + 1)), layers) for share in so_far]
+    return [end - begin for begin, end in pairwise(firsts)]
 
 
 def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] = (1,)) -> dict[int, int]:

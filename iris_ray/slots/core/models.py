@@ -19,7 +19,7 @@ from iris_ray.model.checks import (
     require_fields,
 )
 from iris_ray.model.constraints import Constraint
-from iris_ray.slots.core.devices import DeviceKind
+from iris_ray.slots.core.devices import DeviceKind, Needs, needs_of
 
 CONCURRENCY: Final = {"vllm": 256, "program": 64, "ollama": 2}
 """Requests that one slot serves at a time, by runtime; 1 for others."""
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
 
     kind: DeviceKind
     constraints: tuple[Constraint, ...]
-    memory: tuple[tuple[int, int], ...]
+    needs: tuple[Needs, ...]
 
 
 _CHECKS: Final[Mapping[str, Check]] = {
@@ -56,8 +56,9 @@ class ModelSpec:
     Args:
         name: the model's name, which requests give.
         memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``; or
-            bytes of each, in the order of the devices: ``{2: (12 * GB, 6 * GB)}``. A slot goes where each device has
-            room for the largest, and takes what it needs. A number of devices that is missing is never tried.
+            bytes of each, if they differ: ``{2: (12 * GB, 6 * GB)}``. The largest goes to the device with the most
+            room, and the process sees its devices in the order of these bytes. TPU chips are alike: each needs room for
+            the largest. A number of devices that is missing is never tried.
         kind: the kind of device that it runs on.
         runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
         lora: the directory of an adapter, or "".
@@ -73,6 +74,7 @@ class ModelSpec:
     Attributes:
         memory: the largest number of bytes on a device, by the number of devices.
         sizes: the bytes of each device, by the number of devices, where they differ.
+        needs: what the devices need, by the number of devices.
 
     Raises:
         InvalidSlotError: a value can't work; the message names it.
@@ -90,6 +92,7 @@ class ModelSpec:
     group: str = ""
     alone: bool = False
     sizes: Mapping[int, tuple[int, ...]] = field(init=False, hash=False)
+    needs: Mapping[int, Needs] = field(init=False, hash=False, repr=False, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -110,7 +113,13 @@ class ModelSpec:
         object.__setattr__(self, "sizes", several)
         object.__setattr__(self, "constraints", tuple(self.constraints))
         object.__setattr__(self, "memory", dict(sorted(memory.items())))
-        object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(self.memory.items())))
+        alike = self.kind is DeviceKind.TPU
+        needs = {
+            degree: ((degree, most),) if alike or degree not in several else needs_of(several[degree])
+            for degree, most in self.memory.items()
+        }
+        object.__setattr__(self, "needs", needs)
+        object.__setattr__(self, "shape", Shape(self.kind, self.constraints, tuple(needs.values())))
 
     def sizes_on(self, degree: int) -> tuple[int, ...]:
         """Return the bytes of each device, in their order, if the model has ``degree`` devices."""

@@ -55,7 +55,7 @@ class ServedModel:
     @property
     def prewarm_turn(self) -> tuple[int, str]:
         """The order in which models that have as many slots are prewarmed: the smallest first."""
-        return min(degree * need for degree, need in self.spec.memory.items()), self.spec.name
+        return min(sum(self.spec.sizes_on(degree)) for degree in self.spec.memory), self.spec.name
 
     @property
     def price(self) -> int:

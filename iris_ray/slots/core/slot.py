@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.core.devices import DeviceSet
 from iris_ray.slots.core.models import ModelSpec
 
 
@@ -47,14 +46,15 @@ class Allocation:
     """The devices that a slot has for its whole life.
 
     Attributes:
-        devices: numbers of the runner's devices, ascending.
+        devices: numbers of the runner's devices, in the order in which the process sees them: ascending, unless the
+            model needs different bytes on each.
         bytes_each: bytes that the slot takes on each of them: all of an exclusive device.
         needs: each device's number with its bytes.
         total: bytes on all devices together.
     """
 
     runner_id: str
-    devices: DeviceSet
+    devices: tuple[int, ...]
     bytes_each: tuple[int, ...]
     needs: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
     total: int = field(init=False, repr=False, compare=False)

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.protocol.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError
 from iris_ray.evidence import files
 from iris_ray.evidence.files import ChipSample, Place, core_dumps, keep_crash, keep_hang, libtpu_logs, look_at
 from iris_ray.inspection.chip_metrics import DUTY_CYCLE, MEMORY_TOTAL, MEMORY_USED, PORTS_VARIABLE
+from iris_ray.inspection.host import NOT_PERMITTED
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
@@ -34,7 +37,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     (cores / f"core.{PID}").write_bytes(b"memory of the task, with its secrets" * 1000)
     (cores / "core.5").write_bytes(b"of another process")
     (tmp_path / "core_pattern").write_text(f"{cores}/core.%p\n")
+    (tmp_path / "core_uses_pid").write_text("0\n")
     monkeypatch.setattr(files, "CORE_PATTERN", tmp_path / "core_pattern")
+    monkeypatch.setattr(files, "CORE_USES_PID", tmp_path / "core_uses_pid")
     return Place(str(tmp_path), str(logs))
 
 
@@ -77,6 +82,72 @@ def test_evidence_is_bounded(place: Place, tmp_path: Path, monkeypatch: pytest.M
     assert len(libtpu_logs(place, {PID}, time.time())) == files.MOST_LOGS
     keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), place)
     assert len(kept(tmp_path)["libtpu.txt"]) < files.MOST_LOGS * 1200
+
+
+def test_secret_whose_name_is_cut_off_is_left_out(place: Place, tmp_path: Path) -> None:
+    path = Path(place.tpu_logs, f"tpu_driver.host.root.log.INFO.20261130-040000.{PID}")
+    path.write_text("HF_TOKEN=abcdefgh\n" + "x\n" * ((files.LOG_BYTES - len("efgh\n")) // 2))
+    log = AttemptLog(logs_directory(tmp_path), *ATTEMPT)
+    writer = LogWriter(log)
+    writer.write(b"HF_TOKEN=abcdefgh\n" + b"x\n" * ((files.OUTPUT_BYTES - len("efgh\n")) // 2))
+    writer.close()
+    keep_hang(tmp_path, ATTEMPT, [PID], time.time(), place, [])
+    found = kept(tmp_path)
+    assert "x\n" in found["libtpu.txt"]
+    assert "efgh" not in found["libtpu.txt"] + found["output.txt"]
+
+
+def test_secrets_of_the_task_are_masked_without_their_names(place: Place, tmp_path: Path) -> None:
+    where = Place.of({"TPU_LOG_DIR": place.tpu_logs, "HF_TOKEN": "abcdefgh"})
+    assert "abcdefgh" not in repr(where)
+    Path(place.tpu_logs, f"tpu_driver.host.root.log.INFO.20261130-040001.{PID}").write_text("login as abcdefgh\n")
+    keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), where)
+    assert "login as ***" in kept(tmp_path)["libtpu.txt"]
+
+
+def test_line_without_end_stops_no_other_thread(place: Place, tmp_path: Path) -> None:
+    """Masking a megabyte without a space took hours, in which the host answered nobody."""
+    Path(place.tpu_logs, f"tpu_driver.host.root.log.INFO.20261130-040002.{PID}").write_text("token" * 50_000)
+    began = time.process_time()
+    keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), place)
+    assert time.process_time() - began < 10.0
+
+
+def test_directory_of_logs_is_relative_to_that_of_the_task(tmp_path: Path) -> None:
+    assert Place.of({"TPU_LOG_DIR": "logs"}, str(tmp_path)).tpu_logs == f"{tmp_path}/logs"
+    assert Place.of({"TPU_LOG_DIR": "/logs"}, str(tmp_path)).tpu_logs == "/logs"
+
+
+def test_stacks_that_py_spy_may_not_read_are_those_that_the_task_has_written(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(arguments: list[str], timeout_s: float) -> str:
+        raise InspectionFailedError(NOT_PERMITTED)
+
+    monkeypatch.setattr("iris_ray.inspection.host.py_spy", refuses)
+    stacks = TaskFiles.of_process(tmp_path, PID).stacks
+    stacks.parent.mkdir()
+    stacks.write_text('Current thread 0x1 (most recent call first):\n  File "train.py", line 3 in waits\n')
+    keep_hang(tmp_path, ATTEMPT, [PID, 99], time.time(), place, [])
+    text = kept(tmp_path)["stacks.txt"]
+    assert NOT_PERMITTED in text
+    assert "line 3 in waits" in text
+    assert "Process 99: " in text
+
+
+def test_many_processes_take_no_longer_than_their_pool_waits(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(arguments: list[str], timeout_s: float) -> str:
+        time.sleep(min(0.2, timeout_s))
+        return f"stacks of {arguments[-1]}"
+
+    monkeypatch.setattr("iris_ray.inspection.host.py_spy", slow)
+    monkeypatch.setattr(files, "ALL_STACKS_S", 0.5)
+    keep_hang(tmp_path, ATTEMPT, list(range(PID, PID + 16)), time.time(), place, [])
+    text = kept(tmp_path)["stacks.txt"]
+    assert f"stacks of {PID}" in text
+    assert f"Process {PID + 15}: no time was left" in text
 
 
 def test_links_and_fifos_are_no_evidence(place: Place, tmp_path: Path) -> None:
@@ -153,6 +224,21 @@ def test_running_tasks_tell_where_they_leave_files_and_how_they_use_their_chips(
     assert places == {waiting.pid: Place(os.getcwd(), "/logs of libtpu")}
     assert sample == ChipSample(7.0, [{"device": 0, "duty_cycle": 0.0, "memory_used": 5, "memory_total": 10}])
     assert look_at([os.getpid()], 7.0) == ({}, None), "it keeps no copy of its variables"
+
+
+def test_damaged_copy_of_the_variables_is_none() -> None:
+    """It must not stop the service, which keeps evidence of other tasks as well."""
+    code = """
+import json, os, time
+os.write(os.memfd_create("iris-ray-surroundings"), json.dumps({"environ": ["x"], "python": "p"}).encode())
+print(flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert look_at([process.pid], 7.0) == ({}, None)
+        process.kill()
 
 
 def test_the_real_libtpu_names_its_logs_as_we_expect(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,3 +88,15 @@ def test_crash_before_the_first_look_is_looked_for_where_its_job_has_said(
     assert said == "see the last lines of libtpu's logs: iris-ray cp --output job/3:iris-ray . --attempt 2"
     directory = OutputDirectory.of(outputs_directory(tmp_path), ATTEMPT)
     assert "Check failed" in (directory.path / "iris-ray" / "libtpu.txt").read_text()
+
+
+def test_clock_that_is_set_back_hides_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "CORE_PATTERN", tmp_path / "nothing")
+    part = part_of(tmp_path)
+    began_at = time.time()
+    monkeypatch.setattr(time, "time", lambda: began_at - 3600.0)
+    log = tmp_path / "tpu_driver.host.root.log.FATAL.20261130-040000.99"
+    log.write_text("Check failed")
+    os.utime(log, (time.time(), time.time()))
+    task = replace(dead(99, tmp_path), began_at=began_at)
+    assert "the last lines of libtpu's logs" in asyncio.run(part.died(task))

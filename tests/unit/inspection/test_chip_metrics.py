@@ -1,5 +1,6 @@
 """What libtpu tells of chips, from a server that speaks its protocol."""
 
+import math
 import socket
 
 import pytest
@@ -59,6 +60,13 @@ def test_duty_cycle_of_chip_counts_for_both_of_its_devices() -> None:
 def test_each_process_of_a_host_tells_of_its_chips() -> None:
     with metrics_service({MEMORY_USED: {0: 1}}) as one, metrics_service({MEMORY_USED: {1: 2}}) as two:
         assert chip_use({PORTS_VARIABLE: f"{one},{two}"}) == [ChipUse(0, None, 1), ChipUse(1, None, 2)]
+
+
+def test_values_that_are_no_numbers_are_not_known() -> None:
+    values = {DUTY_CYCLE: {0: math.nan}, MEMORY_USED: {0: math.nan, 1: 2.0}, MEMORY_TOTAL: {0: math.inf}}
+    with metrics_service(values) as port:
+        ports = {PORTS_VARIABLE: f"{port},{'9' * 5000}"}
+        assert chip_use(ports) == [ChipUse(1, None, 2)]
 
 
 def test_host_without_metrics_service_says_so() -> None:

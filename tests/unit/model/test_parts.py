@@ -137,9 +137,16 @@ def test_gang_on_a_part_splits_each_larger_part_that_contains_it() -> None:
         ("v6e-16", "4x4", "which is a whole v6e-16 slice; leave topology out, or ask for a part: 2x2, 2x4"),
         ("v6e-16", 24, "topology is 24"),
         ("v5p-64", "2x4", "in these shapes: 2x2x1, 2x2x2, 2x2x4"),
-        ("v6e-8", "2x2", "is not made of several hosts with 4 chips each"),
-        ("v4-8", "2x2x1", "is not made of several hosts with 4 chips each"),
-        ("v7x-2", "1x1x1", "is not made of several hosts with 4 chips each"),
+        (
+            "v6e-8",
+            "2x2",
+            "a v6e-8 slice is one host with 8 chips and so has no parts, not even on GKE, where it may be two",
+        ),
+        ("v5litepod-8", "2x2", "no parts, not even on GKE, where it may be two hosts; leave topology out, or ask"),
+        ("v6e-4", "2x2", "a v6e-4 slice is one host with 4 chips and so has no parts; leave topology out"),
+        ("v6e-1", "1x1", "a v6e-1 slice is one host with 1 chip and so has no parts; leave topology out"),
+        ("v4-8", "2x2x1", "a v4-8 slice is one host with 4 chips and so has no parts; leave topology out"),
+        ("v7x-2", "1x1x1", "is one host with 1 chip and so has no parts"),
     ],
 )
 def test_shape_that_a_type_does_not_have_is_refused_with_those_that_it_has(

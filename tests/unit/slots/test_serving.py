@@ -104,6 +104,37 @@ def test_gpus_say_their_memory_and_totals_are_divided(path: Path) -> None:
         read(path, SECRETS)
 
 
+UNEVEN = FILE.replace("memory_gb = 80", "memory_gb = [6, 12]").replace("replicas = 1\n", "")
+
+
+def test_model_of_uneven_parts_fits_on_uneven_gpus(path: Path) -> None:
+    path.write_text(UNEVEN.replace("{ 1 = 70, 2 = 40.5 }", "{ 1 = 14, 2 = [12, 6] }"))
+    said = read(path, SECRETS)
+    assert said.hosts[0].memory == (6 * 10**9, 12 * 10**9)
+    assert said.place("llama") == "12 + 6 GB of gpu"
+    path.write_text(UNEVEN.replace("{ 1 = 70, 2 = 40.5 }", "{ 1 = 14, 2 = [12, 7] }"))
+    needs = "needs 1 × 14 GB or 12 \\+ 7 GB, and a host has 6 \\+ 12 GB; give it less memory_gb"
+    with pytest.raises(InvalidSlotError, match=rf"\[models.llama\]: it would fit on none of the hosts: it {needs}"):
+        read(path, SECRETS)
+
+
+@pytest.mark.parametrize(("memory", "most"), [("{ 2 = [6, 3] }", 2), ("{ 1 = 5 }", 3), ("{ 1 = 5, 2 = [6, 2] }", 3)])
+def test_replicas_are_counted_on_uneven_gpus(path: Path, memory: str, most: int) -> None:
+    for replicas in (most, most + 1):
+        path.write_text(UNEVEN.replace("{ 1 = 70, 2 = 40.5 }", f"{memory}\nreplicas = {replicas}"))
+        if replicas == most:
+            assert read(path, SECRETS).place("llama")
+            continue
+        with pytest.raises(InvalidSlotError, match=f"all hosts together have room for {most}"):
+            read(path, SECRETS)
+
+
+def test_too_few_gpus_of_unknown_memory_are_named(path: Path) -> None:
+    path.write_text(FILE.replace("memory_gb = 80\n", "").replace("{ 1 = 70, 2 = 40.5 }", "{ 3 = [3, 2, 1] }"))
+    with pytest.raises(InvalidSlotError, match=r"needs 3 \+ 2 \+ 1 GB, and a host has 2 devices of unknown size"):
+        read(path, SECRETS)
+
+
 GGUF = 'gguf = "weights/small.gguf"\ncontext = 1000'
 OF_LLAMA = "memory_gb = { 1 = 70, 2 = 40.5 }"
 
@@ -125,6 +156,12 @@ def test_memory_follows_from_gguf_file_context_and_concurrency(path: Path, gguf:
     path.write_text(FILE.replace(OF_LLAMA, GGUF.replace('"weights/small.gguf"', f'{{ path = "{gguf}", on = [1, 2] }}')))
     on_two = read(path, SECRETS).models["llama"].how["memory"]
     assert on_two == gguf_memory(head, context=1000, concurrency=256, degrees=[1, 2])
+    path.write_text(
+        FILE.replace(OF_LLAMA, GGUF.replace('"weights/small.gguf"', f'{{ path = "{gguf}", split = [2, 1] }}'))
+    )
+    said = read(path, SECRETS)
+    assert said.models["llama"].how["memory"] == gguf_memory(head, context=1000, concurrency=256, split=[2, 1])
+    assert len(said.orders["llama"].spec.sizes_on(2)) == 2
 
 
 @pytest.mark.parametrize(
@@ -142,6 +179,10 @@ def test_memory_follows_from_gguf_file_context_and_concurrency(path: Path, gguf:
         (GGUF.replace('"weights/small.gguf"', "{ path = 3 }"), "gguf is 3; give a str that is not empty"),
         (GGUF.replace('"weights/small.gguf"', '{ path = "weights/small.gguf", on = "2" }'), "gguf: on is '2'"),
         (GGUF.replace('"weights/small.gguf"', '{ file = "x" }'), "there is no 'file'"),
+        (
+            GGUF.replace('"weights/small.gguf"', '{ path = "weights/small.gguf", split = [2, 0] }'),
+            "gguf: split is [2, 0]; give numbers above 0",
+        ),
     ],
 )
 def test_memory_that_can_not_follow_is_refused(path: Path, gguf: Path, instead: str, why: str) -> None:

@@ -54,6 +54,14 @@ def test_whole_slice_is_one_runner_used_by_one_slot() -> None:
         ({"count": 10**9}, "count is 1000000000; give an int from 1 to 10000"),
         ({"kind": DeviceKind.GPU, "devices": 10**9}, "devices is 1000000000"),
         ({"memory": 1.5}, "memory is 1.5"),
+        (
+            {"memory": [], "kind": DeviceKind.GPU},
+            r"memory is \[\]; give bytes: an int of 1 or more, or one for each GPU",
+        ),
+        ({"memory": [5, 0], "kind": DeviceKind.GPU, "devices": 2}, r"memory is \[5, 0\]"),
+        ({"memory": [5, 5], "kind": DeviceKind.GPU}, "memory lists 2 devices; a list is for hosts with as many GPUs"),
+        ({"memory": [5]}, "with kind=DeviceKind.GPU and devices=1"),
+        ({"memory": [5] * 4, "tpu_type": "v4-8"}, "memory lists 4 devices"),
         ({"kind": "gpu"}, "give a DeviceKind"),
         ({"kind": DeviceKind.TPU}, "say which slices"),
         ({"whole_slices": True}, "needs a type of slices"),
@@ -74,6 +82,14 @@ def test_runner_with_some_gpus_uses_the_hosts_names() -> None:
     assert visible_devices(DeviceKind.GPU, (0, 1), 2, ("4", "6"))["CUDA_VISIBLE_DEVICES"] == "4,6"
     assert visible_devices(DeviceKind.GPU, (1,), 2)["CUDA_VISIBLE_DEVICES"] == "1"
     assert visible_devices(DeviceKind.CPU, (0,), 1, ("4",))["CUDA_VISIBLE_DEVICES"] == ""
+    large_first = visible_devices(DeviceKind.GPU, (1, 0), 2, ("4", "6"))
+    assert (large_first["CUDA_VISIBLE_DEVICES"], large_first["CUDA_DEVICE_ORDER"]) == ("6,4", "PCI_BUS_ID")
+
+
+def test_hosts_with_unlike_gpus_say_the_memory_of_each() -> None:
+    hosts = SlotHosts(kind=DeviceKind.GPU, devices=2, memory=[12, 6])
+    assert [device.memory for device in hosts.runner.devices] == [12, 6]
+    assert hosts == SlotHosts(kind=DeviceKind.GPU, devices=2, memory=(12, 6))
 
 
 def test_partial_chips_are_a_rectangle() -> None:

@@ -207,7 +207,7 @@ async def test_gpus_with_reported_memory_take_fitting_slots_and_show_use(
     here = replace(host_here("gpu-0", agent), devices=2, gpus=("3", "5"), sizes=(80 * GB, 40 * GB))
     manager._background.start(manager.hold_host(here), "holding a host")
     await until(lambda: slots.made and slots.made[0].requests)
-    with pytest.raises(InvalidSlotError, match="the largest device has 80,000,000,000 bytes"):
+    with pytest.raises(InvalidSlotError, match=r"a runner has 80,000,000,000 \+ 40,000,000,000 bytes on 2\."):
         (await large).open()
     status = slot_processes.status_of(manager._core, {}, manager._now(), manager._in_use)
     assert status.memory == {"gpu-0": (80 * GB, 40 * GB)}

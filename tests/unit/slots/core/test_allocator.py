@@ -15,7 +15,7 @@ from iris_ray.slots.core.allocator import (
     Place,
     SlotRequirement,
 )
-from iris_ray.slots.core.devices import Device, DeviceKind, Runner
+from iris_ray.slots.core.devices import Device, DeviceKind, Needs, Runner
 from iris_ray.slots.core.eviction import EvictionPlan, RunnerView
 from iris_ray.slots.core.fleet import SlotFleet
 from iris_ray.slots.core.models import ModelSpec
@@ -111,13 +111,73 @@ def test_model_fitting_no_empty_host_is_refused_with_numbers() -> None:
     decision = decide(world(), SlotRequirement(model(memory={1: 90 * GB, 4: 30 * GB})), PlacementPolicy(), NOW)
     assert isinstance(decision, NoPlace)
     assert decision.for_ever
-    assert "90,000,000,000 bytes on each of 1" in decision.reason
-    assert "80,000,000,000" in decision.reason
+    assert "90,000,000,000 bytes on 1 or 30,000,000,000 bytes on each of 4 gpu devices" in decision.reason
+    assert "a runner has 80,000,000,000 bytes on each of 2. Give" in decision.reason
 
 
 def test_answer_without_any_matching_runner_is_not_final() -> None:
     decision = decide(world(), SlotRequirement(model(kind=DeviceKind.CPU)), PlacementPolicy(), NOW)
     assert decision == NoPlace("no runner with cpu devices satisfies the constraints of m")
+
+
+def uneven(name: str, *gigabytes: int) -> Runner:
+    return Runner(name, tuple(Device(DeviceKind.GPU, each * GB) for each in gigabytes))
+
+
+@pytest.mark.parametrize(
+    ("there", "needs", "devices"),
+    [
+        ((12, 6), (12, 6), (0, 1)),
+        ((6, 12), (12, 6), (1, 0)),
+        ((12, 6), (6, 12), (1, 0)),
+        ((6, 24, 12), (12, 6), (1, 2)),
+        ((4, 8, 6, 2), (2, 8, 6), (0, 1, 2)),
+        ((8, 8), (6, 4), (0, 1)),
+    ],
+)
+def test_largest_part_of_a_model_goes_to_the_roomiest_device(
+    there: tuple[int, ...], needs: tuple[int, ...], devices: tuple[int, ...]
+) -> None:
+    spec = model(memory={len(needs): [each * GB for each in needs]})
+    decision = decide(world(runners=(uneven("a", *there),)), SlotRequirement(spec), DEFAULT, NOW)
+    assert decision == Place(Allocation("a", devices, tuple(each * GB for each in needs)))
+
+
+def test_uneven_model_evicts_only_where_its_parts_need_room() -> None:
+    spec = model(memory={2: (12 * GB, 6 * GB)})
+    snapshot = world(slot("s", 6, 0), slot("t", 6, 1), slot("u", 1, 2), runners=(uneven("a", 12, 12, 6),), s=1, t=2)
+    assert place(snapshot, spec) == ("a", (0, 1), {"s"})
+    assert place(snapshot, model(memory={2: (6 * GB, 12 * GB)})) == ("a", (1, 0), {"s"})
+
+
+def test_uneven_model_of_many_devices_finds_its_room_among_many() -> None:
+    """There are 10^13 ways to give 16 devices to these sizes, and one fits: that of the sorted sizes."""
+    sizes = [*range(40, 24, -1)]
+    slots = [slot(f"s{number}", size, number) for number, size in enumerate(sizes)]
+    spec = model(memory={16: [each * GB for each in sizes[::-1]]})
+    found = place(world(*slots, runners=(uneven("a", *sizes),)), spec)
+    assert found == ("a", tuple(range(15, -1, -1)), {each.slot_id for each in slots})
+    never = decide(world(runners=(uneven("a", *sizes[:-1], 24),)), SlotRequirement(spec), DEFAULT, NOW)
+    assert isinstance(never, NoPlace)
+    assert never.for_ever
+
+
+def test_uneven_model_that_fits_nowhere_is_refused_with_all_sizes() -> None:
+    hosts = (uneven("a", 8, 10), uneven("b", 8, 10), gpus("c", count=1, gigabytes=24))
+    spec = model(memory={1: 30 * GB, 2: (6 * GB, 12 * GB)})
+    decision = decide(world(runners=hosts), SlotRequirement(spec), DEFAULT, NOW)
+    assert decision == NoPlace(
+        "m fits on no runner, not even on an empty one. It needs 30,000,000,000 bytes on 1 or 12,000,000,000 +"
+        " 6,000,000,000 bytes on 2 gpu devices of one runner; a runner has 10,000,000,000 + 8,000,000,000 bytes on 2;"
+        " or 24,000,000,000 bytes on 1. Give it less memory, allow it to be split over more devices, or add"
+        " larger runners.",
+        for_ever=True,
+    )
+
+
+def test_chips_are_alike_so_each_has_room_for_the_largest_part() -> None:
+    spec = model(memory={2: (4 * GB, 2 * GB)}, kind=DeviceKind.TPU)
+    assert place(world(slot("s", 16, 1, runner="t"), runners=(chips(),)), spec) == ("t", (2, 3), set())
 
 
 def test_closed_avoided_and_unsuitable_runners_get_nothing() -> None:
@@ -155,9 +215,9 @@ def test_equal_slots_on_many_devices_are_not_all_compared(monkeypatch: pytest.Mo
     searched: list[RunnerView] = []
     plan = RunnerView.plan
 
-    def noted(view: RunnerView, degree: int, need: int) -> EvictionPlan | None:
+    def noted(view: RunnerView, needs: Needs) -> EvictionPlan | None:
         searched.append(view)
-        return plan(view, degree, need)
+        return plan(view, needs)
 
     monkeypatch.setattr(RunnerView, "plan", noted)
     runners = tuple(gpus(f"r{number}", count=8) for number in range(50))
@@ -188,14 +248,16 @@ SIZES = st.sampled_from([10, 20, 30, 40, 60])
 def snapshots(draw) -> Snapshot:
     kind = draw(st.sampled_from([DeviceKind.GPU, DeviceKind.TPU]))
     count = draw(st.sampled_from([1, 2, 3] if kind is DeviceKind.GPU else [1, 4]))
-    device = Device(kind, 80 * GB)
-    snapshot = Snapshot(tuple(Runner(f"r{number}", (device,) * count) for number in range(draw(st.integers(1, 2)))))
+    alike = kind is DeviceKind.TPU or draw(st.booleans())
+    gigabytes = [80] * count if alike else draw(st.lists(st.sampled_from([30, 60, 80]), min_size=count, max_size=count))
+    devices_of_each = tuple(Device(kind, each * GB) for each in gigabytes)
+    snapshot = Snapshot(tuple(Runner(f"r{number}", devices_of_each) for number in range(draw(st.integers(1, 2)))))
     fleet = fleet_of(snapshot)
     for number in range(draw(st.integers(0, 8))):
         runner = draw(st.sampled_from(snapshot.runners))
         devices = draw(st.sampled_from([s for degree in (1, 2) for s in runner.sets(degree)] or [(0,)]))
         size = draw(SIZES)
-        each = tuple(device.charge(size * GB) for _ in devices)
+        each = tuple(runner.devices[device].charge(size * GB) for device in devices)
         state = draw(st.sampled_from([SlotState.READY] * 4 + [SlotState.STARTING, SlotState.DRAINING]))
         made = slot(f"s{number}", size, *devices, runner=runner.runner_id, of=draw(NAMES))
         fits = all(fleet.books[runner.runner_id].free_now()[n] >= need for n, need in zip(devices, each, strict=True))
@@ -212,7 +274,10 @@ def snapshots(draw) -> Snapshot:
 
 @st.composite
 def requirements(draw, kind: DeviceKind) -> SlotRequirement:
-    memory = {degree: draw(SIZES) * GB for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1)))}
+    memory = dict[int, int | list[int]]()
+    for degree in sorted(draw(st.sets(st.sampled_from([1, 2, 3, 4]), min_size=1))):
+        sizes = [draw(SIZES) * GB for _ in range(degree if draw(st.booleans()) else 1)]
+        memory[degree] = sizes if len(sizes) == degree else sizes[0]
     name = draw(NAMES)
     return SlotRequirement(model(name, memory=memory, kind=kind, **SPECIAL.get(name, {})))
 

@@ -52,7 +52,9 @@ def test_mixed_runner_and_missing_devices_are_refused() -> None:
     with pytest.raises(InvalidSlotError, match="all of one kind"):
         Runner("a", (Device(DeviceKind.GPU, 1), Device(DeviceKind.CPU, 1)))
     with pytest.raises(InvalidSlotError, match="are not devices"):
-        Runner("a", (Device(DeviceKind.GPU, 1),), legal_sets=((0, 1),))
+        Runner("a", (Device(DeviceKind.TPU, 1),), legal_sets=((0, 1),))
+    with pytest.raises(InvalidSlotError, match="only TPU chips have sets"):
+        Runner("a", (Device(DeviceKind.GPU, 1),), legal_sets=((0,),))
 
 
 def test_unevaluable_constraint_is_not_satisfied() -> None:

@@ -1,12 +1,18 @@
 """What models need, read from real GGUF files that the format's own package wrote."""
 
 import struct
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
+from hypothesis import given
+from hypothesis import strategies as st
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots.core.memory_estimates import (
@@ -55,9 +61,42 @@ def test_estimate_adds_layers_cache_buffers_and_process(model: GGUFModel) -> Non
     memory = gguf_memory(model, context=1000, concurrency=3, degrees=[1, 2, 3])
     assert memory == {
         1: 4 * (weights + 3000 * cache) + fixed,
-        2: 2 * (weights + 3000 * cache) + fixed,
+        2: 3 * (weights + 3000 * cache) + fixed,
         3: 2 * (weights + 3000 * cache) + fixed,
     }
+    layer = weights + 3000 * cache
+    uneven = gguf_memory(model, context=1000, concurrency=3, split=(3, 1, 1))
+    assert uneven == {1: 4 * layer + fixed, 3: tuple(layers * layer + fixed for layers in (3, 1, 0))}
+
+
+def llama_cpps_layers(layers: int, split: Sequence[float]) -> list[int]:
+    """Count the layers of each device as llama.cpp gives them out (src/llama-model.cpp, `get_layer_buft_list`).
+
+    Layer i of n goes to the first device whose share, with those before it, exceeds i / (n + 1), in 32 bits.
+    """
+    total = np.float32(sum(split))
+    so_far = [np.float32(sum(split[: number + 1])) / total for number in range(len(split))]
+    owners = [bisect_right(so_far, np.float32(layer) / np.float32(layers + 1)) for layer in range(layers)]
+    return [owners.count(number) for number in range(len(split))]
+
+
+@given(st.integers(1, 130), st.lists(st.integers(1, 48), min_size=1, max_size=8))
+def test_each_device_has_memory_for_the_layers_that_llama_cpp_gives_it(layers: int, split: list[int]) -> None:
+    facts: dict[str, Any] = {"block_count": layers, "embedding_length": 1, "attention.head_count": 1}
+    head = GGUFModel({"general.architecture": "a", **{f"a.{name}": value for name, value in facts.items()}}, {}, {})
+    (one,) = gguf_memory(head, context=1).values()
+    (fixed,) = gguf_memory(replace(head, facts={**head.facts, "a.block_count": 0}), context=1).values()
+    assert isinstance(one, int)
+    assert isinstance(fixed, int)
+    layer = (one - fixed) // layers
+    sizes = gguf_memory(head, context=1, degrees=(), split=split)[len(split)]
+    assert isinstance(sizes, tuple)
+    estimated = [(size - fixed) // layer for size in sizes]
+    real = llama_cpps_layers(layers, split)
+    assert estimated == real
+    even = gguf_memory(head, context=1, degrees=[len(split)])[len(split)]
+    assert isinstance(even, int)
+    assert (even - fixed) // layer == max(llama_cpps_layers(layers, [1] * len(split)))
 
 
 def test_context_beyond_models_limit_costs_nothing(model: GGUFModel) -> None:
@@ -95,6 +134,17 @@ def test_missing_number_is_named(model: GGUFModel) -> None:
 def test_senseless_numbers_are_refused(model: GGUFModel, kw) -> None:
     with pytest.raises(InvalidSlotError, match="1 or more"):
         gguf_memory(model, **kw)
+
+
+@pytest.mark.parametrize("split", ["2,1", [2, 0], [-1], 2, [True, 1]])
+def test_senseless_split_is_refused(model: GGUFModel, split: Any) -> None:
+    with pytest.raises(InvalidSlotError, match=r"split is .*; give numbers above 0, one for each device"):
+        gguf_memory(model, context=8, split=split)
+
+
+def test_even_and_uneven_shares_of_as_many_devices_exclude_each_other(model: GGUFModel) -> None:
+    with pytest.raises(InvalidSlotError, match=r"split is \[2, 1\], and the model is even on 2 devices; leave one out"):
+        gguf_memory(model, context=8, degrees=[1, 2], split=[2, 1])
 
 
 def test_vllm_takes_its_share_of_each_device() -> None:

@@ -67,4 +67,7 @@ def test_sizes_that_differ_are_kept_beside_the_largest() -> None:
     spec = ModelSpec("m", {1: 9, 2: (6, 4)})
     assert (spec.memory, spec.sizes_on(1), spec.sizes_on(2)) == ({1: 9, 2: 6}, (9,), (6, 4))
     assert spec != ModelSpec("m", {1: 9, 2: 6})
+    assert spec.needs == {1: ((1, 9),), 2: ((1, 6), (2, 4))}
+    assert ModelSpec("m", {3: (4, 6, 4)}).needs == {3: ((1, 6), (3, 4))}
+    assert ModelSpec("m", {3: (4, 6, 4)}).shape == ModelSpec("n", {3: (6, 4, 4)}).shape != spec.shape
     assert hash(spec) == hash(ModelSpec("m", {1: 9, 2: [6, 4]}))
