@@ -7,12 +7,14 @@ and residency of what has to leave, its longest request, its end, and the load o
 """
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from iris_ray.slots.core import events as ev
 from iris_ray.slots.core.allocator import Allocator, SlotRequirement
+from iris_ray.slots.core.devices import Device, DeviceKind, Runner
 from iris_ray.slots.core.instructions import StartRequest
 from iris_ray.slots.core.models import ModelSpec
 from iris_ray.slots.core.policy import ServingPolicy
@@ -109,8 +111,21 @@ class Mixed(TimedWorld):
             self.overdue.append(f"{name} waited {waited:.1f} s of {most:.1f}, behind {sorted(self.ahead[name])}")
 
 
-def played(seed: int, seconds: float = SECONDS) -> Mixed:
-    world = Mixed(seed)
+class Uneven(Mixed):
+    """The same fleets with GPUs that differ, and models whose parts do. The large GPU is not the first of several."""
+
+    def join(self, runner: Runner) -> None:
+        sizes = (40, 80, 40, 60)[: len(runner.devices)] if len(runner.devices) > 1 else (80,)
+        super().join(replace(runner, devices=tuple(Device(DeviceKind.GPU, each * GB) for each in sizes)))
+
+    def _model(self, number: int, widths: list[int]) -> ModelSpec:
+        spec = super()._model(number, widths)
+        parts = {width: (need, *[need // 2] * (width - 1)) for width, need in spec.memory.items()}
+        return replace(spec, memory=parts)
+
+
+def played(seed: int, seconds: float = SECONDS, kind: type[Mixed] = Mixed) -> Mixed:
+    world = kind(seed)
     world.run_until(seconds)
     world.look_at_waits()
     return world
@@ -121,6 +136,13 @@ def test_every_mix_of_widths_is_served_within_its_bound(part: int) -> None:
     for number in range(examples(5)):
         world = played(4 * number + part)
         assert not world.overdue, (4 * number + part, world.overdue, world.specs)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_models_of_uneven_parts_are_served_within_their_bounds(part: int) -> None:
+    for number in range(examples(5)):
+        world = played(2 * number + part, kind=Uneven)
+        assert not world.overdue, (2 * number + part, world.overdue, world.specs)
 
 
 def takes_planned_room(real: Any) -> Any:
