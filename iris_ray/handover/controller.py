@@ -39,7 +39,6 @@ from iris_ray.state.events import (
     TeamsSetEvent,
 )
 from iris_ray.state.job_table import times_of_forgotten
-from iris_ray.state.runtime_limits import ends_at
 
 LEAST_RUNTIME_S = 1.0
 """The rest of `max_runtime` for a job whose time was over when it was exported."""
@@ -140,7 +139,7 @@ def with_remaining_budgets(job: Job, now: float) -> JobSpec:
     The gangs of a job with several begin anew.
     """
     spec = replace(job.spec, after=job.awaits)
-    if (end := ends_at(job)) < math.inf:
+    if (end := job.ends_at) < math.inf:
         spec = replace(spec, max_runtime=max(LEAST_RUNTIME_S, end - now))
     if spec.is_one_gang:
         spec = replace(

@@ -19,6 +19,9 @@ from iris_ray.model.requirement import Requirement
 
 _S = TaskState
 
+MOST_FAILED_LAUNCHES = 10
+"""The number of consecutive failed launches of a gang after which a job that has run is charged a preemption."""
+
 
 @dataclass(slots=True)
 class Task:
@@ -394,6 +397,11 @@ class Job:
     def size(self) -> int:
         """The number of its tasks."""
         return len(self.gangs) * len(self.gangs[0].tasks)
+
+    @property
+    def ends_at(self) -> float:
+        """When its ``max_runtime`` is over, in seconds; infinite if it has none or has not run."""
+        return math.inf if self.spec.max_runtime is None else self.began_at + self.spec.max_runtime
 
     @property
     def num_processes(self) -> int:

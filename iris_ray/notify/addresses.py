@@ -8,8 +8,6 @@ import ipaddress
 import socket
 from typing import Final
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
 from iris_ray.notify.settings import PrivateHosts
@@ -76,26 +74,3 @@ def require_public(address: Address, host: str, private: PrivateHosts) -> None:
             "the webhook is at a private address; an operator can allow it:"
             " iris-ray cluster settings set notify_private=HOST"
         )
-
-
-class PublicResolver(AbstractResolver):
-    """Resolves names of hosts to public addresses only.
-
-    Args:
-        private: the private hosts that are allowed.
-    """
-
-    def __init__(self, private: PrivateHosts) -> None:
-        self._private = private
-        self._resolver = ThreadedResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
-    ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        for one in found:
-            require_public(ipaddress.ip_address(one["host"].partition("%")[0]), host, self._private)
-        return found
-
-    async def close(self) -> None:
-        await self._resolver.close()

@@ -1,4 +1,4 @@
-"""Sends one message by one channel, once. Nothing here knows jobs, queues or the Controller.
+"""Sends one message by e-mail or by a command, once; `webhooks.py` sends it by HTTP. Neither knows jobs or queues.
 
 An error says whether another try may help. None has the address of a webhook, a password or a key in its message.
 """
@@ -11,27 +11,20 @@ import signal
 import smtplib
 import ssl
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from email.message import EmailMessage
 from typing import IO, Final
 
-import aiohttp
-from yarl import URL
-
-from iris_ray.notify.addresses import PublicResolver, RefusedAddressError, checked_url
-from iris_ray.notify.settings import PrivateHosts, Smtp
+from iris_ray.notify.settings import Smtp
 from iris_ray.processes.identity import stat_of
 from iris_ray.processes.tree import ProcessTree, end_processes
 from iris_ray.terminal import one_line
 
 logger = logging.getLogger(__name__)
 
-HTTP_S: Final = 15.0
 COMMAND_S: Final = 30.0
 SMTP_STEP_S: Final = 10.0
 SMTP_S: Final = 30.0
-MOST_RETRY_AFTER_S: Final = 3600.0
-_AGAIN: Final = frozenset({408, 409, 425, 429})
 MOST_ERROR: Final = 200
 COMMAND_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 """The variables of the Controller's process that a command gets. Others may be secrets."""
@@ -65,51 +58,9 @@ class NotAllowedError(NotSentError):
         self.ids = frozenset(ids)
 
 
-async def post(address: str, body: bytes, headers: Mapping[str, str], private: PrivateHosts) -> None:
-    """Send a POST to a webhook, whose address is a secret.
-
-    Raises:
-        NotSentError: it was not taken, or is not allowed to go there.
-    """
-    try:
-        url = checked_url(address.strip(), private)
-        # a connector for each request: the address is checked at each, and nothing is kept open
-        connector = aiohttp.TCPConnector(resolver=PublicResolver(private), force_close=True)
-        timeout = aiohttp.ClientTimeout(total=HTTP_S)
-        sent = {"content-type": "application/json; charset=utf-8", "user-agent": "iris-ray", **headers}
-        async with (
-            aiohttp.ClientSession(
-                connector=connector,
-                timeout=timeout,
-                trust_env=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            ) as session,
-            session.post(URL(url), data=body, headers=sent, allow_redirects=False) as answer,
-        ):
-            status, after = answer.status, answer.headers.get("retry-after", "")
-    except RefusedAddressError as error:
-        raise NotSentError(str(error), again=True) from None  # an operator can mend the secret or the setting
-    except TimeoutError:
-        raise NotSentError(f"no answer within {HTTP_S:g} s") from None
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise NotSentError(_reason(error)) from None
-    if 200 <= status < 300:
-        return
-    if 300 <= status < 400:
-        raise NotSentError(f"HTTP {status}; redirects are not followed: store the new address", again=False)
-    after_s = float(after) if after.isascii() and after.isdecimal() and len(after) < 9 else 0.0
-    again = status >= 500 or status in _AGAIN
-    raise NotSentError(f"HTTP {status}", again, min(after_s, MOST_RETRY_AFTER_S) if again else 0.0)
-
-
-def _reason(error: Exception) -> str:
-    """Return what went wrong with a connection. The error's own text may have the URL."""
-    refused: BaseException | None = error
-    while refused is not None and not isinstance(refused, RefusedAddressError):
-        refused = refused.__cause__ or refused.__context__
-    if refused is not None:
-        return str(refused)
-    cause = getattr(error, "os_error", error)
+def reason_of(error: Exception) -> str:
+    """Return an error's kind and the kernel's words for it. Its own text may have a secret."""
+    cause = getattr(error, "os_error", error)  # of aiohttp's
     words = os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno and cause.errno > 0 else ""
     return f"{type(error).__name__}{f': {words}' if words else ''}"
 
@@ -217,4 +168,4 @@ def send_email(server: Smtp, message: EmailMessage, login: str, open_: Callable[
     except smtplib.SMTPNotSupportedError as error:
         raise NotSentError(f"the SMTP server can't do that: {error}") from None
     except (smtplib.SMTPException, OSError, ValueError) as error:
-        raise NotSentError(f"SMTP: {_reason(error)}") from None
+        raise NotSentError(f"SMTP: {reason_of(error)}") from None

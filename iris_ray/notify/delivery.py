@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from iris_ray.errors import IrisError, NotPermittedError, SecretNotFoundError
-from iris_ray.notify.channels import SMTP_S, NotAllowedError, NotSentError, post, run_command, send_email
+from iris_ray.notify.channels import SMTP_S, NotAllowedError, NotSentError, run_command, send_email
 from iris_ray.notify.core import News, batch_id
 from iris_ray.notify.destination import Channel
 from iris_ray.notify.messages import Lines, chat_body, email_message, json_body, signed_headers
@@ -87,6 +87,8 @@ class Delivery:
         self._for_smtp.shutdown(wait=False, cancel_futures=True)
 
     async def _post(self, name: str, news: Sequence[News], body: bytes, headers: Mapping[str, str]) -> None:
+        from iris_ray.notify.webhooks import post  # with aiohttp
+
         await post(await self._read_for_all(name, news), body, headers, self.config.private)
 
     async def _email(self, to: str, news: Sequence[News], lines: Lines, more: int) -> None:

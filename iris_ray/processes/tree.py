@@ -21,6 +21,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, environ_of, stat_of, wait_until_ended
 from iris_ray.processes.subtree import GONE_OR_ANOTHER_USERS, pids, read_of_process
@@ -65,6 +66,9 @@ class ProcessTree:
         variable: the environment variable with the token; None for that of tasks, which mark their forks, too.
     """
 
+    _of_roots: ClassVar[WeakValueDictionary[ProcessIdentity, "ProcessTree"]] = WeakValueDictionary()
+    """The trees of tasks that this process knows, by root."""
+
     def __init__(
         self,
         root: ProcessIdentity,
@@ -78,6 +82,14 @@ class ProcessTree:
         self._variable = variable
         self._known = frozenset((*known, root))
         self._lock = threading.Lock()
+        if token is not None and variable is None:
+            ProcessTree._of_roots.setdefault(root, self)
+
+    @staticmethod
+    def token_of_root(process: ProcessIdentity) -> str | None:
+        """Return the token of a task whose own process this is; None if this process knows no such task."""
+        tree = ProcessTree._of_roots.get(process)
+        return None if tree is None else tree.token
 
     @property
     def known(self) -> frozenset[ProcessIdentity]:
@@ -231,7 +243,11 @@ def _tokens_of(stat: ProcessStat, variable: str | None) -> list[bytes]:
         return []
     name = f"{variable or TOKEN_VARIABLE}=".encode()
     tokens = [line.removeprefix(name) for line in environ_of(stat.identity) if line.startswith(name)]
-    return tokens if variable else [*tokens, *_MARKS.findall(read_of_process(stat.pid, "maps"))]
+    if variable:
+        return tokens
+    if (own := ProcessTree.token_of_root(stat.identity)) is not None:  # to read all that it has mapped takes long
+        return [*tokens, own.encode()]
+    return [*tokens, *_MARKS.findall(read_of_process(stat.pid, "maps"))]
 
 
 def _children(pid: int) -> list[int]:

@@ -2,12 +2,10 @@
 
 May import: `model`, `state`, `errors`. No Ray, no clock, no I/O.
 Start with `scheduler.py`. `fair_queue.py` orders the queue, `pending_reason.py` explains why a job waits, and
-`planner.py` commits plans to the state.
+`planner.py` commits plans to the state. Pools and clients import `pending_reason.py` only, so `__init__.pyi` lists the
+names of this package, and each is imported when it is first used.
 """
 
-from iris_ray.scheduler.cycle import SchedulingResult
-from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
-from iris_ray.scheduler.planner import Planner
-from iris_ray.scheduler.scheduler import Scheduler
+import lazy_loader
 
-__all__ = ["Obstacle", "PendingKind", "PendingReason", "Planner", "Scheduler", "SchedulingResult", "Shortage"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -20,7 +20,6 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evictions import Evictor, leaves_for, may_evict
-from iris_ray.state.runtime_limits import ends_at
 
 HORIZON_S = 3600.0
 """The longest expected time until a reservation is complete, for a job that has not waited longer; seconds."""
@@ -112,4 +111,4 @@ class Calendar:
         """Return when a job's ``max_runtime`` is over if it runs from now on; seconds; infinite without one."""
         if job.spec.max_runtime is None:
             return math.inf
-        return min(ends_at(job), self._now + job.spec.max_runtime)
+        return min(job.ends_at, self._now + job.spec.max_runtime)

@@ -531,8 +531,7 @@ class Cycle:
         """Return whether a job with victims is within a limit once all victims have left."""
         if reached.what == "running jobs":
             return False
-        chips = self._evictor.frees(lambda spec: self._allowances.counts_for(reached, spec))
-        return chips > 0 and self._allowances.may_keep_within(job, reached, chips)
+        return self._allowances.may_keep_within(job, reached, self._evictor.given_back())
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, including those in use."""

@@ -26,7 +26,7 @@ from iris_ray.scheduler.fair_queue import Deadlines, SearchFairness, comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
-from iris_ray.scheduler.team_quotas import Reclaim
+from iris_ray.scheduler.team_quotas import GivenBack, Reclaim
 from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, Victims, VictimSearch
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
@@ -482,9 +482,14 @@ class Evictor:
 
     def frees(self, counts: Callable[[JobSpec], bool]) -> float:
         """Return the number of chips that attempts hold which leave or have ended, for the jobs that count."""
-        jobs = self._running.jobs
-        held = chain(self._ending, ((attempt, self._chips_of(attempt)) for attempt in self._leaving))
-        return sum(chips for attempt, chips in held if attempt.job_id in jobs and counts(jobs[attempt.job_id].spec))
+        return sum(chips for spec, chips in self.given_back().values() if counts(spec))
+
+    def given_back(self) -> GivenBack:
+        """Return the attempts that leave or have ended, with the chips that they hold."""
+        jobs, chips = self._running.jobs, Counter[AttemptId]()
+        for attempt, held in chain(self._ending, ((attempt, self._chips_of(attempt)) for attempt in self._leaving)):
+            chips[attempt] += held  # type: ignore[assignment]
+        return {attempt: (jobs[attempt.job_id].spec, held) for attempt, held in chips.items() if attempt.job_id in jobs}
 
     @cached_property
     def _ending(self) -> list[tuple[AttemptId, float]]:

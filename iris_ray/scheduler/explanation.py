@@ -20,7 +20,6 @@ from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.runtime_limits import ends_at
 
 OBSTACLES_NAMED = 4
 """The number of groups that a shortage names."""
@@ -198,7 +197,7 @@ def awaited_events(
                 found[f"the end of {attempt.job_id}, notice for {max(0.0, deadline - now):.0f} s more"] = None
             else:
                 runs = jobs.get(attempt.job_id)
-                left_s = math.inf if runs is None else ends_at(runs) - now
+                left_s = math.inf if runs is None else runs.ends_at - now
                 by = f", in {left_s:.0f} s at the latest" if 0 < left_s < math.inf else ""
                 how = ", to which it is lent" if attempt.job_id in lent else ""
                 found[f"the end of {attempt.job_id}{how}{by}"] = None

@@ -216,11 +216,14 @@ class Allowances:
         beside = mine.chips_beside(job, freed is None) - left - (freed or 0.0)
         return not chips or rounded(beside + chips) <= mine.most_chips
 
-    def may_keep_within(self, job: Job, reached: ReachedLimit, chips: float) -> bool:
-        """Return whether a job is within a limit once attempts with this number of counted chips have left."""
+    def may_keep_within(self, job: Job, reached: ReachedLimit, given_back: GivenBack) -> bool:
+        """Return whether a job is within a limit once some attempts have left, of which any counts towards it."""
+        chips = sum(chips for spec, chips in given_back.values() if self.counts_for(reached, spec))
+        if not chips:
+            return False
         if reached.team is None:
             return self.may_take(job, reached.needed, freed=chips)
-        return isinstance(self.teams.quota_source_if_all_stay(job, reached.needed, less=chips), QuotaSource)
+        return isinstance(self.teams.quota_source_once_left(job, reached.needed, given_back), QuotaSource)
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
         """Return whether a job's resources count towards a limit."""

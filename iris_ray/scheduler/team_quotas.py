@@ -177,16 +177,16 @@ class TeamQuotas:
         """Return the name of a job's team, and the type whose quota the job needs, or None."""
         return self._use.path(spec.team)[0], self.kind(spec)
 
-    def quota_source_if_all_stay(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
+    def quota_source_if_all_stay(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
         """Return the job's quota source if it ran at once: what leaves for it counts, unless it leaves for others."""
         job_id = job.spec.job_id
         if (taker := self._takers.get(job_id)) is None:
-            return self.quota_source(job, chips, less)
+            return self.quota_source(job, chips)
         promised = self._promised.get(job_id, 0.0)
         leaving = [self._leaving[attempt] for attempt in taker.victims]
         before = [dict(one.takers) for one in leaving]
         self.promised(job, 0.0)
-        found = self.quota_source(job, chips, less)
+        found = self.quota_source(job, chips)
         self.promised(job, promised)
         for one, counted in zip(leaving, before, strict=True):
             for name, chips_before in counted.items():

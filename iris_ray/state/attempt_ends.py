@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.job_spec import JobSpec
-from iris_ray.model.jobs import Eviction, Gang, Job, Task
+from iris_ray.model.jobs import MOST_FAILED_LAUNCHES, Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import OUR_MOVES, NoticeKind
 from iris_ray.model.time_lost import FailureCause
@@ -395,8 +395,6 @@ QUICK_S = 10.0
 """An attempt that ends within this many seconds after its start is a quick end."""
 QUICK_ENDS_ARE_FAILURES = 5
 """After more than this number of consecutive quick ends, a task lost on a healthy host counts as a failure."""
-MOST_FAILED_LAUNCHES = 10
-"""The number of consecutive failed launches of a gang after which a job that has run is charged a preemption."""
 MOST_LAUNCHES_BEFORE_A_RUN = 19
 """The number of consecutive failed launches of a gang after which a job that never ran ends. With the pauses between
 them they take 34 minutes at least, so that a fault of some minutes on all hosts does not end the whole queue."""

@@ -25,7 +25,7 @@ class RuntimeLimits:
 
     def began(self, job: Job) -> None:
         """Record that a job's first task runs, or that such a job was restored."""
-        if ends_at(job) < math.inf and not job.state.finished:
+        if job.ends_at < math.inf and not job.state.finished:
             heapq.heappush(self._due, (_notice_at(job), job.spec.job_id))
 
     def placed(self, job: Job, gang: Gang, change: Change) -> None:
@@ -40,34 +40,28 @@ class RuntimeLimits:
             job = self._table.jobs.get(job_id)
             if job is None or job.state.finished:
                 continue
-            if change.now >= ends_at(job):
+            if change.now >= job.ends_at:
                 self._ends.end_job(job, f"{_limit(job)} is over", change)
                 continue
             for gang in job.gangs:
                 if gang.placed:
                     self._tell(job, gang, change)
-            heapq.heappush(self._due, (ends_at(job), job_id))
+            heapq.heappush(self._due, (job.ends_at, job_id))
 
     def _tell(self, job: Job, gang: Gang, change: Change) -> None:
-        notice = Notice(NoticeKind.TIME_LIMIT, f"{_limit(job)} is nearly over", ends_at(job))
+        notice = Notice(NoticeKind.TIME_LIMIT, f"{_limit(job)} is nearly over", job.ends_at)
         self._notices.tell(job, gang, notice, change)
 
     def check(self) -> None:
         """Raise AssertionError if a limited job has no entry. For tests."""
         known = {job_id for _, job_id in self._due}
         for job_id, job in self._table.jobs.items():
-            assert job.state.finished or ends_at(job) == math.inf or job_id in known, f"{job_id}: it has no end"
-
-
-def ends_at(job: Job) -> float:
-    """Return when a job's time is over, in seconds; infinite if it has no limit or has not run."""
-    limit = job.spec.max_runtime
-    return math.inf if limit is None else job.began_at + limit
+            assert job.state.finished or job.ends_at == math.inf or job_id in known, f"{job_id}: it has no end"
 
 
 def _notice_at(job: Job) -> float:
     limit = job.spec.max_runtime
-    return math.inf if limit is None else ends_at(job) - min(RUNTIME_NOTICE_S, limit / 2)
+    return math.inf if limit is None else job.ends_at - min(RUNTIME_NOTICE_S, limit / 2)
 
 
 def _limit(job: Job) -> str:

@@ -10,7 +10,7 @@ from iris_ray.actors.pool.attempt import AT_ONCE_S, RUNNING_DELAY_S
 from iris_ray.actors.pool.attempt_end import FAULTS
 from iris_ray.actors.pool.attempt_place import StopRequest
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import MOST_FAILED_LAUNCHES, Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import (
@@ -26,12 +26,7 @@ from iris_ray.model.outcomes import (
     TpuRunError,
 )
 from iris_ray.model.verdict import judge_gang
-from iris_ray.state.attempt_ends import (
-    MOST_FAILED_LAUNCHES,
-    MOST_LAUNCHES_BEFORE_A_RUN,
-    QUICK_ENDS_ARE_FAILURES,
-    QUICK_S,
-)
+from iris_ray.state.attempt_ends import MOST_LAUNCHES_BEFORE_A_RUN, QUICK_ENDS_ARE_FAILURES, QUICK_S
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, TaskDispatchFailedEvent
 from tests.docs.pages import REPOSITORY
 from tests.support.worlds import World, charged

@@ -3,15 +3,25 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from iris_ray.model.jobs import LAST_SAVE_S, Allocation, Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.teams import NO_TEAM, Quota, Team, Teams
 from iris_ray.scheduler.victims import DEFAULT_RULES, GRACE_S, LEAST_RUN_S
-from iris_ray.state.events import PromiseEvent, TaskStateChangedEvent, TeamsSetEvent, TimePassedEvent
+from iris_ray.state.events import (
+    Event,
+    LimitsSetEvent,
+    PromiseEvent,
+    TaskStateChangedEvent,
+    TeamsSetEvent,
+    TimePassedEvent,
+)
+from iris_ray.state.instructions import Instructions
 from iris_ray.state.team_use import own_part
 from tests.support.proofs import examples
 from tests.support.worlds import S, World, promised
@@ -19,7 +29,9 @@ from tests.support.worlds import S, World, promised
 TYPE, CHIPS = "v4-8", 4.0
 STEPS = 120
 STEP_S = 20.0
-SEEDS = [*range(examples(40)), 100_043, 1_087_112, 1_118_788]
+TAKES_S = GRACE_S + LAST_SAVE_S + 3 * STEP_S
+"""How long a job at most waits for the hosts of its victims."""
+SEEDS = [*range(examples(40)), 100_043, 1_087_112, 1_118_788, 1_519_434_531]
 
 
 def random_teams(random: Random, slices: int) -> Teams:
@@ -262,6 +274,53 @@ class TeamWorld(World):
         return max(claim, 0.0 if quota.lend is None else quota.chips - quota.lend)
 
 
+class CrowdedTeamWorld(TeamWorld):
+    """Such a world in which users have limits as well, and gangs hold spares, which leave for a job that then runs."""
+
+    def __init__(self, seed: int) -> None:
+        self._draws = Random(f"more {seed}")
+        self._owed: dict[str, float] = {}  # the job for which a spare has left → when
+        super().__init__(seed)
+        for user in "abc":
+            for band in PriorityBand:
+                if self._draws.random() < 0.5:
+                    most = CHIPS * self._draws.randint(1, self.slices)
+                    self.do(LimitsSetEvent(user, band, Limits(chips=most)))
+
+    def set_teams(self) -> None:
+        super().set_teams()
+        self._owed.clear()
+
+    def submit(self, job_id: str = "job", **changes: Any) -> Job:
+        spares = self._draws.choice([1, 1, 2]) if self._draws.random() < 0.3 else 0
+        return super().submit(job_id, spares=spares, **changes)
+
+    def do(self, event: Event) -> Instructions:
+        if isinstance(event, PromiseEvent) and any(self._is_spare(attempt.job_id) for attempt in event.leave):
+            self._owed.setdefault(event.job_id, self.now)
+        return super().do(event)
+
+    def check(self) -> None:
+        super().check()
+        for job_id, since in list(self._owed.items()):
+            job = self.state.jobs.get(job_id)
+            if job is None or job.gang.placed or (job.promise is None and self._is_preceded(job)):
+                del self._owed[job_id]
+            else:
+                assert self.now < since + TAKES_S, f"a spare left {self.now - since:.0f} s ago for {job_id} in vain"
+
+    def _is_spare(self, job_id: str) -> bool:
+        return self.state.jobs[job_id].spec.spare_for is not None
+
+    def _is_preceded(self, job: Job) -> bool:
+        """Whether a job of a higher band, or of another team, has begun since a spare left for this one."""
+        since, path = self._owed[job.spec.job_id], self.state.teams.path(job.spec.team)
+        begun = (one for one in self.state.jobs.values() if one.gang.placed and one.gang.running_since >= since)
+        return any(
+            one.spec.priority < job.spec.priority or self.state.teams.path(one.spec.team) != path for one in begun
+        )
+
+
 def needs(job: Job) -> float:
     return job.spec.groups_per_gang[0] * CHIPS
 
@@ -289,6 +348,13 @@ def test_quotas_are_kept_and_reached_on_random_trees(seed: int) -> None:
         world.be_quiet(max(LEAST_RUN_S.values()) + 3 * (GRACE_S + LAST_SAVE_S))
     for job in world.without_their_quota():
         raise AssertionError(f"{job.spec.job_id} of {job.spec.team} does not get its quota")
+
+
+@pytest.mark.parametrize("seed", [98, *range(examples(10))])
+def test_quotas_are_kept_beside_limits_and_no_spare_leaves_in_vain(seed: int) -> None:
+    world = CrowdedTeamWorld(seed)
+    for _ in range(STEPS):
+        world.step()
 
 
 def test_random_trees_have_evictions_between_teams() -> None:

@@ -1,11 +1,13 @@
 """Asking again, while an answer is missing: how often, and for how long. The limit is a time, not a number of tries.
 
-The pauses vary, so that the processes that miss an answer at one time don't all ask again at one time. Tenacity is
-imported when it is needed, so that the command line is quick.
+The pauses vary, so that the processes that miss an answer at one time don't all ask again at one time.
 """
 
+import asyncio
+import random
+import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from iris_ray.actors.protocol.answers import Unreachable
 
@@ -38,14 +40,16 @@ async def ask_again(
     Raises:
         Exception: the last error, as it was raised.
     """
-    from tenacity import AsyncRetrying, retry_if_result
-
-    async def once() -> T:  # tenacity would not await what a lambda returns
-        return await ask()
-
-    policy = _policy(missing, within_s, pause_s)
-    policy["retry"] |= retry_if_result(lambda answer: isinstance(answer, Unreachable))
-    return await AsyncRetrying(**policy)(once)
+    give_up_at = time.monotonic() + within_s
+    while True:
+        try:
+            answer = await ask()
+            if not isinstance(answer, Unreachable) or time.monotonic() >= give_up_at:
+                return answer
+        except missing:
+            if time.monotonic() >= give_up_at:
+                raise
+        await asyncio.sleep(_varied(pause_s))
 
 
 def try_again(
@@ -56,17 +60,15 @@ def try_again(
     Raises:
         Exception: the last error, as it was raised.
     """
-    from tenacity import Retrying
+    give_up_at = time.monotonic() + within_s
+    while True:
+        try:
+            return ask()
+        except missing:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(_varied(pause_s))
 
-    return Retrying(**_policy(missing, within_s, pause_s))(ask)
 
-
-def _policy(missing: tuple[type[Exception], ...], within_s: float, pause_s: float) -> dict[str, Any]:
-    from tenacity import retry_if_exception_type, stop_after_delay, wait_random
-
-    return {
-        "retry": retry_if_exception_type(missing),
-        "stop": stop_after_delay(within_s),
-        "wait": wait_random((1 - JITTER) * pause_s, (1 + JITTER) * pause_s),
-        "retry_error_callback": lambda state: state.outcome.result(),  # the last answer, or the last error
-    }
+def _varied(pause_s: float) -> float:
+    return random.uniform((1 - JITTER) * pause_s, (1 + JITTER) * pause_s)

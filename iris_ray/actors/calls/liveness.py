@@ -238,6 +238,46 @@ class HostWatch:
             await host.call(HostInterface.watch_peers, self._place, self._id, peers, self._silence_s)
 
 
+class SharedWatches:
+    """The watches of one host that all places of a pool there share: one ping a second, however many tasks it runs.
+
+    Args:
+        host: the host.
+        name: its name.
+    """
+
+    def __init__(self, host: Actor[HostInterface], name: str) -> None:
+        self._host = host
+        self._name = name
+        self._latest: dict[float, HostWatch] = {}  # by their limit
+        self._users: dict[HostWatch, int] = {}
+
+    def take(self, silence_s: float) -> "WatchUse":
+        """Return a watch with this limit; the host has index 0. A host that was marked lost is watched anew."""
+        watch = self._latest.get(silence_s)
+        if watch is None or watch.detector.silent:
+            watch = self._latest[silence_s] = HostWatch({0: self._host}, self._name, silence_s)
+        self._users[watch] = self._users.get(watch, 0) + 1
+        return WatchUse(watch, lambda: self._leave(watch, silence_s))
+
+    def _leave(self, watch: HostWatch, silence_s: float) -> None:
+        self._users[watch] -= 1
+        if not self._users[watch]:
+            watch.stop()
+            del self._users[watch]
+            if self._latest.get(silence_s) is watch:
+                del self._latest[silence_s]
+
+
+class WatchUse:
+    """The use of a `HostWatch` that others use as well. It has the same methods, and is left with `stop`."""
+
+    def __init__(self, watch: HostWatch, stop: Callable[[], None]) -> None:
+        self.detector = watch.detector
+        self.asked = watch.asked
+        self.stop = stop
+
+
 def groups_of(indexes: list[int]) -> dict[int, list[int]]:
     """Return the other hosts of each group by the group's first host. Few hosts form groups of one."""
     size = 1 if len(indexes) <= MOST_ASKED else math.isqrt(len(indexes))

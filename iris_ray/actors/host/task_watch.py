@@ -313,14 +313,16 @@ class TaskWatch:
     async def _record_descendants(self) -> None:
         """Keep the record of the task's process tree up to date while its process lives."""
         while not self.ended:
-            self._oom_kills.look()
             if self.has_started:
                 with contextlib.suppress(OSError):  # a full disk may have room later
                     await asyncio.to_thread(self._ledger.record_descendants, self._tree)
             await self._process.wait_at_most(DESCENDANTS_S)
+            if not self.ended:
+                self._oom_kills.look()
 
     def _on_exit(self) -> None:
-        at, had_started, memory_was_short = Moment.now(), self.has_started, self._oom_kills.found()
+        at, had_started = Moment.now(), self.has_started
+        memory_was_short = self._stopped_for is None and self._oom_kills.found()  # else it does not matter
         # Asked for before it waits for a thread, so that the tasks that end now share a listing.
         search = asyncio.to_thread(self._search, just_ended=True, listing=Listing.next())
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")

@@ -93,6 +93,7 @@ def main() -> None:
     os.set_inheritable(channel.fileno(), False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray's workers block SIGINT, and threads of theirs others
     faulthandler.enable(all_threads=False)  # as Ray does in its workers
+    gc.disable()  # imports make few cycles, and looking for them takes a sixth of the time until the first fork
     if os.fork():  # the TPUHostActor must not be its parent: Ray ends the children of its workers before us
         os._exit(0)
     _tell(channel, pid=os.getpid())  # at once: what follows may hang, and then somebody has to end this process
@@ -133,6 +134,7 @@ def run(channel: socket.socket, settings: dict[str, Any]) -> Program:
     flush_output()  # else each task would print it
     gc.collect()
     gc.freeze()  # else a collection in a task would write to the memory that it shares with the others
+    gc.enable()
     _tell(channel, ready=installed_versions())
     return serve(channel, run_forked)
 

@@ -41,11 +41,11 @@ from iris_ray.errors import (
     TaskSetupError,
     VersionMismatchError,
 )
+from iris_ray.model.jobs import MOST_FAILED_LAUNCHES
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuResult, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
-from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES
 from iris_ray.state.events import (
     AttemptMarkedEvent,
     GangMovedEvent,

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
-from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.calls.liveness import FailureDetector, SharedWatches
 from iris_ray.actors.calls.misfit import misfit
 from iris_ray.actors.calls.names import reservations_of
 from iris_ray.actors.calls.ray_internals import has_setup_hook
@@ -89,7 +89,13 @@ class SliceActors:
 
 
 class SharedHost:
-    """The TPUHostActor of a host on which a pool runs tasks without chips, and how many places use it."""
+    """The TPUHostActor of a host on which a pool runs tasks without chips.
+
+    Attributes:
+        places: how many places use it.
+        fits: whether its iris_ray is known to fit this one.
+        watches: what watches it for its tasks.
+    """
 
     def __init__(self, host: HostPlace) -> None:
         strategy = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
@@ -99,6 +105,8 @@ class SharedHost:
         self.actor: ActorHandle = options.remote(here, False, pool)
         self.node_id = host.node_id
         self.places = 0
+        self.fits = False
+        self.watches = SharedWatches(Actor[HostInterface](self.actor, f"host {host.address}"), f"host {host.address}")
 
 
 class SharedHosts:
@@ -224,11 +232,18 @@ class SharedActors:
 
     def __init__(self, name: str, owner: SharedHosts, shared: Sequence[SharedHost]) -> None:
         self.name = name
-        self._slice = SliceActor(name, [host.actor for host in shared])
+        fitting = [i for i, host in enumerate(shared) if host.fits]
+        watches = shared[0].watches if len(shared) == 1 else None
+        self._slice = SliceActor(name, [host.actor for host in shared], fitting, watches)
         self.owner = owner
         self._shared = shared
         self.speaker = Actor[SliceActor].here(self._slice, f"slice {name}")
         self.hosts = tuple(self._slice.hosts.values())
+
+    def have_started(self) -> None:
+        """Note that a task's process has started on each host, so the iris_ray there fits this one."""
+        for host in self._shared:
+            host.fits = True
 
     def end(self) -> None:
         """End the tasks of the place. Return at once."""
@@ -388,8 +403,10 @@ class ReservedSlice:
                 self.fits = True
             ready = await starting
             if isinstance(ready, SliceReady):
-                if not (actors or self.is_certain) and isinstance(self.actors, SharedActors):
-                    await self._reserved()
+                if isinstance(self.actors, SharedActors):
+                    self.actors.have_started()
+                    if not (actors or self.is_certain):
+                        await self._reserved()
                 self.has_started = True
             return ready
         finally:

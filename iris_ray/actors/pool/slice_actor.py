@@ -15,7 +15,7 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
-from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
+from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, SharedWatches, WatchUse, answers_unless_silent
 from iris_ray.actors.calls.misfit import misfit
 from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface
@@ -61,12 +61,20 @@ class SliceActor:
     Args:
         name: the slice's name.
         hosts: its TPUHostActors by host index.
+        fitting: the hosts whose TPUHostActor is known to have an iris_ray that fits this one.
+        shared: watches the only host, for this place and others.
     """
 
-    def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
+    def __init__(
+        self,
+        name: str,
+        hosts: Sequence[ActorHandle],
+        fitting: Collection[int] = (),
+        shared: SharedWatches | None = None,
+    ) -> None:
         self._name = name
         self._hosts = {i: Actor[HostInterface](handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
-        self._fitting: set[int] = set()  # hosts whose TPUHostActor has an iris_ray that fits this one
+        self._fitting = set(fitting)
         self._waiting: dict[int, list[int]] = {}  # the pids of a generation, by process of the slice
         self._unwanted: set[int] = set()  # generations
         self._running: AttemptId | None = None
@@ -75,7 +83,8 @@ class SliceActor:
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # for how long a host has been silent
-        self._watch: HostWatch | None = None
+        self._shared = shared
+        self._watch: HostWatch | WatchUse | None = None
         self._background = BackgroundTasks()
 
     @property
@@ -213,13 +222,17 @@ class SliceActor:
     def _watch_hosts(self) -> FailureDetector[int]:
         """Watch the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
         self._unwatch_hosts()
-        self._watch = HostWatch(self._hosts, self._name, self._silence_s)
+        if self._shared is None:
+            self._watch = HostWatch(self._hosts, self._name, self._silence_s)
+        else:
+            self._watch = self._shared.take(self._silence_s)
         self._silent = self._watch.detector.hung
         return self._watch.detector
 
     def _unwatch_hosts(self) -> None:
         if self._watch is not None:
             self._watch.stop()
+            self._watch = None
 
     async def _refuse(self, pids: Sequence[int], reason: str) -> dict[int, TaskEnd | None]:
         """End the processes of an attempt that was stopped before it started."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from iris_ray.model.goodput import Marks
 from iris_ray.model.job_spec import JobSpec
@@ -13,8 +13,9 @@ from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.state import ControllerState
-from iris_ray.state.runtime_limits import ends_at
+
+if TYPE_CHECKING:  # pools and clients have no state of the Controller, and its import takes a tenth of a second
+    from iris_ray.state import ControllerState
 
 PAGE = 500
 """The number of jobs, tasks or hosts in one answer of the Controller. A full page may be followed by another one."""
@@ -57,7 +58,7 @@ class JobFacts(NamedTuple):
     """
 
     job: Job
-    state: ControllerState
+    state: "ControllerState"
     wall: Callable[[float], float]
     heard: Heard | None = None
     waiting: PendingReason | None = None
@@ -170,7 +171,7 @@ class JobStatus:
     team: str = seen(lambda of: of.state.teams.teams.nearest(of.spec.team), "row")
     started_at: float | None = seen(lambda of: None if math.isinf(of.job.began_at) else of.wall(of.job.began_at))
     ended_at: float | None = seen(lambda of: of.wall_or_none(of.job.times.ended_at))
-    ends_at: float | None = seen(lambda of: None if of.job.over or math.isinf(end := ends_at(of.job)) else of.wall(end))
+    ends_at: float | None = seen(lambda of: None if of.job.over or math.isinf(end := of.job.ends_at) else of.wall(end))
     group: str = seen(lambda of: of.spec.group.name if of.spec.group else "", "row")
     group_jobs: tuple[str, ...] = seen(lambda of: tuple(of.spec.group.job_ids.values()) if of.spec.group else ())
     about_team: str | None = None

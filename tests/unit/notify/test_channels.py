@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from iris_ray.errors import SecretNotFoundError
-from iris_ray.notify import channels, delivery
-from iris_ray.notify.channels import NotSentError, post
+from iris_ray.notify import channels, delivery, webhooks
+from iris_ray.notify.channels import NotSentError
 from iris_ray.notify.core import News
 from iris_ray.notify.delivery import Config, Delivery
 from iris_ray.notify.settings import NOTIFY_PRIVATE, NOTIFY_SMTP, PrivateHosts
@@ -90,7 +90,7 @@ def test_redirect_is_not_followed(hook: Webhook) -> None:
 def test_answer_says_whether_another_try_may_help(hook: Webhook, status: int, again: bool, after_s: float) -> None:
     hook.answers += [(status, {"retry-after": "7"} if after_s else {})]
     with pytest.raises(NotSentError, match=f"^HTTP {status}$") as error:
-        asyncio.run(post(hook.url, b"{}", {}, LOOPBACK))
+        asyncio.run(webhooks.post(hook.url, b"{}", {}, LOOPBACK))
     assert (error.value.again, error.value.after_s) == (again, after_s)
 
 
@@ -98,7 +98,7 @@ def test_absurd_retry_after_is_bounded(hook: Webhook) -> None:
     for value in ("99999999", "-1", "soon", "9" * 400, "Fri, 31 Dec 1999 23:59:59 GMT"):
         hook.answers += [(503, {"retry-after": value})]
         with pytest.raises(NotSentError) as error:
-            asyncio.run(post(hook.url, b"{}", {}, LOOPBACK))
+            asyncio.run(webhooks.post(hook.url, b"{}", {}, LOOPBACK))
         assert 0 <= error.value.after_s <= 3600
 
 
@@ -116,7 +116,7 @@ def test_private_address_gets_no_connection(hook: Webhook, monkeypatch: pytest.M
 
 
 def test_errors_never_have_the_address(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "HTTP_S", 0.5)
+    monkeypatch.setattr(webhooks, "HTTP_S", 0.5)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         refused = f"http://user:s3cr3t@127.0.0.1:{nobody.getsockname()[1]}/s3cr3t?k=s3cr3t"
@@ -134,7 +134,7 @@ def test_errors_never_have_the_address(hook: Webhook, monkeypatch: pytest.Monkey
 def test_proxy_of_the_environment_is_not_used(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
     with webhook() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        asyncio.run(post(hook.url, b"{}", {}, LOOPBACK))
+        asyncio.run(webhooks.post(hook.url, b"{}", {}, LOOPBACK))
         assert (len(hook.got), proxy.got) == (1, [])
 
 

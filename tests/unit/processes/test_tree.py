@@ -10,7 +10,7 @@ import pytest
 
 from iris_ray.processes import tree as module
 from iris_ray.processes.identity import ProcessIdentity, ProcessStat, stat_of
-from iris_ray.processes.subtree import pids
+from iris_ray.processes.subtree import pids, read_of_process
 from iris_ray.processes.tree import Listing, ProcessTree, end_processes
 from tests.support.processes import TOKEN, Nursery, alive, earlier_than, identity_of, no_file_descriptor_left, tree
 from tests.support.waiting import wait_until
@@ -179,6 +179,28 @@ def test_trees_of_different_ages_share_a_listing(nursery: Nursery) -> None:
     ]
     listing = Listing.next()
     assert [tree.search(listing=listing) for tree in trees] == [[], [], *([identity_of(one)] for one in carriers)]
+
+
+def test_maps_of_a_known_tasks_own_process_are_not_read(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are long, and a host may have hundreds of tasks. Whatever these have started is read."""
+    parents, daemons, tasks, read = list[int](), list[psutil.Process](), list[ProcessTree](), list[tuple[int, str]]()
+    for token in (f"{TOKEN}-1", f"{TOKEN}-2"):
+        parent, (daemon,) = nursery.tree(f"fork {token}")
+        parents.append(parent.pid)
+        daemons.append(daemon)
+        tasks.append(tree(parent, token))
+
+    def noted(pid: int, name: str) -> bytes:
+        read.append((pid, name))
+        return read_of_process(pid, name)
+
+    monkeypatch.setattr(module, "read_of_process", noted)
+    listing = Listing.next()
+    found = [set(task.search(listing=listing)) for task in tasks]
+    assert found == [{task.root, identity_of(daemon)} for task, daemon in zip(tasks, daemons, strict=True)]
+    with_maps = {pid for pid, name in read if name == "maps"}
+    assert with_maps >= {daemon.pid for daemon in daemons}
+    assert with_maps.isdisjoint(parents)
 
 
 def test_listing_that_fails_is_tried_again(nursery: Nursery) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 import pytest
 
 from iris_ray.model.job_spec import CoschedulingConfig
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import MOST_FAILED_LAUNCHES, Job
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.attempt_ends import MOST_FAILED_LAUNCHES, MOST_LAUNCHES_BEFORE_A_RUN
+from iris_ray.state.attempt_ends import MOST_LAUNCHES_BEFORE_A_RUN
 from iris_ray.state.events import TaskDispatchFailedEvent, WorkerBlamedEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.quarantine import MOST_AVOIDED, avoided_by

@@ -22,6 +22,7 @@ from iris_ray.actors.calls.liveness import (
     Contact,
     FailureDetector,
     HostWatch,
+    SharedWatches,
     groups_of,
 )
 from iris_ray.actors.host.host_actor import TPUHostActor
@@ -340,6 +341,46 @@ async def test_frozen_host_in_two_gangs_is_found_for_both() -> None:
     silent, told = [dict(watch.detector.silent) for watch in watches], hosts.calls["watch_peers", 0]
     assert silent == [{57: f"has not answered for {LIMIT_S:g} s"}] * 2
     assert told == 2
+
+
+@in_virtual_time
+async def test_places_of_a_host_share_its_pings_and_find_its_loss() -> None:
+    hosts = Slice(1)
+    watches = SharedWatches(hosts.asked[0], "host a")
+    uses = [watches.take(LIMIT_S) for _ in range(50)]
+    for _ in range(20):
+        for use in uses:
+            use.asked()
+        await asyncio.sleep(1.0)
+    assert 15 <= hosts.calls["healthy", 0] <= 21
+    for use in uses[:40]:
+        use.stop()
+    hosts.frozen.add(0)
+    since = now()
+    await asyncio.gather(*(use.detector.found() for use in uses[40:]))
+    assert LIMIT_S - 1.1 <= now() - since <= LIMIT_S + 2.1
+    assert [set(use.detector.hung) for use in uses[40:]] == [{0}] * 10
+
+
+@in_virtual_time
+async def test_host_that_was_lost_is_watched_anew_for_later_places() -> None:
+    hosts = Slice(1)
+    watches = SharedWatches(hosts.asked[0], "host a")
+    earlier = watches.take(LIMIT_S)
+    hosts.frozen.add(0)
+    await earlier.detector.found()
+    hosts.frozen.clear()
+    later = watches.take(LIMIT_S)
+    await asyncio.sleep(LIMIT_S)
+    earlier.stop()
+    before = hosts.calls["healthy", 0]
+    await asyncio.sleep(2 * LIMIT_S)
+    assert not later.detector.silent
+    assert hosts.calls["healthy", 0] > before
+    later.stop()
+    before = hosts.calls["healthy", 0]
+    await asyncio.sleep(LIMIT_S)
+    assert hosts.calls["healthy", 0] == before
 
 
 @in_virtual_time

@@ -32,6 +32,19 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 # -- what it imports ---------------------------------------------------------------------------------------------------
 
+
+async def test_task_collects_garbage_though_the_zygote_imports_without(tmp_path: Path) -> None:
+    def look() -> tuple[bool, int]:
+        import gc
+
+        return gc.isenabled(), gc.get_freeze_count()
+
+    async with a_zygote() as zygote:
+        is_enabled, frozen = (await run_in(zygote, tmp_path, look)).result
+    assert is_enabled
+    assert frozen > 10_000
+
+
 DAEMON = """
 import os
 if os.fork() == 0:

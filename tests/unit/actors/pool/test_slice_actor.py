@@ -169,6 +169,9 @@ async def test_host_tells_its_versions_once() -> None:
         assert isinstance(ready, SliceReady)
         assert ready.file_services == ("10.0.0.1:7",)
     assert asked == {"versions": 1, "start_process": 3}
+    known = SliceActor("b", [handle(versions=versions, start_process=start_process)], fitting=[0])
+    assert isinstance(await known.start_processes(1, ProcessSpec(), (), (), "01", 1.0), SliceReady)
+    assert asked == {"versions": 1, "start_process": 4}
 
 
 @in_virtual_time
