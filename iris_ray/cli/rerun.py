@@ -133,7 +133,7 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
     """
     if dashboard_address() is not None:
         raise InvalidRequestError(
-            "rerun needs HOST:PORT of the cluster's head, not a dashboard; on the head, or submit the job again"
+            "rerun does not work at the address of a dashboard; run it on one of the cluster's nodes, or submit anew"
         )
     if job.startswith("-"):
         raise click.UsageError(f"give JOB first, then its flags: rerun JOB {shlex.join([job, *flags])}")

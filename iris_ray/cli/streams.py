@@ -10,6 +10,7 @@ import tty
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.conventions import INTERRUPTED, TERMINATED, note_termination, say_error
 from iris_ray.terminal import guarded, unguarded
 
@@ -161,10 +162,9 @@ async def keys(channel: Remote) -> AsyncIterator[bytes]:
 
 
 def terminal_size() -> "Size":
-    from iris_ray.sessions.core import Size
-
     columns, rows = os.get_terminal_size(1)
-    return Size(rows, columns)
+    size: Size = module_of("sessions", "core").Size(rows, columns)
+    return size
 
 
 @contextlib.contextmanager
@@ -195,8 +195,6 @@ def raw_terminal() -> Iterator["Show"]:
 
 async def follow_on_terminal(channel: "Channel") -> int:
     """Connect this terminal to a command with a terminal until the command ends. Return its exit code."""
-    from iris_ray.sessions.client import follow
-
     loop, work = asyncio.get_running_loop(), asyncio.current_task()
     assert work is not None
     loop.add_signal_handler(signal.SIGWINCH, lambda: channel.resize(terminal_size()))
@@ -208,4 +206,5 @@ async def follow_on_terminal(channel: "Channel") -> int:
     loop.add_signal_handler(signal.SIGTERM, terminate)
     loop.add_signal_handler(signal.SIGHUP, work.cancel)
     with raw_terminal() as show:
-        return await follow(channel, show, keys(channel))
+        code: int = await module_of("sessions", "client").follow(channel, show, keys(channel))
+        return code

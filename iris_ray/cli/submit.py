@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import (
     Sent,
     address_option,
@@ -152,6 +153,8 @@ def submit(
         groups = CoschedulingConfig(group_by or TPU_NAME, 1 if flags.num_slices is None else flags.num_slices)
     require_no_local_mode()
     require_may_detach()
+    if follow:
+        module_of("logs", "cli")  # raises if it was taken out, before there is a job
     found = find_target(target, arguments, flags.working_dir or ".")
     code = sent_code(flags.working_dir)
     task, _ = as_task(found, arguments, flags.env, not code.travels, prints_errors=True)
@@ -218,15 +221,10 @@ def _say_if_it_can_not_run(job_id: str) -> None:
 
 def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
-    from iris_ray.logs.cli import show
-    from iris_ray.logs.client import host_logs  # imports Ray
-    from iris_ray.logs.stream import stream_logs
-
     controller = ControllerConnection()
     try:
-        with host_logs(controller) as logs, live_line(job_id) as live:
-            for line in stream_logs(logs, job_id, every_attempt=True, live=live):
-                show(line, prefixed=True)
+        with live_line(job_id) as live:
+            module_of("logs", "cli").follow_job(controller, job_id, live)
     except KeyboardInterrupt:
         asks = on_a_terminal() and not was_terminated()
         if asks and really_cancel("leave it running", default=False):

@@ -69,7 +69,8 @@ class IrisClient:
             workspace: a directory that travels to the hosts as the working directory of the tasks.
 
         Raises:
-            NoClusterError: nothing answers there, or it is not the head of a Ray cluster.
+            NoClusterError: nothing answers there, or it is not the head of a Ray cluster, or HOST:PORT is given on a
+                machine without a Ray node.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
             TokenRefusedError, VersionMismatchError: as for `RayJobs`, with the URL of a dashboard.
             ServiceUnavailableError: the service for the URL of a dashboard is not installed.

@@ -67,7 +67,7 @@ def require_answer(address: str) -> None:
         address: HOST:PORT of the cluster's head, or "auto" for the one on this machine.
 
     Raises:
-        NoClusterError: nothing answers there, or there is no cluster on this machine.
+        NoClusterError: nothing answers there, or no Ray node runs on this machine.
         InvalidRequestError: the address makes no sense, or several clusters run on this machine.
     """
     if address != AUTO:
@@ -116,8 +116,8 @@ def require_cluster() -> None:
     """Connect to the running cluster if this process is not connected.
 
     Raises:
-        NoClusterError: there is no cluster, or nothing answers at ``$RAY_ADDRESS``, or the process was forked from a
-            connected one.
+        NoClusterError: there is no cluster, or nothing answers at ``$RAY_ADDRESS``, or no Ray node runs on this
+            machine, or the process was forked from a connected one.
         InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense, or it is not set and
             several clusters run on this machine.
     """
@@ -180,10 +180,16 @@ def this_connection() -> str | None:
         return None
 
 
+_WHICH = (
+    "give HOST:PORT of the head, such as 10.0.0.2:6379, on one of the cluster's nodes, and elsewhere the URL of its"
+    " dashboard, such as http://10.0.0.2:8265"
+)
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the two parts of an address, or raise InvalidRequestError."""
     if not isinstance(address, str):
-        raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
+        raise InvalidRequestError(f"the address is {address!r}; {_WHICH}")
     if "://" in address:
         raise InvalidRequestError(
             f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."
@@ -192,7 +198,7 @@ def host_and_port(address: str) -> tuple[str, int]:
         )
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
+        raise InvalidRequestError(f"the address is {address!r}; {_WHICH}")
     return host, int(port)
 
 
@@ -217,7 +223,10 @@ def _require_answer_on_this_machine() -> str | None:
 
 
 def _require_answer(address: str, source: str = "") -> None:
-    """Refuse an address at which no Ray head answers. Ray itself would wait for minutes, and then end the process."""
+    """Refuse an address at which no Ray head answers, or that can't be joined from this machine.
+
+    Ray itself would wait for minutes, and then end the process.
+    """
     host, port = host_and_port(address)
     if host in ("localhost", "127.0.0.1", "::1"):
         import ray
@@ -234,6 +243,14 @@ def _require_answer(address: str, source: str = "") -> None:
                 f"the server at {address} is not the head of a Ray cluster; give Ray's port, which is 6379 unless set"
                 " otherwise (8265 is the dashboard's)"
             )
+    from iris_ray.actors.calls.ray_internals import may_join_from_here
+
+    if not may_join_from_here():
+        raise NoClusterError(
+            f"the cluster at {address} can be joined only from one of its nodes, and no Ray node runs on this machine;"
+            " from here, give the URL of its dashboard, such as http://HEAD:8265, to --address or IrisClient.remote, or"
+            " have iris-ray submit --ray-job run the script there"
+        )
 
 
 def _speaks_grpc(probe: socket.socket) -> bool:

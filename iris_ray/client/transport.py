@@ -132,6 +132,5 @@ def module_of_remote(module: str) -> Any:
         return module_of(REMOTE, module)
     except ServiceUnavailableError as error:
         raise ServiceUnavailableError(
-            f"{error}. The URL of a dashboard needs it; give HOST:PORT of the cluster's head, or run this on a node of"
-            " the cluster"
+            f"{error}. The URL of a dashboard needs it; run this on a node of the cluster"
         ) from None

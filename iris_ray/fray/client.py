@@ -42,8 +42,8 @@ class Client:
     """Fray's client, for ``fray.current_client.set_current_client``. It is also the current one in tasks of its jobs.
 
     Args:
-        iris: the connection to the cluster: ``IrisClient.remote(address)`` from outside of it; None: the cluster in
-            which this process runs.
+        iris: a client whose process has joined the cluster, such as ``IrisClient.remote("HOST:6379")`` on one of its
+            nodes; None: the cluster on this machine.
         detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
         children: what happens to the jobs that tasks of its jobs submit when the tasks restart: they "end", or the next
             attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks.
@@ -61,8 +61,8 @@ class Client:
             require_may_detach()
         if iris is not None and not iris.is_direct:
             raise InvalidRequestError(
-                "Fray's client needs a process that has joined the cluster, and this client reaches only its dashboard:"
-                ' give IrisClient.remote("HOST:6379"), or send the script: iris-ray submit --ray-job'
+                "Fray's client needs a process that has joined the cluster, and this client reaches only its dashboard;"
+                " run the script on a node of the cluster: iris-ray submit --ray-job sends it there"
             )
         self._iris = IrisClient() if iris is None else iris
         self._detached = detached

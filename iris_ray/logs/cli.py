@@ -25,7 +25,7 @@ from iris_ray.logs.stream import LogLine, stream_logs
 from iris_ray.logs.times import timed_lines
 from iris_ray.model.checks import unknown_number
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.terminal import printable
+from iris_ray.terminal import LiveLine, printable
 
 PIECE_BYTES = 1 << 20
 _A_TIME = "2026-11-01T14:30:00+0000"
@@ -134,7 +134,16 @@ def logs(
 
             with host_logs(controller) as source:
                 for line in stream_logs(source, job, task, first, follow=follow):
-                    show(line, prefixed=task is None, timed=timestamps)
+                    _show(line, prefixed=task is None, timed=timestamps)
+
+
+def follow_job(controller: ControllerConnection, job: str, live: LiveLine) -> None:
+    """Print the output of all tasks of a job, from its first attempt to the job's end."""
+    from iris_ray.logs.client import host_logs  # imports Ray
+
+    with host_logs(controller) as source:
+        for line in stream_logs(source, job, every_attempt=True, live=live):
+            _show(line, prefixed=True)
 
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
@@ -219,7 +228,7 @@ def _print_pieces(pieces: Iterable[TaskLog]) -> None:
         print_output(piece.data)
 
 
-def show(line: LogLine, prefixed: bool, timed: bool = False) -> None:
+def _show(line: LogLine, prefixed: bool, timed: bool = False) -> None:
     """Print a line of a task to stdout, or a note about it to stderr.
 
     Args:

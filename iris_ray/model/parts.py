@@ -24,8 +24,8 @@ from typing import Final
 
 from iris_ray.errors import InvalidTopologyError
 from iris_ray.model.checks import shown
-from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.topology import TPUConfig, default_topology, get_tpu_config, other_topologies
+from iris_ray.model.workers import TOPOLOGY_LABEL, TPU_NAME
 
 __all__ = [
     "CHIPS_PER_HOST",
@@ -141,9 +141,17 @@ def require_shape(device: TPUConfig, topology: object) -> str:
         raise InvalidTopologyError(
             f"{asked}, which is a whole {device.name} slice; leave topology out, or ask for a part: {_listed(shapes)}"
         )
+    others = other_topologies(device)
+    if given in others:
+        raise InvalidTopologyError(
+            f"{asked}, which is a whole {device.name} slice of another shape than {whole}, the default; to run on such"
+            f" slices, leave topology out and give the constraint {TOPOLOGY_LABEL}={given}"
+        )
+    having = [other for other in others if given in part_shapes(other)]
     raise InvalidTopologyError(
         f"{asked}; a {device.name} slice, which has {whole} chips, has parts of whole hosts in these shapes:"
         f" {_listed(shapes)}"
+        + (f" ({having[0]} slices have such parts, but only those of the default shape can be used)" if having else "")
     )
 
 

@@ -33,7 +33,7 @@ from typing import Final
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.model.checks import is_number, shown
 
-__all__ = ["TPU_GENERATIONS", "TPUConfig", "default_topology", "get_tpu_config"]
+__all__ = ["TPU_GENERATIONS", "TPUConfig", "default_topology", "get_tpu_config", "other_topologies"]
 
 _CHIPS_PER_VM: Final = 4  # chips per VM of every slice that does not fit into one VM
 
@@ -247,13 +247,27 @@ def default_topology(config: TPUConfig) -> str:
     if chips == _CHIPS_PER_VM:
         return "2x2x1"
 
-    def rank(sides: tuple[int, int, int]) -> tuple[bool, int]:
-        a, b, c = sides
-        documented = c <= 4 or all(side % 4 == 0 for side in sides)
-        return (not documented, a * b + b * c + a * c)  # the smaller the surface, the nearer to a cube
-
-    shape = min(_tileable_boxes(chips), key=rank)
+    shape = min(_tileable_boxes(chips), key=lambda sides: (not _is_documented(sides), _surface(sides)))
     return "x".join(map(str, shape))
+
+
+def other_topologies(config: TPUConfig) -> tuple[str, ...]:
+    """Return the documented shapes of slices of this type besides the default: ``("4x4x16",)`` for v4-512."""
+    if _BY_NAME[config.generation].dimensions == 2 or config.chip_count <= _CHIPS_PER_VM:
+        return ()
+    boxes = (sides for sides in _tileable_boxes(config.chip_count) if sides[0] > 1 and _is_documented(sides))
+    shapes = ("x".join(map(str, sides)) for sides in sorted(boxes, key=_surface))
+    return tuple(shape for shape in shapes if shape != default_topology(config))
+
+
+def _surface(sides: tuple[int, int, int]) -> int:
+    """Return half the surface of a box: the smaller it is, the nearer to a cube is the box."""
+    a, b, c = sides
+    return a * b + b * c + a * c
+
+
+def _is_documented(sides: tuple[int, int, int]) -> bool:
+    return max(sides) <= 4 or all(side % 4 == 0 for side in sides)
 
 
 def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:

@@ -32,6 +32,7 @@ from ray import cloudpickle
 import iris_ray
 from iris_ray import errors
 from iris_ray.actors.calls.asking_again import try_again
+from iris_ray.actors.calls.ray_internals import address_of_own_cluster
 from iris_ray.actors.protocol.version import require_fit, versions_here
 from iris_ray.client.connection import AUTO, connect, current_user, new_job_id
 from iris_ray.errors import (
@@ -249,6 +250,8 @@ def make_call(package: str) -> None:
         theirs = json.loads((directory / _VERSIONS).read_text())
         require_fit(versions_here(), theirs, "the cluster's head", "build the cluster's image anew")
         function = pickle.loads((directory / _CALL).read_bytes())
+        if (own := address_of_own_cluster()) is not None:
+            os.environ["RAY_ADDRESS"] = own  # for this process, and the commands that it starts
         connect(os.environ.get("RAY_ADDRESS") or AUTO)
         say(_BEGUN)
         answer = function()

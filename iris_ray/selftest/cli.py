@@ -206,7 +206,8 @@ class SelfTest:
 
     def _notice(self, seconds: float) -> Finding:
         click.echo(f"iris_ray: waiting {seconds:g} s for a notice; have one sent, for example: {_SIMULATE}", err=True)
-        notices = [notice for notice in self._job(functools.partial(on_host.await_notice, seconds)) if notice]
+        heard = self._job(functools.partial(on_host.await_notice, seconds), self._slices)
+        notices = [notice for notice in heard if notice]
         if not notices:
             return Finding(Level.WARNING, "", f"none came in {seconds:g} s", f"have one sent: {_SIMULATE}")
         kind, reason, left = notices[0]

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import ray
 from click.shell_completion import ShellComplete
+from ray._private import services
 
 from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, run_on_pod_ray, tpu_device
 from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
@@ -33,6 +34,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
 from tests.support.gangs import Trace, all_jobs, all_workers, controller_pid, free_chips, the_controller
+from tests.support.odd_hosts import CONTAINER
 from tests.support.terminal import Terminal as LiveTerminal
 from tests.support.terminal import python
 from tests.support.waiting import wait_until
@@ -130,6 +132,14 @@ def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: 
     assert "waiting for 9 slices" in why
     assert f"{job_id} is cancelled; it was pending" in cancelled
     assert the_controller().ask(ControllerInterface.job_status, job_id).error == "cancelled by bob"
+
+
+@pytest.mark.skipif(not hasattr(services, "get_node_to_connect_for_driver"), reason="this Ray compares IP addresses")
+def test_machine_without_ray_node_is_refused_at_once(cluster: SimulatedCluster) -> None:
+    elsewhere = [*CONTAINER, *command_line("ls", "--address", cluster.address)]  # sees no process of the cluster
+    refused = subprocess.run(elsewhere, capture_output=True, text=True, timeout=50)  # Ray would wait for 60 s
+    assert refused.returncode == NO_CLUSTER, refused.stderr
+    assert "no Ray node runs on this machine" in refused.stderr
 
 
 def test_shell_completes_jobs_of_answering_cluster(

@@ -11,8 +11,10 @@ import psutil
 import pytest
 import ray
 import requests
+from ray._private.utils import read_ray_address
 
 from iris_ray import release
+from iris_ray.actors.calls.ray_internals import temp_dir
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import actors_left
@@ -255,3 +257,8 @@ def test_other_process_connects_to_the_head(cluster: SimulatedCluster) -> None:
         [sys.executable, "-c", textwrap.dedent(script)], check=True, text=True, capture_output=True, timeout=60
     ).stdout
     assert f"{head} 42" in output.splitlines()
+
+
+def test_jobs_of_rays_job_api_find_this_one_among_clusters_of_this_machine(cluster: SimulatedCluster) -> None:
+    """Ray tells a job where its cluster is; without this file it takes any cluster of the machine."""
+    assert read_ray_address(temp_dir()) == cluster.address

@@ -3,6 +3,7 @@
 Those of Ray's autoscaler are in `iris_ray.capacity.ray_internals`.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 from ray._private import ray_constants, services, utils
 from ray._private.auto_init_hook import wrap_auto_init
@@ -105,6 +107,27 @@ def addresses_found_on_this_machine() -> list[str]:
     except ConnectionError:
         return []
     return [found] if found else []
+
+
+def may_join_from_here() -> bool:
+    """Return False if no driver on this machine can join any cluster, as no Ray node runs here. Ray waits a minute for
+    one, and then says "No node info found". Older versions of Ray compare IP addresses instead: True.
+    """
+    return not hasattr(services, "get_node_to_connect_for_driver") or bool(services.find_node_ids())
+
+
+def address_of_own_cluster() -> str | None:
+    """Return the address of the cluster whose raylet has started this process; None if no raylet has.
+
+    Ray's job API names a cluster in ``RAY_ADDRESS``: if several run on the machine, any of them.
+    """
+    for parent in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):
+            program, *options = parent.cmdline() or [""]
+            given = [option.partition("=")[2] for option in options if option.startswith("--gcs-address=")]
+            if given and Path(program).name == "raylet":
+                return given[0]
+    return None
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

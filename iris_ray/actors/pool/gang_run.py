@@ -110,7 +110,7 @@ class GangRun:
         self._told: tuple[int, Notice] | None = None  # the latest notice, and the number of its attempt
         self._refused = 0  # attempts up to this number were stopped, perhaps before they began
         self._suspected: dict[str, str] = {}  # why hosts may be at fault for the end before, by node id
-        self._setup_failed = False  # a host could not set up the job's environment, and no host is known that could
+        self._setup_failed = False  # the latest launch found no host that could set up the job's environment
         self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
         self._background, self._spares = BackgroundTasks(), BackgroundTasks()
 
@@ -225,7 +225,7 @@ class GangRun:
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
             launches = await attempt.prepare(self._suspected)
-            self._suspected = {}
+            self._suspected, self._setup_failed = {}, False
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             end = await attempt.run(launches, lambda: self._report_running(attempt), self._changed)
             verdict = end.verdict
@@ -341,7 +341,7 @@ class GangRun:
         else:
             counts, blames = not isinstance(failure, ChipsInUse), not isinstance(failure, SecretNotReadable)
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, broken.names, counts, blames))
-        self._setup_failed |= isinstance(failure, SetupImpossible)  # one host alone is no evidence
+        self._setup_failed = isinstance(failure, SetupImpossible)  # one host alone is no evidence
         self._other_version = isinstance(failure, OtherVersions)
         job = await self._report(attempt_over(attempt.id, events, released))
         return job

@@ -15,6 +15,7 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.resource_isolation_config import ResourceIsolationConfig
+from ray._private.utils import write_ray_address
 from ray.core.generated import autoscaler_pb2
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
@@ -125,6 +126,7 @@ class RayHead:
 
         with launched_by(launch_on_head):
             self._node = _HeadNode(params, resources)
+        write_ray_address(self.gcs_address, str(root))  # else jobs of Ray's job API join any cluster of this machine
 
     @property
     def gcs_address(self) -> str:

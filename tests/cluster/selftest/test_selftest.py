@@ -3,11 +3,16 @@
 import json
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
 from iris_ray.cli.conventions import FAILED, OK
+from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import command_line
+from tests.support.gangs import all_jobs
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
 
@@ -41,6 +46,21 @@ def test_every_step_reports_without_chips(cluster: SimulatedCluster) -> None:
     assert "67 MB a host from memory" in found["recovery"]["found"]
     assert "4 devices agree in every bit" in found["same results"]["found"]
     assert "4 devices (cpu) of 4 tasks, but JAX runs on cpu" in found["across slices"]["found"]
+
+
+@pytest.mark.long
+def test_notice_to_any_of_several_slices_is_heard(cluster: SimulatedCluster) -> None:
+    command = command_line("cluster", "selftest", "--tpu", "v4-16", "--num-slices", "2", "--await-notice", "120")
+    with subprocess.Popen([*command, "--address", cluster.address], stdout=PIPE, stderr=PIPE, text=True) as selftest:
+        assert selftest.stdout is not None
+        assert selftest.stderr is not None
+        assert any("waiting 120 s for a notice" in line for line in selftest.stderr)
+        wait_until(lambda: any(job.state is JobState.RUNNING for job in all_jobs()), 60)
+        (job,) = (job for job in all_jobs() if job.state is JobState.RUNNING)
+        assert len(job.groups) == 2
+        cluster.preempt_slice(job.groups[1], notice_s=60)
+        found, _ = selftest.communicate(timeout=400)
+    assert "4 tasks heard of a preemption" in found
 
 
 def test_type_missing_in_cluster_is_a_final_error(cluster: SimulatedCluster) -> None:

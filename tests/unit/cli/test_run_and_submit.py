@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.protocol import services
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
@@ -186,6 +187,16 @@ def test_refusal_speaks_of_what_was_typed(script: str, given: tuple[str, ...], s
 
 
 # -- submit ------------------------------------------------------------------------------------------------------------
+
+
+def test_follow_without_the_service_of_logs_is_refused_before_there_is_a_job(
+    world: ControllerInProcess, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = tuple(one for one in services.installed_services() if one.name != "logs")
+    monkeypatch.setattr(services, "installed_services", lambda: others)
+    refused = invoke("submit", script, "--cpu", "0.5", "--follow")
+    assert "there is no service 'logs' here" in refused.stderr, refused.output
+    assert world.json("ls") == []
 
 
 def test_submitted_job_outlives_its_command(world: ControllerInProcess, script: str) -> None:

@@ -1,4 +1,4 @@
-"""A cluster of another Ray or Python is refused in words, and so is a choice among several clusters."""
+"""Refused in words: a cluster of another Ray or Python, one that can't be joined from here, a choice among several."""
 
 import socketserver
 import threading
@@ -12,7 +12,7 @@ from ray._private.utils import check_version_info
 
 from iris_ray.actors.calls import ray_internals
 from iris_ray.client.connection import connect, require_cluster
-from iris_ray.errors import InvalidRequestError, VersionMismatchError
+from iris_ray.errors import InvalidRequestError, NoClusterError, VersionMismatchError
 
 OTHER = {"ray_version": "2.49.2", "python_version": "3.9.7"}
 
@@ -44,10 +44,23 @@ def test_cluster_of_other_ray_is_refused_with_both_versions(
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_internals, "addresses_found_on_this_machine", lambda: [head])
+    monkeypatch.setattr(services, "find_node_ids", lambda: {"ab12"}, raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(VersionMismatchError) as refused:
         join()
     for said in ("Ray: 2.49.2 Python: 3.9.7", f"Ray: {ray.__version__}", "of the cluster's image here"):
+        assert said in str(refused.value)
+
+
+@pytest.mark.skipif(not hasattr(services, "get_node_to_connect_for_driver"), reason="this Ray compares IP addresses")
+@pytest.mark.parametrize("way", ["connect", "require_cluster"])
+def test_head_that_answers_is_refused_where_no_node_runs(monkeypatch: pytest.MonkeyPatch, way: str, head: str) -> None:
+    monkeypatch.setattr(services, "find_node_ids", set)
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits a minute for a node"))
+    monkeypatch.setenv("RAY_ADDRESS", head)
+    with pytest.raises(NoClusterError) as refused:
+        connect(head) if way == "connect" else require_cluster()
+    for said in (head, "no Ray node runs on this machine", "http://HEAD:8265", "iris-ray submit --ray-job"):
         assert said in str(refused.value)
 
 

@@ -137,6 +137,9 @@ def test_gang_on_a_part_splits_each_larger_part_that_contains_it() -> None:
         ("v6e-16", "4x4", "which is a whole v6e-16 slice; leave topology out, or ask for a part: 2x2, 2x4"),
         ("v6e-16", 24, "topology is 24"),
         ("v5p-64", "2x4", "in these shapes: 2x2x1, 2x2x2, 2x2x4"),
+        ("v4-512", "4x4x16", "another shape than 4x8x8, the default; .* the constraint ray.io/tpu-topology=4x4x16"),
+        ("v4-1024", "4x4x16", r"4x8x8 \(4x8x16 slices have such parts, but only those of the default shape"),
+        ("v4-1024", "2x2x8", "in these shapes: .*4x8x8$"),
         (
             "v6e-8",
             "2x2",

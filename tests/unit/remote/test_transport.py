@@ -319,7 +319,7 @@ def test_output_of_function_on_head_is_printed_here(capsys: pytest.CaptureFixtur
 
 def test_missing_service_is_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_kernel, "REMOTE", "taken_out")
-    with pytest.raises(ServiceUnavailableError, match=r"no service 'taken_out' here.*give HOST:PORT"):
+    with pytest.raises(ServiceUnavailableError, match=r"no service 'taken_out' here.*run this on a node"):
         IrisClient.remote("http://10.0.0.2:8265")
 
 

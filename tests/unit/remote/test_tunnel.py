@@ -391,13 +391,13 @@ def test_dashboard_that_is_gone_loses_all_channels(
     through: Callable[[Story], None], command: Callable[..., CommandLine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(laptop_end, "AGAIN_S", 0.05)
-    monkeypatch.setattr(laptop_end, "SILENCE_S", 1.0)
-    monkeypatch.setattr(head_end, "SILENCE_S", 3.0)  # the laptop's end notices first
 
     async def story(tunnel: Tunnel, dashboard: Dashboard) -> None:
         channel = tunnel.run(command("import time; print('on', flush=True); time.sleep(600)"))
         pieces = channel.pieces()
         assert (await anext(pieces)).out.startswith(b"on")
+        monkeypatch.setattr(laptop_end, "SILENCE_S", 1.0)  # not before: a busy machine may start a command later
+        monkeypatch.setattr(head_end, "SILENCE_S", 3.0)  # the laptop's end notices first
         tunnel._url = "http://127.0.0.1:9"
         dashboard.breaks.set()
         with pytest.raises(SessionError, match=r"has stopped answering|no longer accepts"):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import pytest
@@ -13,7 +14,7 @@ from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.reserved_slice import KEPT_S, SHARED_IDLE_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.messages import ProcessSpec
+from iris_ray.actors.protocol.messages import JobView, ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.quarantine import QUARANTINE
@@ -280,6 +281,29 @@ async def test_set_up_failing_everywhere_is_users_fault(cluster: VirtualCluster)
     with pytest.raises(TaskSetupError, match="levanter"):
         await cluster.run("job", process=ProcessSpec(preload=("levanter",)), max_retries_failure=5)
     assert await cluster.charged("job") == (1, 0)
+
+
+@played()
+async def test_request_is_at_fault_only_if_set_up_fails_twice_in_a_row(cluster: VirtualCluster) -> None:
+    hosts = [cluster.node(worker.node_id) for worker in await cluster.workers()]
+
+    async def next_launch_fails(number: int, setup_error: str | None, held_by: NotFree | None) -> None:
+        for host in hosts:
+            host.setup_error, host.held_by = setup_error, held_by
+        await cluster.until(partial(has_failed, number))
+
+    async def has_failed(number: int) -> bool:
+        view: JobView | None = await cluster.ask("report", "job", [], 0)  # None: the job is still on its way
+        return view is not None and view.failed_launches == number
+
+    job = cluster.run_tasks("job", 1, returns_at_once, process=ProcessSpec({"pip": ["levanter"]}))
+    await next_launch_fails(1, NO_MODULE, None)
+    await next_launch_fails(2, None, STRANGER)
+    await next_launch_fails(3, NO_MODULE, None)
+    for host in hosts:
+        host.setup_error = None
+    await job
+    assert await cluster.charged("job") == (0, 0)
 
 
 @played()
