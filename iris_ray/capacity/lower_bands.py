@@ -7,12 +7,16 @@ spares and jobs that yield leave, within the eviction budgets of jobs, users and
 
 The result is a promise (`Promise.removed_by`): the hosts are reserved for the job, and the victims get a notice. Once
 all of them have left, the provisioner deletes the slices. If the promise ends before, the remaining victims continue.
+
+Where teams have quotas, a job that borrows comes after jobs of lower bands within quota. Such jobs do not leave for it:
+they would get the slices again before it could have the chips.
 """
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from iris_ray.capacity.demand import demand_of, slices_to_remove
@@ -23,11 +27,11 @@ from iris_ray.model.plain_values import Words
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S, Worker
 from iris_ray.scheduler.evictions import OWNERS_SPARED
-from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.fair_queue import Tier, comes_last
 from iris_ray.scheduler.limits import least_chips
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.planner import running
-from iris_ray.scheduler.team_quotas import TeamQuotas
+from iris_ray.scheduler.team_quotas import QuotaSource, TeamQuotas
 from iris_ray.scheduler.victims import Cost, EvictionCosts, EvictionRules, Victims
 from iris_ray.state import ControllerState
 from iris_ray.state.attempt_ends import Owner
@@ -36,7 +40,7 @@ from iris_ray.state.events import PromiseEvent
 MOST_SECONDS = 600.0
 """The longest time that slices stay reserved after the last victim has left, for a provisioner that has died."""
 MOST_SLICES = 200
-"""The number of slices among which a search chooses."""
+"""The number of slices among which a search chooses, or as many as have twice the chips that are lacking."""
 _NOT_FOR_HOSTS = PendingKind.LIMITED, PendingKind.HELD_BACK
 
 Waits = Sequence[tuple[Job, PendingReason]]
@@ -152,13 +156,15 @@ class _Search:
             one.current_attempt(one.gang): one for one in (*state.spares(), *state.yielding()) if comes_last(one)
         }
         self._costs = EvictionCosts(running(state), rules, self._idle, now)
-        self._reclaim = TeamQuotas(state.teams, state.fleet, now).reclaim(job, least_chips(job))
+        self._quotas = TeamQuotas(state.teams, state.fleet, now)
+        self._reclaim = self._quotas.reclaim(job, least_chips(job))
+        self._tier = self._tier_of(job)
         self._spared: set[Owner] = set()
         self._promised = {
             node_id for one in state.pending().others.values() if one.promise for node_id in one.promise.node_ids
         }
-        self._before = {one.requirement for one in waiting if one.spec.priority < job.spec.priority}
-        self._slices = {one.name: one for one in wanted.slices[:MOST_SLICES]}
+        self._before = {one.requirement for one in waiting if self._tier_of(one) < self._tier}
+        self._slices = {one.name: one for one in wanted.slices}
         self._there: dict[str, Victims] = {}
         for name in self._slices:
             hosts = state.fleet.slice_workers(name)
@@ -166,6 +172,16 @@ class _Search:
                 self._there[name] = frozenset(
                     who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()
                 )
+
+    def _tier_of(self, job: Job) -> Tier:
+        """Return a waiting job's place in the queue."""
+        source = self._quotas.quota_source(job, least_chips(job))
+        return source if isinstance(source, QuotaSource) else source.in_turn_as, job.spec.priority
+
+    def _tier_after(self, victim: Job) -> Tier:
+        """Return the first place in the queue that a job may have once it and others of its team have left."""
+        source = self._quotas.quota_source_alone(victim, least_chips(victim))
+        return source if isinstance(source, QuotaSource) else source.in_turn_as, victim.spec.priority
 
     def find(self, patient: bool = False) -> tuple[tuple[str, ...], Victims] | None:
         """Return the slices that go and the attempts that leave them, within all eviction budgets; None: too few chips.
@@ -189,7 +205,8 @@ class _Search:
         self._spared = set()
         later = self.find(patient=True)
         if later is None:
-            return "jobs of lower bands hold too few of them"
+            borrows = self._tier[0] is not QuotaSource.OWN
+            return f"jobs of lower bands {'behind it, as it borrows quota, ' if borrows else ''}hold too few of them"
         waits = [cost[0] for one in later[1] if (cost := self._cost_of(one, patient=True)) is not None]
         who = sorted({one.job_id for one in later[1]})
         wait_s = max(waits, default=0.0)
@@ -199,7 +216,7 @@ class _Search:
     def _find(self, patient: bool) -> tuple[tuple[str, ...], Victims] | None:
         attempts = frozenset[AttemptId]().union(*self._there.values())
         costs = {one: cost for one in attempts if (cost := self._cost_of(one, patient)) is not None}
-        there = {name: attempts for name, attempts in self._there.items() if attempts <= costs.keys()}
+        there = self._cheapest(costs)
         if self._chips(there, frozenset(costs)) < self._wanted.chips:
             return None
         victims: Victims = frozenset()
@@ -214,12 +231,30 @@ class _Search:
         names = tuple(one.name for one in chosen)
         return names, frozenset[AttemptId]().union(*(there[name] for name in names))
 
+    def _cheapest(self, costs: Mapping[AttemptId, Cost]) -> dict[str, Victims]:
+        """Return the slices among which to choose, with the attempts there, those with the fewest first."""
+
+        def cost_of_chip(name: str) -> Cost:
+            parts = zip(*(costs[one] for one in self._there[name]), strict=True)
+            return tuple(sum(part) / self._slices[name].chips for part in parts)
+
+        free = sorted((name for name, attempts in self._there.items() if attempts <= costs.keys()), key=cost_of_chip)
+        chips, chosen, of_type = 0, set[str](), Counter[str]()
+        for name in free:
+            if len(chosen) >= MOST_SLICES and chips >= 2 * self._wanted.chips:
+                break
+            one = self._slices[name]
+            chosen.add(name)
+            of_type[one.tpu_type] += 1
+            if of_type[one.tpu_type] <= self._most.get(one.tpu_type, 0):
+                chips += one.chips
+        there = {name: attempts for name, attempts in self._there.items() if name in chosen}
+        return dict(sorted(there.items(), key=lambda one: len(one[1])))
+
     def _free(self, there: Mapping[str, Victims], victims: Victims) -> list[str]:
-        """Return the slices that may go once these victims have left, those without victims first."""
+        """Return the slices that may go once these victims have left, in their order."""
         left, found = dict(self._most), []
-        for name in sorted(
-            (name for name, needs in there.items() if needs <= victims), key=lambda one: len(there[one])
-        ):
+        for name in (name for name, needs in there.items() if needs <= victims):
             tpu_type = self._slices[name].tpu_type
             if left.get(tpu_type, 0) > 0:
                 left[tpu_type] -= 1
@@ -251,11 +286,14 @@ class _Search:
         if victim is None:
             return None
         by_band = victim.spec.priority > band and self._reclaim.by_band(victim.spec)
-        if not by_band and attempt not in self._idle:
+        if attempt not in self._idle and not (by_band and self._tier_after(victim) > self._tier):
             return None
         if attempt not in self._costs.leaving and self._costs.is_of(attempt, self._spared):
             return None
         return self._costs.of(attempt, band, self._reclaim, patient)
+
+
+_Rank = tuple[Cost, tuple[AttemptId, ...]]
 
 
 class _Offers:
@@ -277,15 +315,29 @@ class _Offers:
         self._offers: dict[Victims, tuple[Cost, int, tuple[AttemptId, ...]]] = {}
         for attempts in {*there.values()}:
             self._offer(attempts)
+        # A heap. A rank in it may be out of date, but never too high.
+        self._turns: list[tuple[_Rank, Victims]] = [(self._rank(one, math.inf), one) for one in self._offers]
+        heapify(self._turns)
 
     def take_best(self, lacking: int) -> Victims:
-        """Return the next victims, if that many chips are lacking. There must be some that free any."""
-        best = min(self._offers, key=lambda attempts: self._rank(attempts, lacking))
+        """Return the next victims, if that many chips are lacking. There must be some that free any.
+
+        ``lacking`` never increases from one call to the next, so that no offer becomes better by that.
+        """
+        while True:
+            rank, best = heappop(self._turns)
+            if best not in self._offers:
+                continue
+            if (now := self._rank(best, lacking)) == rank:
+                break
+            heappush(self._turns, (now, best))
         more = best - self._victims
         self._victims |= more
         for attempts in {self._there[name] for one in more for name in self._slices_of[one]}:
             self._offers.pop(attempts, None)
             self._offer(attempts)
+            if attempts in self._offers:
+                heappush(self._turns, (self._rank(attempts, lacking), attempts))
         return more
 
     def _offer(self, attempts: Victims) -> None:
@@ -297,7 +349,7 @@ class _Offers:
         total = tuple(map(sum, zip(*(self._costs[one] for one in more), strict=True)))
         self._offers[attempts] = tuple(part / freed for part in total), freed, tuple(sorted(more))
 
-    def _rank(self, attempts: Victims, lacking: int) -> tuple[Cost, tuple[AttemptId, ...]]:
+    def _rank(self, attempts: Victims, lacking: float) -> _Rank:
         each, freed, more = self._offers[attempts]
         return (each if freed <= lacking else tuple(part * freed / lacking for part in each)), more
 

@@ -344,7 +344,7 @@ class Provisioner:
             if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
                 self._history.leaving[name] = accepted is True
             else:
-                self._history.undeletable.add(name)
+                self._history.not_deleted(name, time.monotonic(), self._undeleted[name])
 
     def _ask_jobs(self, actions: Sequence[Action]) -> tuple[list[Action], dict[str, tuple[str, ...]]]:
         """Have jobs of lower bands leave slices to gangs, and let them keep those that are no longer needed.

@@ -384,7 +384,8 @@ class _TypePlan:
             idle_now=len(idle),
             above_least=on_the_way + len(present) - self.settings.least,
             soon=[self._holder(one) for one in longest if one not in may_go and self._may_go(one)],
-            in_use=[self._holder(one) for one in present if self._is_used(one) and self._may_go(one)],
+            in_use=[self._holder(one) for one in present if self._is_used(one) and self._may_be_left(one)],
+            refused=[self._holder(one) for one in idle if one.name in self.reserved and not self._may_go(one)],
         )
 
     def _is_used(self, one: QueuedSlice) -> bool:
@@ -394,7 +395,12 @@ class _TypePlan:
         return Holder(one.name, self.config.name, one.source, one.chips, one.state is not QueuedState.ACTIVE)
 
     def _may_go(self, one: QueuedSlice) -> bool:
-        return one.location not in self.unlisted and one.name not in self.history.undeletable
+        return one.location not in self.unlisted and self.history.may_delete(one.name, self.now)
+
+    def _may_be_left(self, one: QueuedSlice) -> bool:
+        """Return whether jobs may be asked to leave a slice, or are leaving it already."""
+        is_reserved = one.name in self.reserved
+        return self._may_go(one) and (is_reserved or self.history.may_be_left(one.name, self.now))
 
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
@@ -486,15 +492,18 @@ class _TypePlan:
         config, lack = self.config, self.ledger.lack(self.config, source, slices)
         if not self._may_ask(gang, slices, source):
             return False
-        idle, in_use = shared.named(gang.removes)
-        if (taken := shared.take(config.name, lack, left=[*idle, *in_use])) is None:
+        idle, in_use, refused = shared.named(gang.removes)
+        if (taken := shared.take(config.name, lack, left=[*idle, *in_use, *refused])) is None:
             return False
         self._set_aside(gang, slices, source, taken.chips(), taken.chips(source.key))
         goal = f"{slices} {config.name} for {gang.job_id}"
         names = [one.name for one in (*taken.going, *taken.to_go)]
-        if in_use:
+        if in_use or refused:
             self.history.evicts(gang.job_id, self.now)
-            until = f"once jobs have left {listed([one.name for one in in_use])} and {listed(names)} are deleted"
+            left = f"jobs have left {listed([one.name for one in in_use])} and " if in_use else ""
+            until = f"once {left}{listed(names)} are deleted"
+            if refused:
+                until += f" (the provider has refused to delete {listed([one.name for one in refused])})"
         else:
             besides = tuple(one.name for one in taken.going)
             self.actions += [
@@ -546,6 +555,8 @@ class _TypePlan:
         could = shared.could_free(self.config.name)
         _, why_none = self.history.lacking.get(gang.job_id, (0.0, ""))
         in_use = f"; jobs of lower bands leave none: {why_none}" if why_none else ""
+        if refused := sorted(self.history.undeletable):
+            in_use += f"; the provider has refused to delete {listed(refused)}"
         if not could or not self._may_take(gang, slices):
             return in_use
         for source in self.settings.sources:

@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
+NOT_LEFT_S = 86_400.0
+"""How long no job is asked to leave a slice whose deletion the provider has refused."""
 
 
 @dataclass(slots=True)
 class SourceHistory:
-    """The failures in a row of one type at one source; a slice of them that joins the cluster ends the row.
+    """The failures in a row of one thing, such as one type at one source.
 
     Attributes:
         failures: how many.
         pause_s: how long the last pause is.
-        not_before: when the next slice of the type may be requested there; times are of the clock of `plan`.
+        not_before: when it may be tried again; times are of the clock of `plan`.
         last_failure: a sentence.
     """
 
@@ -71,7 +73,7 @@ class ProvisioningHistory:
         leaving: the slices whose deletion the provider has accepted, or may have accepted (false). It may list them
             unchanged for a while.
         promises: the slices that gangs get from freed chips, by job id.
-        undeletable: the slices whose deletion it has refused.
+        undeletable: the slices whose deletion it has refused, by name.
         evictions: by job id, when jobs of lower bands were asked to leave slices for it; and the pause after that.
         lacking: by job id, since when chips in use would complete it, or when and why they were last refused.
     """
@@ -79,7 +81,7 @@ class ProvisioningHistory:
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
     leaving: dict[str, bool] = field(default_factory=dict)
     promises: dict[str, Promise] = field(default_factory=dict)
-    undeletable: set[str] = field(default_factory=set)
+    undeletable: dict[str, SourceHistory] = field(default_factory=dict)
     evictions: dict[str, SourceHistory] = field(default_factory=dict)
     lacking: dict[str, tuple[float, str]] = field(default_factory=dict)
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
@@ -156,6 +158,19 @@ class ProvisioningHistory:
         pauses = job_id in self.evictions and now < self.evictions[job_id].not_before
         return now - self.lacking.setdefault(job_id, (now, ""))[0] >= TAKEN_AFTER_S and not pauses
 
+    def not_deleted(self, name: str, now: float, why: str) -> None:
+        """Record that the provider has refused to delete a slice."""
+        self.undeletable.setdefault(name, SourceHistory()).failed(now, why)
+
+    def may_delete(self, name: str, now: float) -> bool:
+        """Return whether the provider may be asked to delete a slice."""
+        return name not in self.undeletable or now >= self.undeletable[name].not_before
+
+    def may_be_left(self, name: str, now: float) -> bool:
+        """Return whether jobs may be asked to leave a slice, so that it can be deleted."""
+        past = self.undeletable.get(name)
+        return past is None or now >= past.not_before - past.pause_s + NOT_LEFT_S
+
     def once_joined(self, name: str) -> bool:
         """Return whether all hosts of a slice were in the cluster at some time."""
         return name in self._joined
@@ -173,4 +188,4 @@ class ProvisioningHistory:
         self._counted &= set(names)
         self._joined &= set(names)
         self.leaving = {name: accepted for name, accepted in self.leaving.items() if name in names}
-        self.undeletable &= set(names)
+        self.undeletable = {name: one for name, one in self.undeletable.items() if name in names}

@@ -50,7 +50,8 @@ class TypeUse:
         idle_now: how many slices are idle, with those.
         above_least: how many slices and requests there are beyond the least number.
         soon: the slices that are idle, but not for long enough.
-        in_use: the slices that are in use.
+        in_use: the slices that are in use and that jobs may be asked to leave.
+        refused: the slices reserved for a gang whose deletion is tried again soon, since the provider has refused it.
     """
 
     requests: list[Holder]
@@ -60,6 +61,7 @@ class TypeUse:
     above_least: int
     soon: list[Holder] = field(default_factory=list)
     in_use: list[Holder] = field(default_factory=list)
+    refused: list[Holder] = field(default_factory=list)
 
     def left(self, kept: Collection[str]) -> list[Holder]:
         """Return the requests and slices that may go, requests first."""
@@ -78,6 +80,8 @@ class TypeUse:
             if one in idle:
                 idle.remove(one)
                 self.idle_now -= 1
+        if one in self.in_use:
+            self.in_use.remove(one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +157,16 @@ class SharedChips:
         found = (*self.going, *self._spare(tpu_type)[0])
         return sum(one.chips for one in found if source in (None, one.source))
 
-    def named(self, names: Collection[str]) -> tuple[list[Holder], list[Holder]]:
-        """Return the slices of these names that are idle, and those that are in use."""
-        idle = [one for use in self.types.values() for one in (*use.idle, *use.soon) if one.name in names]
-        return idle, [one for use in self.types.values() for one in use.in_use if one.name in names]
+    def named(self, names: Collection[str]) -> tuple[list[Holder], list[Holder], list[Holder]]:
+        """Return the slices of these names that are idle, those in use, and those that can't be deleted yet."""
+        uses = self.types.values()
+        of_uses = (
+            [one for use in uses for one in (*use.idle, *use.soon)],
+            [one for use in uses for one in use.in_use],
+            [one for use in uses for one in use.refused],
+        )
+        idle, in_use, refused = ([one for one in some if one.name in names] for some in of_uses)
+        return idle, in_use, refused
 
     def offer(self, tpu_type: str, lack: Lack) -> Offer | None:
         """Return the slices of the source that a gang could have if jobs left some of them.
@@ -174,7 +184,8 @@ class SharedChips:
                 continue
             requests = use.requests[: max(0, min(use.coming, use.above_least))]
             lacking -= sum(one.chips for one in requests if one.source == lack.source)
-            most[name] = max(0, use.above_least - len(requests))
+            reserved = sum(one.name in self.kept for one in (*use.idle, *use.soon, *use.in_use, *use.refused))
+            most[name] = max(0, use.above_least - len(requests) - reserved)
             unused = [one for one in (*use.idle, *use.soon) if one.name not in self.kept][: max(0, use.idle_now)]
             unused = [one for one in unused if one.source == lack.source]
             used = [one for one in use.in_use if one.name not in self.kept and one.source == lack.source]

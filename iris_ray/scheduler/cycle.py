@@ -97,6 +97,11 @@ TASKS_PER_GANG = 10
 """The number of tasks in a gang that takes about twice the work of placing a single task."""
 
 
+def _borrows_otherwise(job: Job) -> bool:
+    """Return whether a job may be lent other reserved hosts than other jobs of its kind."""
+    return job.spec.max_runtime is not None or job.spec.runs_once
+
+
 class Cycle:
     """One pass over the queue, or over its beginning. `scheduler.py` describes the steps.
 
@@ -216,8 +221,10 @@ class Cycle:
             reasons.note_shared(run, limited_like)
             return True
         before = self._in_vain.get(first.kind)
-        if before is None or self._is_special(first, first.gangs[next(iter(first.pending))]):
-            return False  # if the oldest does not starve, the others don't either
+        if before is None or self._is_special(first, first.gangs[next(iter(first.pending))], before):
+            return False  # the others have not waited for longer
+        if self._promises.any_kept and any(map(_borrows_otherwise, run)):
+            return False
         to_all = before.available.to_all
         reasons.note_shared(run, before.reason, to_all.unplaced, to_all.first_unplaced)
         to_all.count_unplaced(first, len(run))
@@ -262,7 +269,7 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
-        if (before := self._in_vain.get(job.kind)) is not None and not self._is_special(job, gang):
+        if (before := self._in_vain.get(job.kind)) is not None and not self._is_special(job, gang, before):
             self._result.pending_reasons.note(job, self._explainer.same_reason(job, before))
             return None
         lifted = self._promises.lift(job)
@@ -462,6 +469,7 @@ class Cycle:
         self._promises.put_back(lifted)
         if isinstance(taking, Taking):
             self._promises.take(job, taking)
+            self._in_vain.clear()  # another promise may have ended
         return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str] = (), reason: str = "") -> None:
@@ -538,6 +546,8 @@ class Cycle:
             self._let_go(job, lifted, reason=problem)
             return
         kept = self._promises.keep(job, gang, available, lifted)
+        if lifted and not kept:
+            self._in_vain.clear()
         if kept and self._promises.hosts_of(job.spec.job_id) and self._deadlines.is_starving(job, gang):
             self._result.starving.append(job_id)
         searches = not self._promises.has_firm(job) and self._evictor.may_help(job)
@@ -559,11 +569,18 @@ class Cycle:
         about = self._evictor.deadline_of, self._deadlines.now, self._running.jobs
         return awaited_events(job, hosts, need, *about)
 
-    def _is_special(self, job: Job, gang: Gang) -> bool:
-        """Return whether a gang may find groups even if gangs of other jobs of its kind found too few."""
+    def _is_special(self, job: Job, gang: Gang, before: Unplaced | None = None) -> bool:
+        """Return whether a gang may find groups even if gangs of other jobs of its kind found too few.
+
+        A gang that starves may get a promise. But if an older plain job of its kind starves and got none, it gets none
+        either. ``before``: the other job; None: any.
+        """
         if job.attempt or job.avoided or job.spec.spare_for is not None:  # the available hosts may differ for it
             return True
-        return self._promises.any_kept or self._deadlines.is_starving(job, gang)
+        if not job.is_plain or (self._promises.any_kept and _borrows_otherwise(job)):
+            return self._promises.any_kept or self._deadlines.is_starving(job, gang)
+        older = None if before is None else before.job.gangs[next(iter(before.job.pending))]
+        return older is not None and older.waiting_since > gang.waiting_since and self._deadlines.is_starving(job, gang)
 
     def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Record that a gang pauses."""

@@ -247,6 +247,12 @@ class TeamQuotas:
         lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
         return self.quota_source(job, chips, less=sum(lower))
 
+    def quota_source_alone(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if its team had no chips."""
+        team, kind = self.account(job.spec)
+        usage: Mapping[str, float] = self._use.usage.get(team, {})
+        return self.quota_source(job, chips, less=usage.get(kind, 0.0) if kind else 0.0)
+
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan grants to a job; a negative number for chips that are freed."""
         if self._kept_for and self._kept_for.get(self.account(job.spec)) == job.spec.job_id:

@@ -1,5 +1,6 @@
 """A small cluster on paper: the controller's state and its scheduler, with the words that tests use."""
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.teams import Teams
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler, SchedulingResult
@@ -33,6 +35,7 @@ from iris_ray.state.events import (
     TaskDispatchFailedEvent,
     TasksAssignedEvent,
     TaskStateChangedEvent,
+    TeamsSetEvent,
     TimePassedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
@@ -247,6 +250,11 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for world in worlds:
         world.check()
+
+
+def set_teams(world: World, text: str) -> None:
+    """Set the teams of a file that operators apply."""
+    world.do(TeamsSetEvent(tuple(Teams.from_tables(tomllib.loads(text).get("teams", {})))))
 
 
 def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:

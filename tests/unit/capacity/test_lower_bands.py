@@ -1,9 +1,11 @@
 """Which attempts of lower bands leave slices of other types to a gang. The Controller's state, on paper."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 
+from iris_ray.capacity import lower_bands
 from iris_ray.capacity.demand import demand_of
 from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted, SharedSlice, left_for, promise_for
 from iris_ray.model.jobs import Job
@@ -22,7 +24,7 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
 )
 from tests.support.costs import calls
-from tests.support.worlds import MANY, PlannedWorld, S, add_slices, host, is_told_to_leave, on, promised
+from tests.support.worlds import MANY, PlannedWorld, S, add_slices, host, is_told_to_leave, on, promised, set_teams
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 ALL = 100
@@ -222,6 +224,37 @@ def test_job_beyond_its_limit_or_without_the_right_evicts_nobody() -> None:
     assert left(world, ask(world)).slices
 
 
+BY_SIZE = "[teams.ads]\nquota.v4-8 = 8\nquota.v4-16 = 0\n[teams.vision]\nquota.v4-16 = 16"
+LARGE_ONLY = "[teams.ads]\nquota.v4-16 = 0\n[teams.vision]\nquota.v4-16 = 16"
+
+
+@pytest.mark.parametrize(("quotas", "of"), [(BY_SIZE, "ads"), (LARGE_ONLY, "ads"), (LARGE_ONLY, "")])
+def test_job_that_borrows_takes_nothing_from_jobs_that_come_before_it_once_they_have_left(quotas: str, of: str) -> None:
+    """They would get their slices again at once."""
+    world = small_world("a", "b")
+    set_teams(world, quotas)
+    jobs = [run(world, name, team=of) for name in "ab"]
+    wait(world, team="ads")
+    (gang,) = demand_of(world.state, _waits(world), world.now)
+    assert gang.may_evict
+    assert left(world, ask(world)).why_not == "jobs of lower bands behind it, as it borrows quota, hold too few of them"
+    assert not any(map(is_told_to_leave, jobs))
+
+
+def test_job_that_borrows_takes_slices_from_lower_bands_that_borrow_as_well() -> None:
+    world = small_world("a", "b")
+    set_teams(world, "[teams.ads]\nquota.v4 = 0\n[teams.vision]\nquota.v4 = 32")
+    jobs = [run(world, name, team="ads") for name in "ab"]
+    add_slices(world, "c", "d", tpu_type="v4-8")
+    large = wait(world, team="ads")
+    assert left(world, ask(world, 12)).slices
+    for job in filter(is_told_to_leave, jobs):
+        world.leave(job)
+        world.confirm(job)
+    world.turn(1.0, times=3)
+    assert promised(large)
+
+
 def test_job_that_must_not_evict_does_not() -> None:
     world = small_world("a", "b")
     run(world, "a")
@@ -342,6 +375,39 @@ def test_victims_of_equal_slices_lose_the_least_work(seed: int) -> None:
     assert sum(lost[name] for name in chosen) == min(
         sum(lost[name] for name in some) for some in combinations(names, 4)
     )
+
+
+def test_slices_of_lower_bands_are_found_behind_many_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_bands, "MOST_SLICES", 3)
+    world = small_world(*"abcdef")
+    for name in "abcd":
+        run(world, name, priority=PRODUCTION)
+    for name in "ef":
+        run(world, name)
+    wait(world)
+    assert left(world, ask(world)).slices == ("e", "f")
+
+
+def test_cheap_slices_that_may_not_go_hide_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_bands, "MOST_SLICES", 1)
+    world = small_world("a", "b", "c")
+    add_slices(world, "large-one")
+    run(world, "large-one", tpu_type="v4-16")
+    for name in "abc":
+        job = run(world, name)
+        world.do(AttemptSavesEvent(job.current_attempt(job.gang), world.now, 600.0))
+    wait(world, "v4-32", slices=(1,))
+    wanted = replace(ask(world, 8), most_of_type=(("v4-8", 1), ("v4-16", 1)))
+    assert left(world, wanted).slices == ("large-one",)
+
+
+def test_gang_that_needs_more_slices_than_a_search_considers_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lower_bands, "MOST_SLICES", 1)
+    world = small_world(*"abcd")
+    for name in "abcd":
+        run(world, name)
+    wait(world)
+    assert len(left(world, ask(world)).slices) == 2
 
 
 def test_search_among_many_slices_is_bounded() -> None:

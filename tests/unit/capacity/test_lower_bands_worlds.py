@@ -16,7 +16,6 @@ And in calm ones nobody leaves in vain, and every job runs.
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,15 +25,15 @@ from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang, demand_of, slices_to_remove
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, left_for, promise_for
-from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
+from iris_ray.capacity.provider import QueuedState
 from iris_ray.capacity.provisioner import CLOSED_S, GIVEN_BACK, Jobs, Provisioner
 from iris_ray.capacity.provisioning import Joined
-from iris_ray.errors import NotPermittedError, ProviderError
+from iris_ray.errors import NotPermittedError
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.topology import TPUConfig, get_tpu_config
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.victims import DEFAULT_RULES, LEAST_RUN_S
@@ -54,40 +53,26 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import MANY, PlannedWorld, S
+from tests.support.paper_google import HOSTS, OWNER, PaperGoogle, reservation
+from tests.support.worlds import MANY, PlannedWorld, S, set_teams
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
-HERE = "projects/p/locations/here"
 CHIPS, LIMIT, TURN_S, STEP_S = 32, 16, 30.0, 10.0
-RES = Source.reserved(f"{HERE}/reservations/res:{CHIPS}")
+RES = reservation(CHIPS)
 TYPES = ("v4-8", "v4-16", "v4-32", "v4-64")
 Q = QueuedState
 
 
-@dataclass
-class PaperSlice:
-    """A slice as it is, whatever the provider lists."""
-
-    listed: QueuedSlice
-    config: TPUConfig
-    steps: int
-    leaves_at: int | None = None
-    shown_leaving_from: int = 0
-
-
 class World(Jobs):
-    """The provider's zone, and the cluster."""
-
-    location = HERE
+    """The cluster, beside a zone on paper."""
 
     def __init__(
         self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch, bands: Sequence[PriorityBand]
     ) -> None:
         self.random = random.Random(seed)
-        self.is_stormy = is_stormy
+        self.google = PaperGoogle(self.random, RES, self.attempts_on, is_stormy)
         self.bands = bands
-        self.turn_number = 0
-        self.slices: dict[str, PaperSlice] = {}
+        self.teams: list[str] = []
         self.length: dict[str, float] = {}  # how long each job runs, by id
         self.cluster = PlannedWorld()
         self.state = self.cluster.state
@@ -102,12 +87,14 @@ class World(Jobs):
         self.provisioner = self.new_provisioner()
 
     def new_provisioner(self) -> Provisioner:
-        settings = Settings("ann", tuple(map(get_tpu_config, TYPES)), (RES,), least=0, most=12, idle_s=300.0)
-        hosts = HostSettings("image", {OWNER_LABEL: "ann"}, "#!/bin/sh")
-        return Provisioner(settings, [self], self, hosts, print_line=lambda line, problem: None)
+        settings = Settings(OWNER, tuple(map(get_tpu_config, TYPES)), (RES,), least=0, most=12, idle_s=300.0)
+        return Provisioner(settings, [self.google], self, HOSTS, print_line=lambda line, problem: None)
 
     def happens(self, chance: float) -> bool:
-        return self.is_stormy and self.random.random() < chance
+        return self.google.happens(chance)
+
+    def attempts_on(self, name: str) -> list[object]:
+        return [who for host in self.state.fleet.slice_workers(name) for who in host.occupants]
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -141,7 +128,7 @@ class World(Jobs):
             without = [
                 name for name in names if there.isdisjoint(host.node_id for host in state.fleet.slice_workers(name))
             ]
-            chips = sum(self.slices[name].config.chip_count for name in without)
+            chips = sum(self.google.slices[name].config.chip_count for name in without)
             assert chips < wanted.chips, f"{victim.job_id} leaves superfluously"
         for name in names:
             for host in state.fleet.slice_workers(name):
@@ -150,63 +137,15 @@ class World(Jobs):
         if taker.spec.user == "ann":
             held = state.limits.held("ann", INTERACTIVE).chips
             assert held + self.chips_of(taker) <= LIMIT, f"{event.job_id} is beyond its user's limit"
-        goes = names | {name for name, one in self.slices.items() if one.leaves_at is not None}
-        requests = {name for name, one in self.slices.items() if one.listed.state is Q.ACCEPTED}
-        stays = sum(one.config.chip_count for name, one in self.slices.items() if name not in goes | requests)
+        slices = self.google.slices
+        requests = {name for name, one in slices.items() if one.listed.state is Q.ACCEPTED}
+        goes = names | self.google.leaving | requests
+        stays = sum(one.config.chip_count for name, one in slices.items() if name not in goes)
         assert stays + self.chips_of(taker) <= CHIPS, f"{event.job_id} could not start: {stays} chips stay"
 
     @staticmethod
     def chips_of(job: Job) -> int:
         return job.spec.groups_per_gang[0] * get_tpu_config(job.spec.device or "").chip_count
-
-    # -- the provider ----------------------------------------------------------------------------------------------
-
-    def require_type(self, config: TPUConfig) -> None:
-        raise NotImplementedError
-
-    def queued_slices(self) -> list[QueuedSlice]:
-        if self.happens(0.05) and self.turn_number:
-            raise ProviderError("no answer to the list")
-        return [
-            replace(one.listed, state=Q.DELETING)
-            if one.leaves_at is not None and one.shown_leaving_from <= self.turn_number
-            else one.listed
-            for one in self.slices.values()
-        ]
-
-    def create(self, wanted: NewSlice) -> str | None:
-        if self.happens(0.05):
-            raise ProviderError("the request is lost")
-        if wanted.name in self.slices:
-            return None
-        if self.happens(0.15):
-            return "no capacity"
-        listed = QueuedSlice(
-            wanted.name, wanted.config.accelerator_type, Q.ACCEPTED, {OWNER_LABEL: "ann"},
-            location=HERE, market=Market.RESERVED, reservation=RES.reservation,
-        )  # fmt: skip
-        self.slices[wanted.name] = PaperSlice(listed, wanted.config, self.random.randint(1, 4))
-        held = sum(one.config.chip_count for one in self.slices.values())
-        assert held <= CHIPS, f"{held} chips of {CHIPS}: a chip has two owners"
-        if self.happens(0.05):
-            raise ProviderError("the answer is lost")
-        return None
-
-    def delete(self, name: str) -> str | None:
-        if self.happens(0.1):
-            raise ProviderError("the request is lost")
-        if (one := self.slices.get(name)) is None:
-            return None
-        if self.happens(0.1):
-            return "it can't be deleted now"
-        if one.leaves_at is None:
-            there = [who for host in self.state.fleet.slice_workers(name) for who in host.occupants]
-            assert not there, f"{name} is deleted, and {there} are there"
-            one.leaves_at = self.turn_number + self.random.choice((1, 2, 3, *([20, 90] if self.is_stormy else [])))
-            one.shown_leaving_from = self.turn_number + (3 if self.happens(0.2) else 0)
-        if self.happens(0.1):
-            raise ProviderError("the answer is lost")
-        return None
 
     # -- the cluster, as the provisioner sees it -------------------------------------------------------------------
 
@@ -223,7 +162,7 @@ class World(Jobs):
             hosts = fleet.slice_workers(name)
             in_use = any(host.occupants or fleet.holder_of(host) for host in hosts)
             closed = any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in hosts)
-            joined[name] = Joined(len(hosts) == self.slices[name].config.vm_count, in_use, closed)
+            joined[name] = Joined(len(hosts) == self.google.slices[name].config.vm_count, in_use, closed)
         return demand_of(self.state, self.waits, self.cluster.now), joined
 
     def lease(self, owner: str, instance: str, seconds: float) -> None:
@@ -263,7 +202,13 @@ class World(Jobs):
         is_limited = band is INTERACTIVE and self.random.random() < 0.3 and slices * chips <= LIMIT
         self.length[job_id] = self.random.randint(1, 25) * TURN_S
         about = {**MANY, "user": "ann" if is_limited else self.random.choice(("bea", "cy"))}
-        self.cluster.submit(job_id, tpu_type=tpu_type, slices=(slices,), priority=band, **about)
+        team = self.random.choice(self.teams) if self.teams else ""
+        self.cluster.submit(job_id, tpu_type=tpu_type, slices=(slices,), priority=band, team=team, **about)
+
+    def set_teams(self, text: str) -> None:
+        """Set the quotas of teams of which all later jobs are."""
+        set_teams(self.cluster, text)
+        self.teams = sorted(self.state.teams.teams.by_name)
 
     def step(self) -> None:
         """The pools and the Controller do what is due."""
@@ -298,21 +243,11 @@ class World(Jobs):
         self.provisioner.try_turn()
         if self.happens(0.02):
             self.provisioner = self.new_provisioner()
-        self.turn_number += 1
-        for name, one in [*self.slices.items()]:
-            if one.leaves_at is not None:
-                if one.leaves_at <= self.turn_number:
-                    for host in [*self.state.fleet.slice_workers(name)]:
-                        self.cluster.do(WorkerFailedEvent(host.node_id, "its slice is deleted"))
-                    del self.slices[name]
-                continue
-            one.steps -= 1
-            if one.listed.state is Q.ACCEPTED:
-                failed = self.happens(0.1)
-                one.listed = replace(one.listed, state=Q.FAILED if failed else Q.PROVISIONING)
-            elif one.listed.state is Q.PROVISIONING and one.steps <= 0:
-                one.listed = replace(one.listed, state=Q.ACTIVE)
-                self.cluster.add_slice(name, one.config.name)
+        gone, new = self.google.advance()
+        for host in [host for name in gone for host in self.state.fleet.slice_workers(name)]:
+            self.cluster.do(WorkerFailedEvent(host.node_id, "its slice is deleted"))
+        for name in new:
+            self.cluster.add_slice(name, self.google.slices[name].config.name)
         for _ in range(round(TURN_S / STEP_S)):
             self.step()
             self.note_in_vain(before | self.promised())
@@ -328,7 +263,8 @@ class World(Jobs):
     def note_in_vain(self, before: Mapping[str, tuple[str, ...]]) -> None:
         """Note the jobs that have lost a promise, although they wait and none of its slices is being deleted."""
         for job_id in before.keys() - self.promised().keys():
-            goes = any(name not in self.slices or self.slices[name].leaves_at is not None for name in before[job_id])
+            stays = self.google.slices.keys() - self.google.leaving
+            goes = not stays.issuperset(before[job_id])
             if self.state.jobs[job_id].pending and not goes:
                 self.in_vain.append(job_id)
 
@@ -346,14 +282,13 @@ def test_stormy_world_keeps_all_rules_and_runs_every_job_in_the_end(seed: int, m
         if world.happens(0.02) and (waiting := [*world.state.pending()]):
             world.cluster.do(JobCancelledEvent(world.random.choice(waiting).spec.job_id, "enough"))
         world.turn()
-    world.is_stormy = False
-    world.provisioner = world.new_provisioner()  # the one before never tries again what was refused in the storm
+    world.google.is_stormy = False
     for _ in range(1500):
-        if world.is_over and not world.slices:
+        if world.is_over and not world.google.slices:
             break
         world.turn()
     assert world.is_over, "once the storm is over, every job runs"
-    assert not world.slices, "and what nobody needs goes"
+    assert not world.google.slices, "and what nobody needs goes"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -369,6 +304,33 @@ def test_calm_world_evicts_nobody_in_vain_and_runs_every_job(seed: int, monkeypa
     assert world.in_vain == []
     takers = [job for job in world.state.jobs.values() if job.spec.priority is INTERACTIVE]
     assert sum(world.made.values()) <= len(takers), "no more often than there are jobs that may"
+
+
+BY_SIZE = """
+[teams.ads]
+quota = { "v4-8" = 8, "v4-16" = 16, "v4-32" = 0, "v4-64" = 32 }
+[teams.vision]
+quota = { "v4-8" = 8, "v4-16" = 0, "v4-32" = 32, "v4-64" = 0 }
+"""
+TOGETHER = """
+[teams.ads]
+quota.v4 = 12
+[teams.vision]
+quota.v4 = 20
+"""
+
+
+@pytest.mark.parametrize("quotas", [BY_SIZE, TOGETHER], ids=["by size", "together"])
+@pytest.mark.parametrize("seed", range(2))
+def test_calm_world_of_teams_evicts_nobody_in_vain(seed: int, quotas: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that borrows comes after jobs of lower bands within quota, and these would get their slices again."""
+    world = World(2000 + seed, False, monkeypatch, (INTERACTIVE, BATCH, BATCH))
+    world.set_teams(quotas)
+    for _ in range(200):
+        if world.random.random() < 0.2:
+            world.submit()
+        world.turn()
+    assert world.in_vain == []
 
 
 def test_worlds_take_chips_from_lower_bands_often(monkeypatch: pytest.MonkeyPatch) -> None:

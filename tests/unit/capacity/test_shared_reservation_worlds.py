@@ -14,7 +14,7 @@ made than jobs need, and every job runs.
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -23,37 +23,18 @@ from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.core import CapacityReport
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
-from iris_ray.capacity.provider import OWNER_LABEL, HostSettings, Market, NewSlice, QueuedSlice, QueuedState, Source
+from iris_ray.capacity.provider import QueuedState
 from iris_ray.capacity.provisioner import Jobs, Provisioner
 from iris_ray.capacity.provisioning import Joined
-from iris_ray.errors import NotPermittedError, ProviderError
+from iris_ray.errors import NotPermittedError
 from iris_ray.model.topology import TPUConfig, get_tpu_config
+from tests.support.paper_google import HOSTS, OWNER, PaperGoogle, reservation
 
-HERE = "projects/p/locations/here"
 CHIPS, LIMIT, TURN_S = 128, 96, 30.0
-RES = Source.reserved(f"{HERE}/reservations/res:{CHIPS}")
+RES = reservation(CHIPS)
 TYPES = ("v6e-8", "v6e-16", "v6e-32", "v6e-64")
 _FOR = re.compile(r"delete (\S+): its \d+ chips become \d+ \S+ for (\S+)")
 Q = QueuedState
-
-
-@dataclass
-class PaperSlice:
-    """A slice as it is, whatever the provider lists."""
-
-    listed: QueuedSlice
-    config: TPUConfig
-    steps: int
-    user: str | None = None
-    is_closed: bool = False
-    leaves_at: int | None = None
-    is_known_to_leave: bool = False
-    listed_from: int = 0
-    shown_leaving_from: int = 0
-
-    @property
-    def is_free(self) -> bool:
-        return self.listed.state is Q.ACTIVE and self.user is None and not self.is_closed
 
 
 @dataclass
@@ -74,85 +55,27 @@ class PaperJob:
 
 
 class World(Jobs):
-    """The provider's zone, and the cluster's jobs."""
-
-    location = HERE
+    """The cluster's jobs, beside a zone on paper."""
 
     def __init__(self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
-        self.is_stormy = is_stormy
-        self.turn_number = 0
-        self.slices: dict[str, PaperSlice] = {}
+        self.user_of: dict[str, str] = {}  # slice → job
+        self.closed: set[str] = set()
+        self.google = PaperGoogle(self.random, RES, self.user_of.get, is_stormy)
         self.jobs: dict[str, PaperJob] = {}
-        self.made = 0
         self.new_for: dict[str, str] = {}  # by slice, what the provisioner says in this turn
         clock = SimpleNamespace(time=lambda: 1.7e9 + self.now, monotonic=lambda: self.now)
         monkeypatch.setattr(provisioner_module, "time", clock)
         configs = tuple(map(get_tpu_config, TYPES))
-        settings = Settings("ann", configs, (RES,), least=0, most=12, idle_s=300.0)
-        hosts = HostSettings("image", {OWNER_LABEL: "ann"}, "#!/bin/sh")
-        self.provisioner = Provisioner(settings, [self], self, hosts, print_line=self.read)
+        settings = Settings(OWNER, configs, (RES,), least=0, most=12, idle_s=300.0)
+        self.provisioner = Provisioner(settings, [self.google], self, HOSTS, print_line=self.read)
 
     @property
     def now(self) -> float:
-        return 1e6 + self.turn_number * TURN_S
+        return 1e6 + self.google.turn * TURN_S
 
     def happens(self, chance: float) -> bool:
-        return self.is_stormy and self.random.random() < chance
-
-    # -- the provider ----------------------------------------------------------------------------------------------
-
-    def require_type(self, config: TPUConfig) -> None:
-        raise NotImplementedError
-
-    def queued_slices(self) -> list[QueuedSlice]:
-        if self.happens(0.05) and self.turn_number:
-            raise ProviderError("no answer to the list")
-        there = [one for one in self.slices.values() if one.listed_from <= self.turn_number]
-        return [
-            replace(one.listed, state=Q.DELETING)
-            if one.leaves_at is not None and one.shown_leaving_from <= self.turn_number
-            else one.listed
-            for one in there
-        ]
-
-    def create(self, wanted: NewSlice) -> str | None:
-        if self.happens(0.05):
-            raise ProviderError("the request is lost")
-        if wanted.name in self.slices:
-            return None
-        if self.happens(0.15):
-            return "no capacity"
-        self.made += 1
-        listed = QueuedSlice(
-            wanted.name, wanted.config.accelerator_type, Q.ACCEPTED, {OWNER_LABEL: "ann"},
-            location=HERE, market=Market.RESERVED, reservation=RES.reservation,
-        )  # fmt: skip
-        steps = self.random.randint(1, 6)
-        self.slices[wanted.name] = PaperSlice(
-            listed, wanted.config, steps, listed_from=self.turn_number + self.happens(0.2)
-        )
-        held = sum(one.config.chip_count for one in self.slices.values())
-        assert held <= CHIPS, f"{held} chips of {CHIPS}: a chip has two owners"
-        if self.happens(0.05):
-            raise ProviderError("the answer is lost")
-        return None
-
-    def delete(self, name: str) -> str | None:
-        if self.happens(0.1):
-            raise ProviderError("the request is lost")
-        if (one := self.slices.get(name)) is None:
-            return None
-        assert one.user is None, f"{name} is deleted, and {one.user} runs there"
-        if self.happens(0.1):
-            return "it can't be deleted now"
-        if one.leaves_at is None:
-            one.leaves_at = self.turn_number + self.random.choice((1, 2, 3, *([20, 90] if self.is_stormy else [])))
-            one.shown_leaving_from = self.turn_number + (3 if self.happens(0.2) else 0)
-        if self.happens(0.1):
-            raise ProviderError("the answer is lost")
-        one.is_known_to_leave = True
-        return None
+        return self.google.happens(chance)
 
     # -- the cluster -----------------------------------------------------------------------------------------------
 
@@ -164,8 +87,14 @@ class World(Jobs):
     def limit_left(self) -> int:
         return LIMIT - sum(job.chips for job in self.jobs.values() if job.is_limited and job.left is not None)
 
+    def free(self, tpu_type: str) -> list[str]:
+        """The slices of a type on which a job may start."""
+        there = [name for name, one in self.google.slices.items() if one.config.name == tpu_type]
+        there = [name for name in there if self.google.slices[name].listed.state is Q.ACTIVE]
+        return [name for name in there if name not in self.user_of and name not in self.closed]
+
     def gangs(self) -> list[WaitingGang]:
-        free = {name: sum(one.is_free and one.config.name == name for one in self.slices.values()) for name in TYPES}
+        free = {name: len(self.free(name)) for name in TYPES}
         found, left = [], self.limit_left()
         for job in self.waiting:
             there = min(job.slices, free[job.config.name])
@@ -181,9 +110,9 @@ class World(Jobs):
     def look(self) -> tuple[Sequence[WaitingGang] | None, Mapping[str, Joined]]:
         if self.happens(0.05):
             return None, {}
-        there = {name: one for name, one in self.slices.items() if one.listed.state is Q.ACTIVE}
+        there = {name: one for name, one in self.google.slices.items() if one.listed.state is Q.ACTIVE}
         joined = {
-            name: Joined(one.leaves_at is None or self.random.random() < 0.5, one.user is not None, one.is_closed)
+            name: Joined(one.leaves_at is None or self.random.random() < 0.5, name in self.user_of, name in self.closed)
             for name, one in there.items()
         }
         return self.gangs(), joined
@@ -199,22 +128,21 @@ class World(Jobs):
             self.start_jobs()  # they are faster
         if self.happens(0.03):
             raise NotPermittedError("only operators may taint hosts")
-        if name in self.slices:
-            self.slices[name].is_closed = True
+        self.closed.add(name)
 
     def reopen(self, name: str) -> None:
-        if name in self.slices:
-            self.slices[name].is_closed = False
+        self.closed.discard(name)
 
     def start_jobs(self) -> None:
         for job in self.waiting:
-            free = [one for one in self.slices.values() if one.is_free and one.config == job.config]
+            free = self.free(job.config.name)
             if len(free) < job.slices or (job.is_limited and job.chips > self.limit_left()):
                 continue
             job.left = job.turns
-            for one in free[: job.slices]:
-                assert not one.is_known_to_leave, f"{one.listed.name} is being deleted, and {job.job_id} starts there"
-                one.user = job.job_id
+            for name in free[: job.slices]:
+                is_leaving = self.google.slices[name].is_known_to_leave
+                assert not is_leaving, f"{name} is being deleted, and {job.job_id} starts there"
+                self.user_of[name] = job.job_id
 
     # -- time ------------------------------------------------------------------------------------------------------
 
@@ -225,33 +153,21 @@ class World(Jobs):
     def submit(self) -> None:
         config = get_tpu_config(self.random.choice(TYPES))
         slices = min(self.random.choice((1, 1, 1, 2, 3)), CHIPS // config.chip_count)
-        number, band = len(self.jobs), self.random.choice((1, 2, 3)) if self.is_stormy else 2
+        number, band = len(self.jobs), self.random.choice((1, 2, 3)) if self.google.is_stormy else 2
         is_limited = self.random.random() < 0.3 and slices * config.chip_count <= LIMIT
         job = PaperJob(f"job-{number}", band, config, slices, self.random.randint(1, 12), is_limited)
         self.jobs[job.job_id] = job
 
     def turn(self) -> None:
-        leaving = {name for name, one in self.slices.items() if one.leaves_at is not None}
+        leaving = self.google.leaving
         self.new_for = {}
         room = self.limit_left()
         self.provisioner.try_turn()
         self.judge(leaving, room)
-        self.turn_number += 1
-        for name, one in list(self.slices.items()):
-            if one.leaves_at is not None:
-                if one.leaves_at <= self.turn_number:
-                    del self.slices[name]
-                    if one.user is not None:  # it came when nobody knew that the slice leaves
-                        self.jobs[one.user].left = None
-                        self.leave(one.user)
-                continue
-            one.steps -= 1
-            if one.listed.state is Q.ACCEPTED and self.happens(0.1):
-                one.listed = replace(one.listed, state=Q.FAILED, error="out of stock")
-            elif one.listed.state is Q.ACCEPTED:
-                one.listed = replace(one.listed, state=Q.PROVISIONING)
-            elif one.listed.state is Q.PROVISIONING and one.steps <= 0:
-                one.listed = replace(one.listed, state=Q.ACTIVE)
+        for name in self.google.advance()[0]:
+            if (user := self.user_of.get(name)) is not None:  # it came when nobody knew that the slice leaves
+                self.jobs[user].left = None
+                self.leave(user)
         for job in self.jobs.values():
             if job.left is not None and not job.is_over:
                 job.left -= 1
@@ -261,12 +177,12 @@ class World(Jobs):
         self.start_jobs()
 
     def leave(self, job_id: str) -> None:
-        for one in self.slices.values():
-            one.user = None if one.user == job_id else one.user
+        for name in [name for name, user in self.user_of.items() if user == job_id]:
+            del self.user_of[name]
 
     def judge(self, leaving: set[str], room: int) -> None:
         """Check the slices that began to leave for jobs in this turn."""
-        now_leaving = {name for name, one in self.slices.items() if one.leaves_at is not None}
+        slices, now_leaving = self.google.slices, self.google.leaving
         going = {name: job_id for name, job_id in self.new_for.items() if name in now_leaving - leaving}
         for job_id in set(going.values()):
             job = self.jobs[job_id]
@@ -276,9 +192,9 @@ class World(Jobs):
             assert not job.is_limited or job.chips <= room, f"{job_id} could not start: its user's limit"
             planned = {name for name, for_job in self.new_for.items() if for_job == job_id}
             if planned <= now_leaving:  # the provider has refused none of them
-                own = [one for one in self.slices.values() if one.config == job.config and one.leaves_at is None]
-                stays = sum(o.config.chip_count for n, o in self.slices.items() if n not in now_leaving)
-                has = sum(one.user is None for one in own)
+                staying = {name: one.config for name, one in slices.items() if name not in now_leaving}
+                stays = sum(config.chip_count for config in staying.values())
+                has = sum(config == job.config and name not in self.user_of for name, config in staying.items())
                 missing = max(0, job.slices - has) * job.config.chip_count
                 assert stays + missing <= CHIPS, f"{job_id} could not start: {stays} chips stay, it misses {missing}"
 
@@ -292,12 +208,12 @@ def test_stormy_world_has_no_chip_twice_and_deletes_nothing_in_vain(seed: int, m
         if world.happens(0.03) and world.waiting:
             world.random.choice(world.waiting).is_over = True
         world.turn()
-    world.is_stormy = False
+    world.google.is_stormy = False
     for _ in range(600):
         world.turn()
     waits = [job.job_id for job in world.jobs.values() if not job.is_over]
     assert not waits, "once the storm is over, every job runs"
-    assert not world.slices, "and what nobody needs goes"
+    assert not world.google.slices, "and what nobody needs goes"
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -311,7 +227,7 @@ def test_calm_world_makes_no_more_slices_than_jobs_need_and_runs_every_job(
         world.turn()
     assert all(job.is_over for job in world.jobs.values())
     assert sum(job.takes for job in world.jobs.values()) <= len(world.jobs)
-    assert world.made <= sum(job.slices for job in world.jobs.values())
+    assert world.google.made <= sum(job.slices for job in world.jobs.values())
 
 
 def test_worlds_take_chips_back_often(monkeypatch: pytest.MonkeyPatch) -> None:

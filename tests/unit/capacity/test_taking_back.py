@@ -9,7 +9,7 @@ import pytest
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.provider import Market, QueuedSlice, Source
 from iris_ray.capacity.provisioning import Action, Delete, Joined, KeepSlices, LeaveChips, TakeBack, plan
-from iris_ray.capacity.provisioning_history import ProvisioningHistory
+from iris_ray.capacity.provisioning_history import NOT_LEFT_S, ProvisioningHistory
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
@@ -265,9 +265,24 @@ def test_slice_that_is_not_gone_after_half_an_hour_counts_no_longer_as_going() -
     assert creates(actions) == [], "its chips count as long as it is there"
 
 
-def test_slice_that_cannot_be_deleted_is_not_chosen_again() -> None:
-    history = ProvisioningHistory(undeletable={name(0)})
-    assert taken(take([WaitingGang("v6e-32", 1, "job")], *FOUR, history=history)) == {name(1): "job", name(2): "job"}
+def test_slice_whose_deletion_is_refused_is_chosen_again_after_a_pause_that_grows() -> None:
+    history, gang = ProvisioningHistory(), WaitingGang("v6e-32", 1, "job")
+    now = LONG
+    for pause_s in (30.0, 60.0, 120.0):
+        history.not_deleted(name(0), now, "refused")
+        others = take([gang], *FOUR, history=history, idle_for=now + pause_s - 1.0)
+        assert taken(others) == {name(1): "job", name(2): "job"}
+        now += pause_s
+        assert taken(take([gang], *FOUR, history=history, idle_for=now)) == {name(0): "job", name(1): "job"}
+
+
+def test_why_names_the_slices_that_the_provider_refuses_to_delete() -> None:
+    history = ProvisioningHistory()
+    history.not_deleted(name(0), LONG, "refused")
+    (why,) = waits(take([LARGE], *FOUR, history=history))
+    assert why.endswith(
+        f"48 chips of idle slices of other types would not suffice; the provider has refused to delete {name(0)}"
+    )
 
 
 def test_slices_in_zone_that_cannot_be_asked_stay() -> None:
@@ -365,6 +380,15 @@ def test_question_is_repeated_after_a_while_if_no_job_leaves_and_why_says_so() -
     assert asks(LATER[-1] + TAKEN_AFTER_S, history=history)
 
 
+def test_slices_reserved_for_another_gang_count_towards_those_that_go_above_the_least_number() -> None:
+    """That gang was not looked at just now, and gets the chips later."""
+    paused = WaitingGang("v6e-32", 0, "paused", removes=(name(0), name(1)))
+    second = replace(EVICTS, tpu_type="v6e-32")
+    assert asks(*LATER, gangs=[second], least=2)
+    assert not asks(*LATER, gangs=[paused, second], least=2)
+    assert asks(*LATER, gangs=[paused, second])
+
+
 def test_slices_are_deleted_together_once_all_jobs_have_left() -> None:
     gang = replace(EVICTS, may_evict=False, removes=tuple(ALL_BUSY))
     one_stays = take([gang], *FOUR, joined={**dict.fromkeys(ALL_BUSY, FREE), name(2): BUSY})
@@ -374,6 +398,24 @@ def test_slices_are_deleted_together_once_all_jobs_have_left() -> None:
     assert text.endswith(" are deleted, res in here is asked")
     all_left = take([gang], *FOUR, joined=dict.fromkeys(ALL_BUSY, FREE), idle_for=0.0)
     assert taken(all_left) == dict.fromkeys(ALL_BUSY, "large"), "at once: they are reserved for it"
+
+
+def test_slice_that_jobs_have_left_is_waited_for_while_the_provider_refuses_to_delete_it() -> None:
+    """Its jobs would have left in vain if it were given up at the first refusal."""
+    history, gang = ProvisioningHistory(), replace(EVICTS, may_evict=False, removes=tuple(ALL_BUSY))
+    history.not_deleted(name(0), LONG - 1.0, "refused")
+    waiting = take([gang], *FOUR, history=history)
+    assert not taken(waiting)
+    assert KeepSlices("large") not in waiting
+    assert f"(the provider has refused to delete {name(0)})" in texts(waiting)[0]
+    assert taken(take([gang], *FOUR, history=history, idle_for=LONG + 30.0)) == dict.fromkeys(ALL_BUSY, "large")
+
+
+def test_no_job_is_asked_for_a_day_to_leave_a_slice_that_the_provider_has_refused_to_delete() -> None:
+    history = ProvisioningHistory()
+    history.not_deleted(name(0), LONG, "refused")
+    assert not asks(LONG + NOT_LEFT_S - TAKEN_AFTER_S, LONG + NOT_LEFT_S - 1.0, history=history)
+    assert asks(LONG + NOT_LEFT_S, LONG + NOT_LEFT_S + TAKEN_AFTER_S, history=history)
 
 
 def test_slices_that_jobs_leave_go_for_no_other_gang_and_are_not_deleted_as_idle() -> None:

@@ -187,18 +187,34 @@ def test_lost_answers_to_deletions_delete_no_more_than_necessary(
     assert deleted == set(small)
 
 
-def test_refused_deletion_leaves_the_slice_and_creates_nothing(
+def test_refused_deletion_is_tried_again_after_pauses_and_creates_nothing_meanwhile(
     server: CloudTpuServer, paper: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
     small = two_idle(provisioner, server, paper)
     server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    turn(provisioner, server, paper)
+    assert names(server) == small[:1], "the first one was refused"
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource", times=2)
+    for _ in range(6):
+        turn(provisioner, server, paper)
+        assert names(server) == small[:1]
+    assert server.count("DeleteQueuedResource") == 4, "after 30 s and a minute"
+    assert "can't be deleted: the Cloud TPU API refuses" in capsys.readouterr().err
     for _ in range(4):
         turn(provisioner, server, paper)
-    assert names(server) == small[:1], "the first one was refused"
-    assert server.count("DeleteQueuedResource") == 2
-    assert "can't be deleted: the Cloud TPU API refuses" in capsys.readouterr().err
-    assert paper.closed == [], "it takes jobs again"
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+
+
+@pytest.mark.parametrize("method", ["DeleteQueuedResource", "CreateQueuedResource"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_refusals_end_in_the_wanted_slice(server: CloudTpuServer, paper: Cluster, method: str, times: int) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), paper)
+    two_idle(provisioner, server, paper)
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, method, times)
+    for _ in range(14):
+        turn(provisioner, server, paper)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
 
 
 def test_slices_stay_if_a_job_was_faster_or_the_waiting_one_is_gone(server: CloudTpuServer, paper: Cluster) -> None:
@@ -307,8 +323,12 @@ class BusyCluster(Cluster):
         super().__init__(monkeypatch)
         self.asked: list[ChipsWanted] = []
         self.refuses = ""
+        self.given_up = False
 
     def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
+        if not wanted.chips:
+            self.given_up = True
+            return ChipsLeft()
         self.asked.append(wanted)
         if self.refuses:
             return ChipsLeft(why_not=self.refuses)
@@ -395,6 +415,21 @@ def test_lost_answers_and_slow_deletions_ask_no_second_time(
         turn(provisioner, server, busy)
     assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
     assert len(busy.asked) == 1
+
+
+def test_jobs_have_not_left_in_vain_if_google_refuses_a_deletion_once(
+    server: CloudTpuServer, busy: BusyCluster
+) -> None:
+    provisioner = provisioner_of(CloudTpu(server.location, server.address), busy)
+    two_in_use(provisioner, server, busy)
+    turn(provisioner, server, busy)
+    busy.all_leave()
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource", times=2)
+    for _ in range(8):
+        turn(provisioner, server, busy)
+    assert [name[:15] for name in names(server, "ACTIVE")] == ["iris-ann-v6e-32"]
+    assert len(busy.asked) == 1
+    assert not busy.given_up
 
 
 def test_size_that_google_refuses_costs_lower_bands_their_slices_once(

@@ -10,10 +10,11 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler import Scheduler, candidates
 from iris_ray.scheduler.evaluation import Evaluation, evaluate
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TasksAssignedEvent
 from iris_ray.state.groups import Group
 from tests.support.costs import calls, peak_bytes
-from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, submit_group, tagged
+from tests.support.worlds import World, cpu_host, gang_spec, one_by_one, promised, submit_group, tagged
 
 ABOUT_TWICE = 2.6
 _, PRODUCTION, _, BATCH = PriorityBand
@@ -71,6 +72,24 @@ def test_first_plan_of_unequal_jobs_costs_in_proportion(make: Callable[[int], Wo
     small, large = make(150), make(300)
     once, twice = calls(small.plan), calls(large.plan)
     assert twice < ABOUT_TWICE * once
+
+
+def backlog(count: int) -> World:
+    """Equal jobs that have waited for longer than the backfill bound, for the first of which slices are reserved."""
+    world = World("a", "b")
+    world.start("running", slices=(2,))
+    for number in range(count):
+        world.do(JobSubmittedEvent(gang_spec(f"job-{number}", priority=BATCH, max_retries_preemption=9), world.now))
+    world.now += 2 * BACKFILL_BOUND_S
+    world.schedule()
+    assert promised(world.state.jobs["job-0"])
+    return world
+
+
+def test_backlog_of_equal_jobs_that_starve_costs_little_more_than_one_of_them() -> None:
+    small, large = backlog(30), backlog(300)
+    once, ten_times = calls(small.plan), calls(large.plan)
+    assert ten_times < 3 * once
 
 
 @pytest.mark.parametrize("in_use", [0.0, 7.5])

@@ -1,18 +1,15 @@
 """Quotas of teams: who goes first, who may borrow, and who gives back what was lent."""
 
-import tomllib
-
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.teams import Teams
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import EvictionRules
-from iris_ray.state.events import GangMovedEvent, LimitsSetEvent, TeamsSetEvent
-from tests.support.worlds import S, World, add_slices, gang_spec, promised, submit_group
+from iris_ray.state.events import GangMovedEvent, LimitsSetEvent
+from tests.support.worlds import S, World, add_slices, gang_spec, promised, set_teams, submit_group
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 TWO_TEAMS = """
@@ -27,10 +24,6 @@ TWO_TEAMS = """
 def world() -> World:
     """Four slices of eight chips each."""
     return World(*"abcd")
-
-
-def set_teams(world: World, text: str) -> None:
-    world.do(TeamsSetEvent(tuple(Teams.from_tables(tomllib.loads(text).get("teams", {})))))
 
 
 def two_teams(world: World, ads: str = "16", vision: str = "16") -> None:
