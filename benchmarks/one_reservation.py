@@ -1,25 +1,35 @@
-"""Days in which jobs of three slice sizes share a reservation of 256 chips: what sharing it wins, and what it costs.
+"""Days in which jobs of three slice sizes share a reservation: what sharing it wins, and what it costs.
 
-    python benchmarks/one_reservation.py             # five days, all policies; a minute
-    python benchmarks/one_reservation.py --days 2    # ten seconds
+    python benchmarks/one_reservation.py                        # a month, all policies; some minutes
+    python benchmarks/one_reservation.py --days 2               # ten seconds
+    python benchmarks/one_reservation.py --trace openb_pod_list_default.csv
 
 Policies, all on the same jobs:
 
-- apart: each size has slices of its own for ever: four v6e-16, one v6e-64 and one v6e-128.
+- apart: each size has slices of its own for ever.
 - idle: the real provisioner; a waiting job gets the chips of idle slices of other sizes.
 - bands: the same, and lower bands leave slices of other sizes.
 
 The Controller's own code and the provisioner decide, in virtual time; Google is on paper. A slice is made within five
 minutes of its request and deleted within three: assumptions, not measurements.
 
-Jobs: v6e-128 of PRODUCTION, one a day; v6e-64 and v6e-16 of INTERACTIVE, 6 and 20 a day; v6e-16 of BATCH, 60 a day,
-which save every half hour and heed notices. Together they need nearly the whole reservation.
+Without a trace, 256 chips are shared, or apart four v6e-16, one v6e-64 and one v6e-128. The jobs are v6e-128 of
+PRODUCTION, one a day; v6e-64 and v6e-16 of INTERACTIVE, 6 and 20 a day; v6e-16 of BATCH, 60 a day. Together they need
+nearly the whole reservation.
+
+The trace is Alibaba's cluster-trace-gpu-v2023, whose jobs have up to eight GPUs. Arrivals and run times are real, the
+sizes are ours: a job with one or two GPUs gets a v6e-16, with up to four a v6e-64, with more a v6e-128. Best-effort
+jobs (BE) are BATCH, guaranteed ones PRODUCTION, the others INTERACTIVE. 448 chips are shared, or apart sixteen v6e-16,
+one v6e-64 and one v6e-128. The days are the last of the trace, which is busiest then.
+
+All jobs heed notices. Those of BATCH, of PRODUCTION and of the trace save every half hour.
 """
 
 import argparse
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -44,16 +54,15 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
 )
 from iris_ray.study import Simulation
-from iris_ray.study.jobs import JobStream, RunTimes, merged
+from iris_ray.study.jobs import Arrival, JobStream, RunTimes, SimulatedJob, merged, slice_spec
 from iris_ray.study.report import percentile
+from iris_ray.study.traces import Column, TracedJob, read_trace
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
-CHIPS, EVERY_S = 256, 60.0
+EVERY_S = 60.0
 MADE_S, DELETED_S = 5 * MINUTE, 3 * MINUTE
 HERE = "projects/p/locations/here"
-RES = Source.reserved(f"{HERE}/reservations/res:{CHIPS}")
 TYPES = ("v6e-16", "v6e-64", "v6e-128")
-APART = {"v6e-16": 4, "v6e-64": 1, "v6e-128": 1}
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 USERS = (("ann", 1.0), ("bea", 1.0), ("cy", 1.0))
 STREAMS = (
@@ -68,6 +77,59 @@ STREAMS = (
         save_every_s=HOUR / 2,
     ),
 )  # fmt: skip
+TRACE_DAYS = 149
+TRACE_COLUMNS = {
+    "job_id": Column(("name",)),
+    "user": Column(("qos",)),
+    "submitted": Column(("creation_time",)),
+    "started": Column(("scheduled_time",)),
+    "ended": Column(("deletion_time",)),
+    "accelerators": Column(("num_gpu",)),
+}
+TRACE_SIZES = ((2, "v6e-16"), (4, "v6e-64"), (1000, "v6e-128"))
+"""The most GPUs of a job that gets a slice of each type."""
+TRACE_BANDS = {"BE": BATCH, "Guaranteed": PRODUCTION}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Jobs, and the slices that divide the chips among their sizes.
+
+    Attributes:
+        kinds: the beginnings of their ids, in the order of the table.
+    """
+
+    apart: Mapping[str, int]
+    kinds: Sequence[str]
+    arrivals: Sequence[Arrival]
+
+    @property
+    def chips(self) -> int:
+        return sum(count * get_tpu_config(tpu_type).chip_count for tpu_type, count in self.apart.items())
+
+    @staticmethod
+    def drawn(days: float, seed: int) -> "Load":
+        """Return jobs of `STREAMS`."""
+        chance = Random(seed)
+        arrivals = merged([stream.arrivals(Random(chance.random()), days * DAY) for stream in STREAMS])
+        return Load({"v6e-16": 4, "v6e-64": 1, "v6e-128": 1}, tuple(stream.name for stream in STREAMS), tuple(arrivals))
+
+    @staticmethod
+    def traced(path: Path, days: float) -> "Load":
+        """Return jobs of the last days of Alibaba's trace."""
+        with path.open(newline="") as lines:
+            rows = read_trace(lines, "csv", path.name, TRACE_COLUMNS)
+            jobs = [row for row in rows if isinstance(row, TracedJob) and row.accelerators]
+        jobs.sort(key=lambda job: job.submitted_at)
+        begin, arrivals = jobs[0].submitted_at + (TRACE_DAYS - days) * DAY, []
+        for job in jobs:
+            tpu_type = next(name for most, name in TRACE_SIZES if job.accelerators <= most)
+            band = TRACE_BANDS.get(job.user, INTERACTIVE)
+            spec = slice_spec(f"{band.name.lower()}-{tpu_type}-{job.job_id}", tpu_type, user=job.user, priority=band)
+            arrivals.append((job.submitted_at - begin, SimulatedJob(spec, job.run_s, save_every_s=HOUR / 2)))
+        kinds = ("interactive-v6e-128", "interactive-v6e-64", "interactive-v6e-16", "batch-v6e-16")
+        late = tuple(arrival for arrival in arrivals if arrival[0] >= 0)
+        return Load({"v6e-16": 16, "v6e-64": 1, "v6e-128": 1}, kinds, late)
 
 
 @dataclass
@@ -82,16 +144,18 @@ class Zone(Jobs):
 
     Args:
         simulation: the cluster.
+        chips: the number of chips of the reservation.
         evicts: whether lower bands leave slices of other sizes.
     """
 
     location = HERE
 
-    def __init__(self, simulation: Simulation, evicts: bool) -> None:
+    def __init__(self, simulation: Simulation, chips: int, evicts: bool) -> None:
         self._simulation, self._state, self._evicts = simulation, simulation.state, evicts
         self.slices: dict[str, PaperSlice] = {}
-        self.made = 0
-        settings = Settings("b", tuple(map(get_tpu_config, TYPES)), (RES,), least=0, most=99, idle_s=600.0)
+        self.made, self._chips = 0, chips
+        self._source = Source.reserved(f"{HERE}/reservations/res:{chips}")
+        settings = Settings("b", tuple(map(get_tpu_config, TYPES)), (self._source,), least=0, most=99, idle_s=600.0)
         hosts = HostSettings("image", {OWNER_LABEL: "b"}, "")
         clock = SimpleNamespace(time=lambda: 1.7e9 + simulation.now, monotonic=lambda: simulation.now)
         setattr(provisioner_module, "time", clock)  # noqa: B010 - the provisioner lives in virtual time
@@ -125,10 +189,10 @@ class Zone(Jobs):
     def create(self, wanted: NewSlice) -> str | None:
         listed = QueuedSlice(
             wanted.name, wanted.config.accelerator_type, QueuedState.PROVISIONING, {OWNER_LABEL: "b"},
-            location=HERE, market=Market.RESERVED, reservation=RES.reservation,
+            location=HERE, market=Market.RESERVED, reservation=self._source.reservation,
         )  # fmt: skip
         self.slices[wanted.name] = PaperSlice(listed, wanted.config)
-        if sum(one.config.chip_count for one in self._all()) > CHIPS:
+        if sum(one.config.chip_count for one in self._all()) > self._chips:
             raise RuntimeError("a chip has two owners")
         self.made += 1
         self._simulation.agenda.after(MADE_S, self._is_made, wanted.name)
@@ -200,25 +264,25 @@ def add_slice(simulation: Simulation, name: str, config: TPUConfig) -> None:
     )
 
 
-def run(policy: str, days: float, seed: int) -> str:
+def run(policy: str, load: Load, days: float) -> str:
     """Simulate a policy, and return a row of the table."""
-    simulation, chance = Simulation(plan_every_s=5.0), Random(seed)
-    zone = Zone(simulation, evicts=policy == "bands")
+    simulation = Simulation(plan_every_s=5.0)
+    zone = Zone(simulation, load.chips, evicts=policy == "bands")
     if policy == "apart":
-        for tpu_type, count in APART.items():
+        for tpu_type, count in load.apart.items():
             for number in range(count):
                 add_slice(simulation, f"{tpu_type}-{number}", get_tpu_config(tpu_type))
     else:
         simulation.agenda.after(EVERY_S, zone.turn)
-    simulation.submit_all(merged([stream.arrivals(Random(chance.random()), days * DAY) for stream in STREAMS]))
+    simulation.submit_all(iter(load.arrivals))
     for number in range(1, int(days * DAY / 15.0) + 1):
         simulation.run_until(number * 15.0)
         zone.release_warm()
     now, history = simulation.now, simulation.history
     cells = []
-    for stream in STREAMS:
-        of_stream = [job for job in history.jobs.values() if job.spec.job_id.startswith(f"{stream.name}-")]
-        waits = sorted(job.waited_s(now) / HOUR for job in of_stream)
+    for kind in load.kinds:
+        of_kind = [job for job in history.jobs.values() if job.spec.job_id.startswith(f"{kind}-")]
+        waits = sorted(job.waited_s(now) / HOUR for job in of_kind)
         cells.append(f"{percentile(waits, 50):.2f} / {percentile(waits, 90):.2f}")
     work = lost = 0.0
     for attempt in history.attempts:
@@ -227,7 +291,7 @@ def run(policy: str, days: float, seed: int) -> str:
         kept_s = ran_s if attempt.ended_at is None else attempt.kept_s
         work += kept_s * attempt.held.get(TPU, 0.0)
         lost += (ran_s - kept_s) * attempt.held.get(TPU, 0.0)
-    whole = CHIPS * now
+    whole = load.chips * now
     evicted = sum(attempt.outcome in ("evicted", "moved") for attempt in history.attempts)
     done = sum(job.ended_at is not None for job in history.jobs.values())
     figures = f"{work / whole:.1%} | {lost / whole:.2%} | {evicted} | {zone.made} | {done} of {len(history.jobs)}"
@@ -236,15 +300,18 @@ def run(policy: str, days: float, seed: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--days", type=float, default=5.0)
+    parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", type=Path)
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
-    names = " | ".join(f"{stream.name}, h" for stream in STREAMS)
+    days, trace = arguments.days, arguments.trace
+    load = Load.drawn(days, arguments.seed) if trace is None else Load.traced(trace, days)
+    names = " | ".join(f"{kind}, h" for kind in load.kinds)
     print(f"| policy | {names} | useful chip time | lost | moved or evicted | slices made | jobs done |")
-    print("|---|" + "---:|" * (len(STREAMS) + 5))
+    print("|---|" + "---:|" * (len(load.kinds) + 5))
     for policy in ("apart", "idle", "bands"):
-        print(run(policy, arguments.days, arguments.seed), flush=True)
+        print(run(policy, load, days), flush=True)
 
 
 if __name__ == "__main__":
