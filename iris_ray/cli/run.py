@@ -133,7 +133,7 @@ def as_task(
     from iris_ray.actors.calls.ray_internals import remote_function_parts
     from iris_ray.client.user_function import require_no_arguments
 
-    function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
+    function, options = remote_function_parts(target) if isinstance(target, RemoteFunction) else (target, {})
     if ship and (module := is_at_home(function)):
         cloudpickle.register_pickle_by_value(module)
     if hasattr(target, "remote"):
@@ -141,11 +141,12 @@ def as_task(
             raise InvalidFunctionError(
                 "a Ray remote function takes no ARGUMENTS and no --env: say it in @ray.remote(...)"
             )
-        return target, "the job"
-    name = target.name if isinstance(target, Script) else getattr(target, "__name__", "function")
-    call = target if isinstance(target, Script) else functools.partial(target, *arguments)
+        if not (prints_errors and isinstance(target, RemoteFunction)):
+            return target, "the job"
+    name = target.name if isinstance(target, Script) else getattr(function, "__name__", "function")
+    call = target if isinstance(target, Script) else functools.partial(function, *arguments)
     if not isinstance(target, Script):
-        _require_fit(target, name, arguments)
+        _require_fit(function, name, arguments)
         require_no_arguments(call, name)
 
     def task() -> Any:
@@ -156,7 +157,7 @@ def as_task(
                 print_error(error)
             raise
 
-    return ray.remote(name=name, runtime_env={"env_vars": env})(task), name
+    return ray.remote(**{"name": name, "runtime_env": {"env_vars": env}, **options})(task), name
 
 
 def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[str]) -> None:

@@ -27,7 +27,8 @@ class CodeRecord:
     Attributes:
         commit, branch: of the checkout; the branch is empty if none is checked out.
         difference: between the commit and the sent files, as ``git diff`` shows it, with files that git does not track
-            yet.
+            yet. It has the content of binary files if the record has room for it; bytes that are not UTF-8 are
+            surrogates, as ``surrogateescape`` makes them.
         sent: the number of sent files and the names of files that were left out, in words.
     """
 
@@ -45,13 +46,20 @@ class CodeRecord:
     def to_bytes(self) -> bytes:
         """Return it as it is stored, with as much of the difference as there is room for."""
         record = self
-        while (
-            len(text := json.dumps(asdict(record)).encode()) > MOST_BYTES
-            or len(stored := zlib.compress(text)) > MOST_STORED_BYTES
-        ):
+        while (stored := record._packed()) is None:
             kept = record.difference.removesuffix(CUT)
             record = replace(record, difference=kept[: len(kept) // 2] + CUT)
         return stored
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is stored whole."""
+        return self._packed() is not None
+
+    def _packed(self) -> bytes | None:
+        text = json.dumps(asdict(self)).encode()
+        stored = zlib.compress(text) if len(text) <= MOST_BYTES else None
+        return None if stored is None or len(stored) > MOST_STORED_BYTES else stored
 
     @staticmethod
     def of_bytes(stored: bytes) -> "CodeRecord":
@@ -91,12 +99,15 @@ class Checkout:
             return None
         code = CodeDirectory.look(path, variables)
         branch = git(path, "symbolic-ref", "--short", "HEAD") or b""
-        record = CodeRecord(commit.decode().strip(), branch.decode().strip(), _difference(code), code.in_words())
-        return Checkout(code, record)
+        difference = _difference(code, "--binary")
+        record = CodeRecord(commit.decode().strip(), branch.decode().strip(), difference, code.in_words())
+        return Checkout(code, record if record.fits else replace(record, difference=_difference(code)))
 
 
-def _difference(code: CodeDirectory) -> str:
+def _difference(code: CodeDirectory, *options: str) -> str:
     """Return the difference between the commit and the files that travel. Git's index and objects stay as they are.
+
+    ``options`` are more options of ``git diff``.
 
     Neither side has files that look like secrets. So a secret that was deleted is not shown as a removed file.
     """
@@ -128,7 +139,7 @@ def _difference(code: CodeDirectory) -> str:
             return ""
         change_index("add", "--all", names=names)
         words = ("--cached", "--no-color", "--no-ext-diff", "--no-textconv", base.decode().strip(), "--", ".")
-        return (git(path, "diff", *words, **environ) or b"").decode(errors="replace")
+        return (git(path, "diff", *options, *words, **environ) or b"").decode(errors="surrogateescape")
 
 
 # -- the record of a directory that travels through the dashboard ------------------------------------------------------

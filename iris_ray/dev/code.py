@@ -97,9 +97,12 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
             if path.is_file() and looks_secret(str(path.relative_to(directory))):
                 path.unlink()
         if record.difference:
-            Path(directory, ".difference").write_text(record.difference)
+            Path(directory, ".difference").write_bytes(record.difference.encode(errors="surrogateescape"))
             if git(Path(directory), "apply", ".difference") is None:
-                raise InvalidRequestError(f"the difference of the job's code can't be applied to its commit; {instead}")
+                raise InvalidRequestError(
+                    "the difference of the job's code can't be applied to its commit, as when changed binary files were"
+                    f" too large to be kept; {instead}"
+                )
             Path(directory, ".difference").unlink()
         yield TravellingCode(directory, None, record)
 

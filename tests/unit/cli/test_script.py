@@ -113,6 +113,26 @@ def test_function_travels_by_value_with_arguments(home: Path) -> None:
         as_task(function, [], {}, ship=False)
 
 
+def test_submitted_remote_function_prints_its_error_and_keeps_its_options(
+    home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    from iris_ray.client.job_request import make_pod_request
+
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    target = ray.remote(num_cpus=3, runtime_env={"env_vars": {"COLOUR": "blue"}})(fail)
+    task, name = as_task(target, [], {}, ship=False, prints_errors=True)
+    made = make_pod_request(task, "v4-16", 1)
+    assert (name, made.spec.name, made.env) == ("fail", "fail", {"COLOUR": "blue"})
+    assert made.spec.resources == make_pod_request(target, "v4-16", 1).spec.resources
+    with pytest.raises(ValueError, match="on purpose"):
+        task._function()
+    assert "in fail\n" in capfd.readouterr().err
+
+
 def test_task_error_is_shown_without_our_frames() -> None:
     text = """ray::run_on_pod(train)() (pid=1)
   File "/x/iris_ray/actors/pool.py", line 54, in run

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from iris_ray.dev.checkout import CUT, MOST_STORED_BYTES, Checkout, CodeRecord
-from iris_ray.errors import InvalidMessageError
+from iris_ray.dev.code import restored
+from iris_ray.errors import InvalidMessageError, InvalidRequestError
 from tests.unit.dev.test_code_directory import git, write
 
 
@@ -55,6 +56,30 @@ def test_difference_makes_commit_what_was_sent(here: Path, tmp_path: Path) -> No
     again = Checkout.of(tmp_path / "again")
     assert again is not None
     assert again.code.files == found.code.files
+
+
+def test_binary_files_and_other_encodings_are_in_difference(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    (here / "model.bin").write_bytes(bytes(range(256)) * 3)
+    (here / "lib/gone.py").write_bytes("# caf\xe9\n".encode("latin-1"))
+    found = Checkout.of(here)
+    assert found is not None
+    with restored(CodeRecord.of_bytes(found.record.to_bytes())) as code:
+        assert code.directory is not None
+        assert Path(code.directory, "model.bin").read_bytes() == bytes(range(256)) * 3
+        assert Path(code.directory, "lib/gone.py").read_bytes() == b"# caf\xe9\n"
+
+
+def test_binary_file_that_is_too_large_is_only_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(here)
+    write(here, **{"train.py": "a = 2\n"})
+    (here / "model.bin").write_bytes(random.Random(1).randbytes(100_000))
+    found = Checkout.of(here)
+    assert found is not None
+    assert "+a = 2\n" in found.record.difference
+    assert "Binary files /dev/null and b/model.bin differ" in found.record.difference
+    with pytest.raises(InvalidRequestError, match="binary files were too large"), restored(found.record):
+        pass
 
 
 @pytest.mark.parametrize("how", ["deleted", "removed from index", "directory in its place"])
