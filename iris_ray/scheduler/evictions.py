@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, takewhile
+from types import MappingProxyType
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
@@ -240,21 +241,30 @@ class Evictor:
         """Return the hosts that a job takes from attempts whose chips count towards the limit that it has reached.
 
         For a limit of the job's user, the victims are spares of the same user and band; for a limit of its team, also
-        gangs of the team's lower bands.
+        gangs of the team's lower bands. A team above may be full as well even once these have left; then attempts that
+        count towards its limit leave in addition.
         """
-        least, needed = num_groups(job)[0], reached.needed
-        own = self._own_spares(job) if reached.team is None else self._of_team(job, reached)
-        if not own or comes_last(job):
+        if comes_last(job):
             return None
-        search = self._search(job, available, least, only=own)
-        names = search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own)))
-        free = best_free(max(0, least - len(names)), available, buckets_for(job, available))
-        found = self._complete(search, {name: frozenset() for name in free}, names)
-        if found is None:
-            return None
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
-        given_back = {a: (self._running.jobs[a.job_id].spec, self._chips_of(a)) for a in victims}
-        if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back):
+        least, given_back, room = num_groups(job)[0], dict[AttemptId, tuple[JobSpec, float]](), Room()
+        limit: ReachedLimit | None = reached
+        while limit is not None:
+            reclaim = self._reclaim(job, given_back)
+            own = self._own_spares(job) if limit.team is None else self._of_team(job, limit, reclaim)
+            search = self._search(job, available, least, only={*own, *given_back}, reclaim=reclaim)
+            names = [n for n in search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own))) if n not in room]
+            free = best_free(max(0, least - len(room) - len(names)), available, buckets_for(job, available))
+            found = self._complete(search, room | {name: frozenset() for name in free}, names)
+            if found is None:
+                return None
+            victims = sorted(frozenset[AttemptId]().union(*found.values()))
+            if len(victims) == len(given_back):
+                return None
+            given_back = {a: (self._running.jobs[a.job_id].spec, self._chips_of(a)) for a in victims}
+            chips = max(reached.needed, most_chips_of(found, available))
+            limit = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
+            room = {name: needs for name, needs in found.items() if needs}
+        if not self._allowances.may_take(job, chips, given_back):
             return None
         if reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
@@ -264,7 +274,7 @@ class Evictor:
         """Return whether `find_within_limit` may find victims for a job, now or later."""
         if reached.team is None:
             return bool(self._own_spares(job))
-        if next(self._of_other_parts(job, reached), None) is not None:
+        if next(self._of_other_parts(job, reached, self._reclaim(job)), None) is not None:
             return True
         first = next(iter(self._of_account(job)), None)
         return first is not None and (first in self._idle or self._band(first) > job.spec.priority)
@@ -273,16 +283,16 @@ class Evictor:
         account = job.spec.user, job.spec.priority
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
-    def _of_team(self, job: Job, reached: ReachedLimit) -> list[AttemptId]:
+    def _of_team(self, job: Job, reached: ReachedLimit, reclaim: Reclaim) -> list[AttemptId]:
         """Return the possible victims for a job whose team, or a team above it, has used up its quota.
 
         These are spares and lower bands of the job's team, spares of other teams, and attempts of other parts of the
         team above that use more than their quota.
         """
-        reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
+        taker = job.spec.priority if may_evict(job) else None
         found = (
             a
-            for a in chain(self._of_account(job), self._of_other_parts(job, reached))
+            for a in chain(self._of_account(job), self._of_other_parts(job, reached, reclaim))
             if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
         )
         return list(islice(found, GROUPS_COMPARED))
@@ -294,12 +304,12 @@ class Evictor:
             return ()
         return self._by_account.get(self._allowances.teams.account(job.spec), ())
 
-    def _of_other_parts(self, job: Job, reached: ReachedLimit) -> Iterator[AttemptId]:
+    def _of_other_parts(self, job: Job, reached: ReachedLimit, reclaim: Reclaim) -> Iterator[AttemptId]:
         """Iterate over the attempts of other teams that count towards a reached quota and might leave for a job.
 
         These are spares and jobs that yield and, if the job may reclaim quota, all others.
         """
-        own, reclaims = self._allowances.teams.account(job.spec), bool(self._reclaim(job))
+        own, reclaims = self._allowances.teams.account(job.spec), bool(reclaim)
         for account, attempts in self._by_account.items() if reclaims or self._idle else ():
             spec = self._running.jobs[attempts[0].job_id].spec
             if account != own and self._allowances.counts_for(reached, spec):
@@ -344,15 +354,16 @@ class Evictor:
         needed: int,
         patient: bool = False,
         only: Collection[AttemptId] | None = None,
+        reclaim: Reclaim | None = None,
     ) -> VictimSearch:
-        reclaim = self._reclaim(job)
+        reclaim = self._reclaim(job) if reclaim is None else reclaim
         about = self._costs, self._fleet, self._plan, job, available, needed, reclaim
         return VictimSearch(*about, patient, only, self._lent_by(job))
 
-    def _reclaim(self, job: Job) -> Reclaim:
-        """Return the job's right to reclaim quota from other teams."""
+    def _reclaim(self, job: Job, given_back: GivenBack = MappingProxyType({})) -> Reclaim:
+        """Return the job's right to reclaim quota from other teams; ``given_back``: see `TeamQuotas.reclaim`."""
         least = num_groups(job)[0] * chips_per_group(job) if self._allowances.teams.exist else 0.0
-        return self._allowances.teams.reclaim(job, least)
+        return self._allowances.teams.reclaim(job, least, given_back)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
         """Return the number of groups that a job needs and its user's limit allows.

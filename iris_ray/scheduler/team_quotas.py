@@ -10,9 +10,11 @@ borrowed most in the past hours is the first to return hosts.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, log2
+from types import MappingProxyType
 from typing import NamedTuple
 
 from iris_ray.errors import UnknownTPUTypeError
@@ -195,16 +197,8 @@ class TeamQuotas:
 
     def quota_source_once_left(self, job: Job, chips: float, given_back: GivenBack) -> QuotaSource | QuotaExhausted:
         """Return the job's quota source as if some attempts had left."""
-        left = [
-            (spec, held if (leaving := self._leaving.get(attempt)) is None else leaving.chips)
-            for attempt, (spec, held) in given_back.items()
-        ]
-        for spec, held in left:
-            self._count(spec, -held)
-        found = self.quota_source(job, chips)
-        for spec, held in left:
-            self._count(spec, held)
-        return found
+        with self._as_if_left(given_back):
+            return self.quota_source(job, chips)
 
     def quota_source(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
         """Return the quota source of a job with this number of chips, or the account whose quota is used up.
@@ -350,17 +344,22 @@ class TeamQuotas:
 
     # -- reclaiming ----------------------------------------------------------------------------------------------------
 
-    def reclaim(self, job: Job, chips: float) -> "Reclaim":
-        """Return the right of a job that needs this number of chips to reclaim quota from other teams."""
+    def reclaim(self, job: Job, chips: float, given_back: GivenBack = MappingProxyType({})) -> "Reclaim":
+        """Return the right of a job that needs this number of chips to reclaim quota from other teams.
+
+        ``given_back`` has the attempts that leave for it in any case.
+        """
         kind = self.kind(job.spec)
         if kind is None:
             return Reclaim(self, None, (), frozenset(), in_part=True)
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
-        after = self._after(path, kind, more)
-        within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
+        with self._as_if_left(given_back):
+            after = self._after(path, kind, more)
+            within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
+            is_in_part = _is_in_part(self._account(path[0], kind), band, more)
         rights = (above for is_within, above in zip(within, path[1:], strict=False) if is_within)
-        return Reclaim(self, kind, path, frozenset(rights), _is_in_part(self._account(path[0], kind), band, more))
+        return Reclaim(self, kind, path, frozenset(rights), is_in_part)
 
     def counts_for(self, spec: JobSpec, team: str, kind: str) -> bool:
         """Return whether a job's chips count towards a team's quota."""
@@ -396,6 +395,21 @@ class TeamQuotas:
         return order
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _as_if_left(self, attempts: GivenBack) -> Iterator[None]:
+        """Stop counting some attempts for a while."""
+        left = [
+            (spec, held if (leaving := self._leaving.get(attempt)) is None else leaving.chips)
+            for attempt, (spec, held) in attempts.items()
+        ]
+        for spec, held in left:
+            self._count(spec, -held)
+        try:
+            yield
+        finally:
+            for spec, held in left:
+                self._count(spec, held)
 
     def _after(self, path: Iterable[str], kind: str, more: float) -> Iterator[tuple[str, _Account, float, float]]:
         """Yield each account of a path, with its usage and its subteams' kept chips if a job got more chips."""

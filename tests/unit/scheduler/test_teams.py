@@ -208,6 +208,29 @@ def test_team_at_limit_evicts_its_own_lower_bands(world: World) -> None:
     assert promised(urgent)
 
 
+def test_job_within_quota_reclaims_from_every_team_above_that_is_full(world: World) -> None:
+    """The jobs of one of them would not suffice for the other."""
+    set_teams(
+        world,
+        """
+        [teams.ml]
+        quota.v4-16 = { chips = 24, borrow = 0 }
+        [teams."ml/vision"]
+        quota.v4-16 = { chips = 24, borrow = 0 }
+        [teams."ml/vision/night"]
+        quota.v4-16 = 24
+        """,
+    )
+    above, beside = (*start(world, "above", team="ml"), *start(world, "beside", team="ml/vision"))
+    submit(world, "night", "ml/vision/night", slices=(3,))
+    assert leaving(world) == {"above", "beside"}
+    for job in (above, beside):
+        assert not world.schedule()
+        world.report_all(job, S.FAILED)
+        world.confirm(job)
+    assert set(world.schedule()) == {"night"}
+
+
 def test_who_has_borrowed_most_in_the_past_hours_gives_first(world: World) -> None:
     set_teams(
         world,
