@@ -188,7 +188,7 @@ class Evictor:
             return None
         if self._waits_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
             return None  # the gang waits for more groups, and might not take the ones freed for it
-        found = self._complete(search, room)
+        found = self._complete(search, room) or self._complete_from_above(search, room, available)
         if found is None:
             self._in_vain.add(_key(job))
             if not available.impaired:
@@ -254,17 +254,22 @@ class Evictor:
             search = self._search(job, available, least, only={*own, *given_back}, reclaim=reclaim)
             names = [n for n in search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own))) if n not in room]
             free = best_free(max(0, least - len(room) - len(names)), available, buckets_for(job, available))
-            found = self._complete(search, room | {name: frozenset() for name in free}, names)
-            if found is None:
+            with_free = room | {name: frozenset() for name in free}
+            found = self._complete(search, with_free, names)
+            if found is None and limit.team is not None:
+                found = self._all_groups(search, with_free, names)
+            if found is None or len(victims := self._specs_of(found)) == len(given_back):
                 return None
-            victims = sorted(frozenset[AttemptId]().union(*found.values()))
-            if len(victims) == len(given_back):
-                return None
-            given_back = {a: (self._running.jobs[a.job_id].spec, self._chips_of(a)) for a in victims}
-            chips = max(reached.needed, most_chips_of(found, available))
+            given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
             limit = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
             room = {name: needs for name, needs in found.items() if needs}
-        if not self._allowances.may_take(job, chips, given_back):
+        if len(found) < least:
+            search = self._search(job, available, least, reclaim=self._reclaim(job, given_back))
+            found = self._complete(search, found) or self._complete_from_above(search, found, available)
+            if found is None:
+                return None
+            given_back = self._specs_of(found)
+        if not self._allowances.may_take(job, max(reached.needed, most_chips_of(found, available)), given_back):
             return None
         if reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
@@ -388,23 +393,52 @@ class Evictor:
             found = search.complete(dict(room), names)
             if found is None:
                 return None
-            beyond = self._beyond(search, found)
+            beyond = self._beyond(search, found, room)
             spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
             search.spare(spared, beyond)
         return None
 
-    def _beyond(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
-        """Return the victims that may stay because without them their teams are already back at their quotas."""
+    def _complete_from_above(self, search: VictimSearch, room: Room, available: Availability) -> Room | None:
+        """Return enough groups, as `_complete` does, for a job that may reclaim more once the first victims have left.
+
+        Its side of a team above is then within quota, so that teams beside that one return hosts as well.
+        """
+        while search.reclaim.is_partial:
+            room = self._all_groups(search, room, self._groups_in_use(search))
+            reclaim = self._reclaim(search.job, self._specs_of(room))
+            if reclaim.rights <= search.reclaim.rights:
+                return None
+            search = self._search(search.job, available, search.needed, reclaim=reclaim)
+            if (found := self._complete(search, room)) is not None:
+                return found
+        return None
+
+    def _all_groups(self, search: VictimSearch, room: Room, names: Iterable[str]) -> Room:
+        """Return a room with all groups in use that may be freed, of which there are too few."""
+        while beyond := self._beyond(search, found := search.all_groups(room, names), room):
+            search.spare((), beyond)
+        return found
+
+    def _specs_of(self, found: Room) -> dict[AttemptId, tuple[JobSpec, float]]:
+        """Return the victims in a room, each with its job's spec and its chips."""
+        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        return {attempt: (self._running.jobs[attempt.job_id].spec, self._chips_of(attempt)) for attempt in victims}
+
+    def _beyond(self, search: VictimSearch, found: Room, room: Room) -> frozenset[AttemptId]:
+        """Return the victims that may stay because without them their teams are already back at their quotas.
+
+        The victims in ``room`` leave in any case.
+        """
         if not search.reclaim:
             return frozenset()
-        jobs = self._running.jobs
+        jobs, leave = self._running.jobs, frozenset[AttemptId]().union(*room.values())
         victims = self._chargeable(search, found)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
-        in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
-        return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
+        in_turn = sorted(others, key=lambda attempt: (attempt not in leave, search.cost_of(attempt) or (), attempt))
+        return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn)) - leave
 
     def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
         """Return the victims that would lose hosts which they were not merely lent."""

@@ -4,8 +4,8 @@ A job uses the quota of its own team. If that is used up, it uses quota of a tea
 unused, and finally quota that other teams lend. `QuotaSource` says which of these a job needs.
 
 Between teams, only quotas decide which jobs leave. A job may take hosts of another team if, below their closest common
-ancestor, the job's side stays within its quota and the other side exceeds its own at every level. The team that has
-borrowed most in the past hours is the first to return hosts.
+ancestor, the job's side stays within its quota and the other side exceeds its own at every level. What leaves for the
+job from below counts as gone. The team that has borrowed most in the past hours is the first to return hosts.
 """
 
 from collections import Counter
@@ -495,6 +495,9 @@ class Reclaim:
         path: the accounts towards which the job counts.
         rights: the teams in ``path`` within which the job's side stays within its quota.
         in_part: whether the job's band stays within its part of its team's quota. Otherwise lower bands don't leave.
+
+    Attributes:
+        rights: see above.
     """
 
     def __init__(
@@ -504,11 +507,16 @@ class Reclaim:
         self._quotas = quotas
         self._kind = kind
         self._path = path
-        self._rights = rights
+        self.rights = rights
         self._known: dict[tuple[str, PriorityBand], int | None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._rights)
+        return bool(self.rights)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the job may reclaim quota in some of the teams above its own, but not in all."""
+        return 0 < len(self.rights) < len(self._path) - 1
 
     def by_band(self, victim: JobSpec) -> bool:
         """Return whether bands decide if a job must leave: both jobs are of one team, or no quota applies to it."""
@@ -519,7 +527,7 @@ class Reclaim:
 
     def rank(self, victim: JobSpec) -> int | None:
         """Return the rank, from 0, of a job's side among those that must return hosts; None if it need not."""
-        if not self._rights or self._quotas.kind(victim) != self._kind:
+        if not self.rights or self._quotas.kind(victim) != self._kind:
             return None
         key = victim.team, victim.priority
         if key not in self._known:
@@ -547,7 +555,7 @@ class Reclaim:
         side = self._side(victim)
         assert self._kind is not None
         above = self._quotas.path(victim)[len(side)]
-        if not side or above not in self._rights:
+        if not side or above not in self.rights:
             return None
         if any(self._quotas.over(name, self._kind, victim.priority) <= 0 for name in side):
             return None
