@@ -242,7 +242,7 @@ class Evictor:
 
         For a limit of the job's user, the victims are spares of the same user and band; for a limit of its team, also
         gangs of the team's lower bands. A team above may be full as well even once these have left; then attempts that
-        count towards its limit leave in addition.
+        count towards its limit leave in addition. So do those that `find` would choose, if these are too few.
         """
         if comes_last(job):
             return None
@@ -257,7 +257,8 @@ class Evictor:
             with_free = room | {name: frozenset() for name in free}
             found = self._complete(search, with_free, names)
             if found is None and limit.team is not None:
-                found = self._all_groups(search, with_free, names)
+                some = self._all_groups(search, with_free, names)
+                found = some if len(some) < least else None  # eviction budgets don't allow them all
             if found is None or len(victims := self._specs_of(found)) == len(given_back):
                 return None
             given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
@@ -416,7 +417,7 @@ class Evictor:
         return None
 
     def _all_groups(self, search: VictimSearch, room: Room, names: Iterable[str]) -> Room:
-        """Return a room with all groups in use that may be freed, of which there are too few."""
+        """Return a room with all groups in use that may be freed, for a job that needs still more."""
         while beyond := self._beyond(search, found := search.all_groups(room, names), room):
             search.spare((), beyond)
         return found
