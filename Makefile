@@ -32,7 +32,7 @@ THREE_PROCESSES := -n 3 --no-loadscope-reorder --max-worker-restart=0  # two run
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; twenty to thirty minutes on two cores
+test: $(READY)  ## the tests, including those on real Ray clusters; twenty to thirty minutes on two cores
 	$(BIN)/python -m pytest $(THREE_PROCESSES) $(ARGS)
 
 proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; three quarters of an hour

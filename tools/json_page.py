@@ -33,7 +33,7 @@ page is made from the types in the code.
 - Times are in seconds since the epoch, durations in seconds, and sizes in bytes. Fields whose name contains `hours` are
   in hours or chip-hours. Enums are names in capitals.
 - Fields may be added. Ignore those that you don't know.
-- Listing commands also have `-q`: ids alone, one on a line, in the form in which other commands take them.
+- Most listing commands also have `-q`: ids alone, one on a line, in the form in which other commands take them.
 
 ```sh
 iris-ray ls --json | jq -r '.[] | select(.state == "PENDING") | .job_id'

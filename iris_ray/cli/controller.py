@@ -99,7 +99,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 
     --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
 
-    
+    \b
       iris-ray cluster controller start --setting operators=olga,otto
     """
     from iris_ray.client.connection import current_user

@@ -32,7 +32,9 @@ from iris_ray.scheduler.pending_reason import PendingReason
 
 @click.command()
 @click.argument("job", shell_complete=all_jobs)
-@click.option("--difference", is_flag=True, help="Only what its code differed from the commit by, as git shows it.")
+@click.option(
+    "--difference", is_flag=True, help="Only its code's difference from the commit. Binary files are only named."
+)
 @json_option(lambda: JobStatus | module_of("remote", "ray_jobs").RayJobStatus)
 @address_option
 def status(job: str, difference: bool, as_json: bool) -> None:

@@ -35,8 +35,8 @@ def run_on_pod(
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
-    One fresh process per host, all or none. If a host is lost, so is its slice: the gang restarts on another one, from
-    the beginning of the function. A long function keeps checkpoints.
+    One fresh process per host, all or none. If a host is lost, another slice replaces its own, and the gang restarts
+    from the beginning of the function. So a long function writes checkpoints.
 
     Args:
         remote_fn: a function without arguments, or a Ray remote function (its ``runtime_env``, ``num_cpus``,

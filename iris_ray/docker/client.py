@@ -30,8 +30,8 @@ def run_docker_on_pod(
     """Run a program in a container on every host of TPU slices and wait until all have ended.
 
     One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged, has the
-    host's network, and ends with its task, however that ends. If a host is lost, so is its slice: the gang starts
-    again on another one, in new containers.
+    host's network, and ends with its task, however that ends. If a host is lost, another slice replaces its
+    own, and the gang restarts in new containers.
 
     Args:
         image_id: the image, such as ``"gcr.io/project/train:v7"``. Hosts that lack it pull it first.

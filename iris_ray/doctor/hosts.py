@@ -1,4 +1,4 @@
-"""The checks of ``iris-ray doctor`` on every TPU host of the cluster, all hosts at once."""
+"""The checks of ``iris-ray doctor`` on every TPU host that Ray is not draining, all hosts at once."""
 
 import contextlib
 import sys

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
 PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.levanter", "iris_ray.jax", "iris_ray.checkpoint"]
-"""Modules for the option ``preload``: waiting processes import them ahead, so that a start does not wait for them."""
+"""Modules for the option ``preload``: each host imports them once, before tasks start, if a fork can inherit them."""
 
 MEMORY_EVERY: Final = 10
 """A run is kept in the memory of its hosts at the multiples of this number of steps."""
@@ -36,7 +36,8 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
     - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
       its step, in memory or as a checkpoint, and moves without losing it.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
-      or another job with the same id, does not call ``main``.
+      or another job with the same id, does not call ``main``. If ``load_checkpoint_path`` is set, Marin's Levanter
+      looks for steps only there, and so does `run`.
 
     Outside a task it only calls ``main``.
 

@@ -184,7 +184,7 @@ class Constraint:
 
     @staticmethod
     def parse(text: str) -> "Constraint":
-        """Parse a constraint in the syntax of Kubernetes' label selectors.
+        """Parse a constraint, written like Kubernetes' label selectors: without ``notin``, and with comparisons.
 
         ``zone=us-a``, ``zone!=us-a``, ``gen>=4``, ``zone in (us-a, us-b)``, ``zone`` (the attribute exists) or
         ``!zone`` (it does not). `AttributeValue.parse` reads the values.

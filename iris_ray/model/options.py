@@ -356,8 +356,8 @@ class ContainerOptions(TypedDict, total=False):
             check=OneOf((FORK, ACTOR)),
             help="How a task's process starts: as a fork of one that has imported modules, or as an actor of Ray.",
             more='`"fork"` takes milliseconds, `"actor"` takes seconds. Tasks with GPUs always start as actors, and so'
-            " do tasks whose `runtime_env` has anything except packages, directories and environment variables, such as"
-            " a container or a hook. See docs/running.md.",
+            " do tasks whose `runtime_env` has anything except packages, directories, environment variables,"
+            " `py_executable` and `config`, such as a container or a hook. See docs/running.md.",
             example='"actor"',
         ),
     ]

@@ -71,8 +71,9 @@ class Report:
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
         finished: the number of jobs that ended in each state.
         attempts: the number of attempts, without spares'.
-        preempted: the number of attempts that lost hosts, or moved after a notice.
-        evicted: the number of attempts that gave their hosts to a higher band, or to a team within its quota.
+        preempted: the number of attempts that lost hosts, were stopped, or moved after a notice, also to more slices.
+        evicted: the number of attempts that gave their hosts to a job of a higher band, of a team within its quota, or
+            with a reservation.
         reclaimed: the number of those among them that gave them to another team.
         failed_launches: the number of attempts that never started.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.

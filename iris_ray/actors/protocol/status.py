@@ -105,8 +105,8 @@ class JobStatus:
         attempt: the number of its gang's attempt, or the highest of its gangs.
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
-        evictions: how often its gangs were ended for other jobs: for a higher band, or for a team that reclaimed its
-            quota. Evictions cost no retries.
+        evictions: how often its gangs were ended for other jobs: of a higher band, of a team that reclaimed its quota,
+            or for which the hosts were reserved; for any job if it yields. Evictions cost no retries.
         gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
         num_groups: the numbers of slices (or of racks and the like) on which it can run; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.

@@ -26,8 +26,8 @@ from iris_ray.slots.core.policy import PlacementPolicy, Staleness
 from iris_ray.slots.core.slot import Allocation
 
 MOST_PLANS: Final = 32
-"""On how many runners one decision computes the cheapest plan. The others are judged by what an eviction costs there at
-least."""
+"""On how many runners one decision computes the cheapest plan, for each number of devices. The others are judged by
+what an eviction costs there at least."""
 MOST_GAINS: Final = 10_000
 """How many runners that have gained room are remembered."""
 
