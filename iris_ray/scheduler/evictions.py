@@ -247,8 +247,8 @@ class Evictor:
         if comes_last(job):
             return None
         least, given_back, room = num_groups(job)[0], dict[AttemptId, tuple[JobSpec, float]](), Room()
-        limit: ReachedLimit | None = reached
-        while limit is not None:
+        limit = reached
+        while True:
             reclaim = self._reclaim(job, given_back)
             own = self._own_spares(job) if limit.team is None else self._of_team(job, limit, reclaim)
             search = self._search(job, available, least, only={*own, *given_back}, reclaim=reclaim)
@@ -262,8 +262,11 @@ class Evictor:
             if found is None or len(victims := self._specs_of(found)) == len(given_back):
                 return None
             given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
-            limit = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
             room = {name: needs for name, needs in found.items() if needs}
+            above = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
+            if above is None:
+                break
+            limit = above
         if len(found) < least:
             search = self._search(job, available, least, reclaim=self._reclaim(job, given_back))
             found = self._complete(search, found) or self._complete_from_above(search, found, available)
