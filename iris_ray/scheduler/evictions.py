@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, takewhile
+from types import MappingProxyType
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
@@ -187,7 +188,7 @@ class Evictor:
             return None
         if self._waits_for_more(job) and any(map(available.free_soon, buckets_for(job, available))):
             return None  # the gang waits for more groups, and might not take the ones freed for it
-        found = self._complete(search, room)
+        found = self._complete(search, room) or self._complete_from_above(search, room, available)
         if found is None:
             self._in_vain.add(_key(job))
             if not available.impaired:
@@ -240,21 +241,39 @@ class Evictor:
         """Return the hosts that a job takes from attempts whose chips count towards the limit that it has reached.
 
         For a limit of the job's user, the victims are spares of the same user and band; for a limit of its team, also
-        gangs of the team's lower bands.
+        gangs of the team's lower bands. A team above may be full as well even once these have left; then attempts that
+        count towards its limit leave in addition. So do those that `find` would choose, if these are too few.
         """
-        least, needed = num_groups(job)[0], reached.needed
-        own = self._own_spares(job) if reached.team is None else self._of_team(job, reached)
-        if not own or comes_last(job):
+        if comes_last(job):
             return None
-        search = self._search(job, available, least, only=own)
-        names = search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own)))
-        free = best_free(max(0, least - len(names)), available, buckets_for(job, available))
-        found = self._complete(search, {name: frozenset() for name in free}, names)
-        if found is None:
-            return None
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
-        given_back = {a: (self._running.jobs[a.job_id].spec, self._chips_of(a)) for a in victims}
-        if not self._allowances.may_take(job, max(needed, most_chips_of(found, available)), given_back):
+        least, given_back, room = num_groups(job)[0], dict[AttemptId, tuple[JobSpec, float]](), Room()
+        limit = reached
+        while True:
+            reclaim = self._reclaim(job, given_back)
+            own = self._own_spares(job) if limit.team is None else self._of_team(job, limit, reclaim)
+            search = self._search(job, available, least, only={*own, *given_back}, reclaim=reclaim)
+            names = [n for n in search.groups_of(chain.from_iterable(map(self._costs.hosts_of, own))) if n not in room]
+            free = best_free(max(0, least - len(room) - len(names)), available, buckets_for(job, available))
+            with_free = room | {name: frozenset() for name in free}
+            found = self._complete(search, with_free, names)
+            if found is None and limit.team is not None:
+                some = self._all_groups(search, with_free, names)
+                found = some if len(some) < least else None  # eviction budgets don't allow them all
+            if found is None or len(victims := self._specs_of(found)) == len(given_back):
+                return None
+            given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
+            room = {name: needs for name, needs in found.items() if needs}
+            above = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
+            if above is None:
+                break
+            limit = above
+        if len(found) < least:
+            search = self._search(job, available, least, reclaim=self._reclaim(job, given_back))
+            found = self._complete(search, found) or self._complete_from_above(search, found, available)
+            if found is None:
+                return None
+            given_back = self._specs_of(found)
+        if not self._allowances.may_take(job, max(reached.needed, most_chips_of(found, available)), given_back):
             return None
         if reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
@@ -264,7 +283,7 @@ class Evictor:
         """Return whether `find_within_limit` may find victims for a job, now or later."""
         if reached.team is None:
             return bool(self._own_spares(job))
-        if next(self._of_other_parts(job, reached), None) is not None:
+        if next(self._of_other_parts(job, reached, self._reclaim(job)), None) is not None:
             return True
         first = next(iter(self._of_account(job)), None)
         return first is not None and (first in self._idle or self._band(first) > job.spec.priority)
@@ -273,16 +292,16 @@ class Evictor:
         account = job.spec.user, job.spec.priority
         return [a for a, spare in self._idle.items() if (spare.spec.user, spare.spec.priority) == account]
 
-    def _of_team(self, job: Job, reached: ReachedLimit) -> list[AttemptId]:
+    def _of_team(self, job: Job, reached: ReachedLimit, reclaim: Reclaim) -> list[AttemptId]:
         """Return the possible victims for a job whose team, or a team above it, has used up its quota.
 
         These are spares and lower bands of the job's team, spares of other teams, and attempts of other parts of the
         team above that use more than their quota.
         """
-        reclaim, taker = self._reclaim(job), job.spec.priority if may_evict(job) else None
+        taker = job.spec.priority if may_evict(job) else None
         found = (
             a
-            for a in chain(self._of_account(job), self._of_other_parts(job, reached))
+            for a in chain(self._of_account(job), self._of_other_parts(job, reached, reclaim))
             if self._looks_at(a) and self._costs.of(a, taker, reclaim, patient=False)
         )
         return list(islice(found, GROUPS_COMPARED))
@@ -294,12 +313,12 @@ class Evictor:
             return ()
         return self._by_account.get(self._allowances.teams.account(job.spec), ())
 
-    def _of_other_parts(self, job: Job, reached: ReachedLimit) -> Iterator[AttemptId]:
+    def _of_other_parts(self, job: Job, reached: ReachedLimit, reclaim: Reclaim) -> Iterator[AttemptId]:
         """Iterate over the attempts of other teams that count towards a reached quota and might leave for a job.
 
         These are spares and jobs that yield and, if the job may reclaim quota, all others.
         """
-        own, reclaims = self._allowances.teams.account(job.spec), bool(self._reclaim(job))
+        own, reclaims = self._allowances.teams.account(job.spec), bool(reclaim)
         for account, attempts in self._by_account.items() if reclaims or self._idle else ():
             spec = self._running.jobs[attempts[0].job_id].spec
             if account != own and self._allowances.counts_for(reached, spec):
@@ -344,15 +363,16 @@ class Evictor:
         needed: int,
         patient: bool = False,
         only: Collection[AttemptId] | None = None,
+        reclaim: Reclaim | None = None,
     ) -> VictimSearch:
-        reclaim = self._reclaim(job)
+        reclaim = self._reclaim(job) if reclaim is None else reclaim
         about = self._costs, self._fleet, self._plan, job, available, needed, reclaim
         return VictimSearch(*about, patient, only, self._lent_by(job))
 
-    def _reclaim(self, job: Job) -> Reclaim:
-        """Return the job's right to reclaim quota from other teams."""
+    def _reclaim(self, job: Job, given_back: GivenBack = MappingProxyType({})) -> Reclaim:
+        """Return the job's right to reclaim quota from other teams; ``given_back``: see `TeamQuotas.reclaim`."""
         least = num_groups(job)[0] * chips_per_group(job) if self._allowances.teams.exist else 0.0
-        return self._allowances.teams.reclaim(job, least)
+        return self._allowances.teams.reclaim(job, least, given_back)
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
         """Return the number of groups that a job needs and its user's limit allows.
@@ -377,23 +397,52 @@ class Evictor:
             found = search.complete(dict(room), names)
             if found is None:
                 return None
-            beyond = self._beyond(search, found)
+            beyond = self._beyond(search, found, room)
             spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
             if not spared and not beyond:
                 return found
             search.spare(spared, beyond)
         return None
 
-    def _beyond(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
-        """Return the victims that may stay because without them their teams are already back at their quotas."""
+    def _complete_from_above(self, search: VictimSearch, room: Room, available: Availability) -> Room | None:
+        """Return enough groups, as `_complete` does, for a job that may reclaim more once the first victims have left.
+
+        Its side of a team above is then within quota, so that teams beside that one return hosts as well.
+        """
+        while search.reclaim.is_partial:
+            room = self._all_groups(search, room, self._groups_in_use(search))
+            reclaim = self._reclaim(search.job, self._specs_of(room))
+            if reclaim.rights <= search.reclaim.rights:
+                return None
+            search = self._search(search.job, available, search.needed, reclaim=reclaim)
+            if (found := self._complete(search, room)) is not None:
+                return found
+        return None
+
+    def _all_groups(self, search: VictimSearch, room: Room, names: Iterable[str]) -> Room:
+        """Return a room with all groups in use that may be freed, for a job that needs still more."""
+        while beyond := self._beyond(search, found := search.all_groups(room, names), room):
+            search.spare((), beyond)
+        return found
+
+    def _specs_of(self, found: Room) -> dict[AttemptId, tuple[JobSpec, float]]:
+        """Return the victims in a room, each with its job's spec and its chips."""
+        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        return {attempt: (self._running.jobs[attempt.job_id].spec, self._chips_of(attempt)) for attempt in victims}
+
+    def _beyond(self, search: VictimSearch, found: Room, room: Room) -> frozenset[AttemptId]:
+        """Return the victims that may stay because without them their teams are already back at their quotas.
+
+        The victims in ``room`` leave in any case.
+        """
         if not search.reclaim:
             return frozenset()
-        jobs = self._running.jobs
+        jobs, leave = self._running.jobs, frozenset[AttemptId]().union(*room.values())
         victims = self._chargeable(search, found)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
-        in_turn = sorted(others, key=lambda attempt: (search.cost_of(attempt) or (), attempt))
-        return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn))
+        in_turn = sorted(others, key=lambda attempt: (attempt not in leave, search.cost_of(attempt) or (), attempt))
+        return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn)) - leave
 
     def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
         """Return the victims that would lose hosts which they were not merely lent."""

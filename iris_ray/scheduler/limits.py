@@ -11,7 +11,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
-from iris_ray.scheduler.team_quotas import GivenBack, QuotaSource, TeamQuotas
+from iris_ray.scheduler.team_quotas import GivenBack, QuotaExhausted, QuotaSource, TeamQuotas
 from iris_ray.state.user_limits import Account, UserLimits
 
 
@@ -117,12 +117,13 @@ class Allowances:
         if not self.teams.exist:
             return None
         needed = num_groups(job)[0] * chips_per_group(job)
-        left = self.teams.quota_source_if_all_stay(job, needed)
-        if isinstance(left, QuotaSource):
+        return _limit_of_team(job, needed, self.teams.quota_source_if_all_stay(job, needed))
+
+    def reached_once_left(self, job: Job, chips: float, given_back: GivenBack) -> ReachedLimit | None:
+        """Return the team's limit that keeps a job from this number of chips even once some attempts have left."""
+        if not self.teams.exist:
             return None
-        what = f"{left.kind} chips"
-        about = *_account(job), what, left.most, left.used, needed
-        return ReachedLimit(*about, team=left.team, is_kept_back=left.is_kept_back)
+        return _limit_of_team(job, chips, self.teams.quota_source_once_left(job, chips, given_back))
 
     def _reached_by_user(self, job: Job) -> ReachedLimit | None:
         mine = self._allowance(job)
@@ -206,7 +207,7 @@ class Allowances:
                 attempts will free which leave or have ended. Reservations without victims for the user's other jobs
                 then don't count: those jobs wait, and nobody leaves in vain.
         """
-        if self.teams.exist and not isinstance(self.teams.quota_source_once_left(job, chips, given_back), QuotaSource):
+        if self.reached_once_left(job, chips, given_back) is not None:
             return False
         if (mine := self._allowance(job)) is None:
             return True
@@ -223,7 +224,7 @@ class Allowances:
             return False
         if reached.team is None:
             return self.may_take(job, reached.needed, freed=chips)
-        return isinstance(self.teams.quota_source_once_left(job, reached.needed, given_back), QuotaSource)
+        return self.reached_once_left(job, reached.needed, given_back) is None
 
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
         """Return whether a job's resources count towards a limit."""
@@ -316,6 +317,13 @@ def most_chips_of(names: Iterable[str], available: Availability) -> float:
 def _chips_in(name: str, available: Availability) -> Iterator[float]:
     hosts, demand = available.candidates.evaluations[name].eligible, available.requirement.demand
     return (accelerators(demand(host)) for host in hosts if not available.avoids(host))
+
+
+def _limit_of_team(job: Job, needed: float, found: QuotaSource | QuotaExhausted) -> ReachedLimit | None:
+    if isinstance(found, QuotaSource):
+        return None
+    about = *_account(job), f"{found.kind} chips", found.most, found.used, needed
+    return ReachedLimit(*about, team=found.team, is_kept_back=found.is_kept_back)
 
 
 def _account(job: Job) -> Account:

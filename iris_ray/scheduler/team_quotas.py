@@ -4,15 +4,17 @@ A job uses the quota of its own team. If that is used up, it uses quota of a tea
 unused, and finally quota that other teams lend. `QuotaSource` says which of these a job needs.
 
 Between teams, only quotas decide which jobs leave. A job may take hosts of another team if, below their closest common
-ancestor, the job's side stays within its quota and the other side exceeds its own at every level. The team that has
-borrowed most in the past hours is the first to return hosts.
+ancestor, the job's side stays within its quota and the other side exceeds its own at every level. What leaves for the
+job from below counts as gone. The team that has borrowed most in the past hours is the first to return hosts.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, log2
+from types import MappingProxyType
 from typing import NamedTuple
 
 from iris_ray.errors import UnknownTPUTypeError
@@ -195,16 +197,8 @@ class TeamQuotas:
 
     def quota_source_once_left(self, job: Job, chips: float, given_back: GivenBack) -> QuotaSource | QuotaExhausted:
         """Return the job's quota source as if some attempts had left."""
-        left = [
-            (spec, held if (leaving := self._leaving.get(attempt)) is None else leaving.chips)
-            for attempt, (spec, held) in given_back.items()
-        ]
-        for spec, held in left:
-            self._count(spec, -held)
-        found = self.quota_source(job, chips)
-        for spec, held in left:
-            self._count(spec, held)
-        return found
+        with self._as_if_left(given_back):
+            return self.quota_source(job, chips)
 
     def quota_source(self, job: Job, chips: float, less: float = 0.0) -> QuotaSource | QuotaExhausted:
         """Return the quota source of a job with this number of chips, or the account whose quota is used up.
@@ -350,17 +344,22 @@ class TeamQuotas:
 
     # -- reclaiming ----------------------------------------------------------------------------------------------------
 
-    def reclaim(self, job: Job, chips: float) -> "Reclaim":
-        """Return the right of a job that needs this number of chips to reclaim quota from other teams."""
+    def reclaim(self, job: Job, chips: float, given_back: GivenBack = MappingProxyType({})) -> "Reclaim":
+        """Return the right of a job that needs this number of chips to reclaim quota from other teams.
+
+        ``given_back`` has the attempts that leave for it in any case.
+        """
         kind = self.kind(job.spec)
         if kind is None:
             return Reclaim(self, None, (), frozenset(), in_part=True)
         path, band = self._use.path(job.spec.team), job.spec.priority
         more = chips - self._promised.get(job.spec.job_id, 0.0)
-        after = self._after(path, kind, more)
-        within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
+        with self._as_if_left(given_back):
+            after = self._after(path, kind, more)
+            within = [_is_within(account, used, kept, band, more) for _, account, used, kept in after]
+            is_in_part = _is_in_part(self._account(path[0], kind), band, more)
         rights = (above for is_within, above in zip(within, path[1:], strict=False) if is_within)
-        return Reclaim(self, kind, path, frozenset(rights), _is_in_part(self._account(path[0], kind), band, more))
+        return Reclaim(self, kind, path, frozenset(rights), is_in_part)
 
     def counts_for(self, spec: JobSpec, team: str, kind: str) -> bool:
         """Return whether a job's chips count towards a team's quota."""
@@ -396,6 +395,21 @@ class TeamQuotas:
         return order
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _as_if_left(self, attempts: GivenBack) -> Iterator[None]:
+        """Stop counting some attempts for a while."""
+        left = [
+            (spec, held if (leaving := self._leaving.get(attempt)) is None else leaving.chips)
+            for attempt, (spec, held) in attempts.items()
+        ]
+        for spec, held in left:
+            self._count(spec, -held)
+        try:
+            yield
+        finally:
+            for spec, held in left:
+                self._count(spec, held)
 
     def _after(self, path: Iterable[str], kind: str, more: float) -> Iterator[tuple[str, _Account, float, float]]:
         """Yield each account of a path, with its usage and its subteams' kept chips if a job got more chips."""
@@ -481,6 +495,9 @@ class Reclaim:
         path: the accounts towards which the job counts.
         rights: the teams in ``path`` within which the job's side stays within its quota.
         in_part: whether the job's band stays within its part of its team's quota. Otherwise lower bands don't leave.
+
+    Attributes:
+        rights: see above.
     """
 
     def __init__(
@@ -490,11 +507,16 @@ class Reclaim:
         self._quotas = quotas
         self._kind = kind
         self._path = path
-        self._rights = rights
+        self.rights = rights
         self._known: dict[tuple[str, PriorityBand], int | None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._rights)
+        return bool(self.rights)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the job may reclaim quota in some of the teams above its own, but not in all."""
+        return 0 < len(self.rights) < len(self._path) - 1
 
     def by_band(self, victim: JobSpec) -> bool:
         """Return whether bands decide if a job must leave: both jobs are of one team, or no quota applies to it."""
@@ -505,7 +527,7 @@ class Reclaim:
 
     def rank(self, victim: JobSpec) -> int | None:
         """Return the rank, from 0, of a job's side among those that must return hosts; None if it need not."""
-        if not self._rights or self._quotas.kind(victim) != self._kind:
+        if not self.rights or self._quotas.kind(victim) != self._kind:
             return None
         key = victim.team, victim.priority
         if key not in self._known:
@@ -533,7 +555,7 @@ class Reclaim:
         side = self._side(victim)
         assert self._kind is not None
         above = self._quotas.path(victim)[len(side)]
-        if not side or above not in self._rights:
+        if not side or above not in self.rights:
             return None
         if any(self._quotas.over(name, self._kind, victim.priority) <= 0 for name in side):
             return None

@@ -355,6 +355,11 @@ class VictimSearch:
                 victims |= offers.best(left.values(), victims, enough - len(room))
         return self._without_superfluous(room, victims, options)
 
+    def all_groups(self, room: Room, names: Iterable[str]) -> Room:
+        """Return a room, and all other groups that may be freed, with the victims that must end there."""
+        options = ((name, self._option(name)) for name in names if name not in room)
+        return room | {name: needs for name, needs in options if needs is not None}
+
     def groups_of(self, node_ids: Iterable[str | None]) -> list[str]:
         """Return the names of these hosts' groups that are in use and that the job could use if they were freed."""
         workers = self._fleet.workers

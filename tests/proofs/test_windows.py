@@ -46,6 +46,10 @@ def test_a_job_over_its_limit_by_its_own_unconfirmed_attempt_has_no_chance() -> 
     OUTSIDERS(3142559, 1, 1, 800)
 
 
+def test_a_promise_outlasts_a_lowered_limit_while_an_end_of_its_user_is_unconfirmed() -> None:
+    play(41134626, 1, 4, EACH)
+
+
 def test_a_world_is_the_same_each_time() -> None:
     assert play(seed=4, steps=1, each=300) == play(seed=4, steps=1, each=300)
 

@@ -368,7 +368,8 @@ class Rules(SeenLimits):
         """Nobody gets more than a limit allows. What was promised firmly is reserved: nobody uses it up meanwhile.
 
         What has ended does not count for that on promised hosts, whose chips count already. Elsewhere it does, unless
-        tasks of the job got other hosts, or the limit was set since: then it is about to leave for 30 s.
+        tasks of the job got other hosts, or the limit was set since: then it is about to leave for 30 s. A limit counts
+        as set since until the promise is within it without that.
         """
         for job_id, (limits, is_new) in self._placed.items():
             if (job := self._state.jobs.get(job_id)) is not None and limits == self._limits(job):
@@ -381,11 +382,11 @@ class Rules(SeenLimits):
         soon = {attempt for attempt, since in self.ledger.ended.items() if self.now < since + UNCONFIRMED_S}
         for job_id, promised in self.ledger.promised.items():
             job, leave = self._state.jobs[job_id], {*self._on(promised.node_ids), *ended}
-            if promised.elsewhere or promised.limits != self._limits(job):
-                leave |= soon
             chips = self._chips_of(promised.node_ids)
             if not self._is_over_the_limit(job, chips, leave, now=True):
                 promised.limits = self._limits(job)
+            if promised.elsewhere or promised.limits != self._limits(job):
+                leave |= soon
             if not self._is_over_the_limit(job, chips, leave):
                 if promised.is_firm:
                     self.counts["reserved"] += sum(

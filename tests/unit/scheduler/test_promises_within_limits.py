@@ -6,6 +6,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.options import PriorityBand
+from iris_ray.model.workers import UNCONFIRMED_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.state.events import JobYieldsEvent, LimitsSetEvent, WorkerDrainedEvent
@@ -188,6 +189,30 @@ def test_promise_lasts_while_a_yielding_job_of_its_user_leaves_to_another_job(
     world.confirm(idle, 1)
     world.turn()
     assert (hosts_of(first), hosts_of(second)) == (("b-0", "b-1"), ("a-0", "a-1"))
+
+
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_promise_outlasts_a_lowered_limit_for_as_long_as_an_end_of_its_user_may_be_confirmed(
+    world: PlannedWorld, is_confirmed: bool
+) -> None:
+    """Else who had left for it would have left in vain, seconds before its job could run."""
+    victim = world.run("batch", user="bob", priority=BATCH, **on("a"))
+    ended = world.run("ended", user="ann", priority=PRODUCTION, **on("b"))
+    takes = world.submit("takes", user="ann", priority=PRODUCTION, **on("a"))
+    world.turn()
+    world.leave(victim)
+    world.report_all(ended, S.SUCCEEDED)
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
+    world.turn(1.0, times=10)
+    assert promised(takes) == ("a-0", "a-1")
+    world.confirm(victim, 1)
+    world.turn(1.0)
+    assert (hosts_of(takes), promised(takes)) == ((), ("a-0", "a-1")), "the limit counts what has not left"
+    if is_confirmed:
+        world.confirm(ended)
+    world.turn(UNCONFIRMED_S)
+    assert bool(takes.gang.placed) is is_confirmed
+    assert not promised(takes)
 
 
 def test_spare_that_takes_hosts_is_no_running_job_of_its_user(world: PlannedWorld) -> None:

@@ -208,6 +208,99 @@ def test_team_at_limit_evicts_its_own_lower_bands(world: World) -> None:
     assert promised(urgent)
 
 
+def test_job_within_quota_reclaims_from_every_team_above_that_is_full(world: World) -> None:
+    """The jobs of one of them would not suffice for the other."""
+    set_teams(
+        world,
+        """
+        [teams.ml]
+        quota.v4-16 = { chips = 24, borrow = 0 }
+        [teams."ml/vision"]
+        quota.v4-16 = { chips = 24, borrow = 0 }
+        [teams."ml/vision/night"]
+        quota.v4-16 = 24
+        """,
+    )
+    above, beside = (*start(world, "above", team="ml"), *start(world, "beside", team="ml/vision"))
+    submit(world, "night", "ml/vision/night", slices=(3,))
+    assert leaving(world) == {"above", "beside"}
+    for job in (above, beside):
+        assert not world.schedule()
+        world.report_all(job, S.FAILED)
+        world.confirm(job)
+    assert set(world.schedule()) == {"night"}
+
+
+@pytest.mark.parametrize("limit", ["24", "{ chips = 24, borrow = 0 }"])
+def test_job_within_quota_reclaims_from_other_teams_what_its_sisters_do_not_suffice_for(limit: str) -> None:
+    """Only without its sisters' jobs is the team above within its quota."""
+    world = World(*"abc")
+    set_teams(
+        world,
+        f"""
+        [teams.ads]
+        [teams.ml]
+        quota.v4-16 = 24
+        [teams."ml/vision"]
+        quota.v4-16 = {limit}
+        [teams."ml/vision/night"]
+        quota.v4-16 = 24
+        """,
+    )
+    jobs = [*start(world, "beside", "too", team="ml/vision"), *start(world, "other", team="ads", priority=PRODUCTION)]
+    submit(world, "night", "ml/vision/night", slices=(3,))
+    assert leaving(world) == {"beside", "too", "other"}
+    for job in jobs:
+        assert not world.schedule()
+        world.report_all(job, S.FAILED)
+        world.confirm(job)
+    assert set(world.schedule()) == {"night"}
+
+
+def test_a_sister_within_its_quota_stays_while_others_leave_for_a_job_of_a_team_above() -> None:
+    world = World(*"abcde")
+    set_teams(
+        world,
+        """
+        [teams.ads]
+        [teams.ml]
+        quota.v4-16 = 32
+        [teams."ml/day"]
+        quota.v4-16 = 8
+        [teams."ml/night"]
+        quota.v4-16 = 24
+        """,
+    )
+    start(world, "day-0", "day-1", team="ml/day")
+    start(world, "ml", team="ml")
+    start(world, "other-0", "other-1", team="ads")
+    world.now += BACKFILL_BOUND_S
+    submit(world, "night", "ml/night", slices=(3,))
+    gone = leaving(world)
+    assert len(gone & {"day-0", "day-1"}) == 1
+    assert {"ml"} < gone
+    assert len(gone) == 3
+
+
+def test_nobody_leaves_for_a_quota_that_a_team_above_does_not_have() -> None:
+    world = World(*"abc")
+    set_teams(
+        world,
+        """
+        [teams.ads]
+        quota.v4-16 = 8
+        [teams.ml]
+        quota.v4-16 = 16
+        [teams."ml/vision"]
+        quota.v4-16 = 16
+        """,
+    )
+    start(world, "one", "two", team="ml")
+    start(world, "own", team="ads")
+    submit(world, "large", "ml/vision", slices=(3,))
+    assert leaving(world) == set()
+
+
 def test_who_has_borrowed_most_in_the_past_hours_gives_first(world: World) -> None:
     set_teams(
         world,
