@@ -149,6 +149,10 @@ class Evictor:
             self._lent[job.spec.job_id] = found
         return found
 
+    def loans_end(self, job: Job) -> None:
+        """Forget what a job has lent, since another job takes some of the hosts reserved for it."""
+        self._lent[job.spec.job_id] = frozenset()
+
     @property
     def evicts(self) -> bool:
         """Whether attempts may be evicted at all."""
