@@ -460,7 +460,7 @@ def assign(
         (worker,) = available.members(names[0])
         demand = requirement.demand(worker)
         plan.take((worker,), demand, spec.job_id)
-        lent_by = (lent[worker.node_id],) if worker.node_id in lent else ()
+        lent_by = _lenders((worker,), lent)
         return TasksAssignedEvent(spec.job_id, (gang.tasks[0].index,), worker.node_id, lent_by), demand
     granted: dict[str, float] = {}
     names = sorted(names)
@@ -476,8 +476,11 @@ def assign(
         for resource, amount in demand.items():
             granted[resource] = granted.get(resource, 0.0) + amount * len(alike)
     node_ids = tuple([tuple([worker.node_id for worker in group]) for group in groups])
-    lent_by = tuple(dict.fromkeys(lent[worker.node_id] for worker in workers if worker.node_id in lent))
-    return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position, lent_by), granted
+    return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position, _lenders(workers, lent)), granted
+
+
+def _lenders(workers: Iterable[Worker], lent: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lent[worker.node_id] for worker in workers if worker.node_id in lent))
 
 
 def hosts_of(assignment: JobAssignedEvent) -> tuple[str, ...]:
