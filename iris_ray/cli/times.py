@@ -51,13 +51,10 @@ class Duration(click.types.FloatParamType):
 
 
 class Time(click.types.FloatParamType):
-    """A time, as seconds since the epoch: a date in the time zone of the machine that runs this, or a duration ago."""
+    """A time, as seconds since the epoch: a date in this machine's time zone, or a duration ago."""
 
     name = "time"
-    note = (
-        "TIME is a date, 2026-11-01 or 2026-11-01T14:30, in the time zone of this machine (of the head, if the address"
-        f" is a dashboard's), or a duration ago: {FORMS}."
-    )
+    note = f"TIME is a date, 2026-11-01 or 2026-11-01T14:30, in this machine's time zone, or a duration ago: {FORMS}."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:

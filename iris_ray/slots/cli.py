@@ -146,7 +146,7 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     client.evict(slot)
     if as_json:
         return print_json(SlotEvicted(slot_id=slot))
-    click.echo(f"slot {slot} takes no new requests, and ends after its running ones")
+    click.echo(f"slot {slot} takes no new requests; it ends after its running ones, or after drain_s")
 
 
 @slots.command()
