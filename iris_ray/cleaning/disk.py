@@ -7,6 +7,8 @@ The places are named, and nothing outside of them is touched:
   its sockets, which holds across containers that share the directory, and no process has a file in it open, runs in it,
   or has it in its command line.
 - Logs of workers that have ended, in the living session.
+- Core dumps of tasks, which the service `evidence` remembers. The limits count them apart from all else, and the newest
+  one stays until it is too old.
 - iris_ray's own directory: logs of tasks, local directories of jobs that no process has locked, and output directories
   of tasks that do not run. These have limits of their own.
 
@@ -39,6 +41,7 @@ from iris_ray.model.lifecycle import TaskAttemptId
 TPU_LOGS: Final = "libtpu's logs"
 SESSIONS: Final = "dead sessions of Ray"
 WORKER_LOGS: Final = "logs of Ray's dead workers"
+CORE_DUMPS: Final = "core dumps of tasks"
 OURS: Final = "iris_ray's own files"
 OUTPUTS: Final = "output directories of tasks"
 
@@ -160,7 +163,7 @@ def clean(
 def _clean_others(places: Places, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
     used = used_paths([root for root in (places.tpu_logs, places.sessions) if root is not None])
     items = [*_tpu_logs(places, used), *_sessions(places, used), *_worker_logs(places, used)]
-    for item in to_remove(items, clock, limits):
+    for item in [*to_remove(items, clock, limits), *_old_core_dumps(places.own, clock, limits)]:
         cleaned.remove(partial(_remove, item.key), item.key.path, item.key.place, item.bytes)
     _clean_own(places.own, limits, clock, cleaned)
 
@@ -185,6 +188,18 @@ def _tpu_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
 def _worker_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
     for directory in (places.session / "logs", places.session / "logs" / "old"):
         yield from _files(WORKER_LOGS, directory, _WORKER_LOG, used)
+
+
+def _old_core_dumps(own: Path, clock: ClockReading, limits: Limits) -> list[Item[Target]]:
+    """Return the core dumps of tasks that go. The newest stays until it is too old, even if it alone is too large."""
+    items = []
+    with contextlib.suppress(ServiceUnavailableError):
+        for dump in module_of("evidence", "dumps").remembered(own):
+            path = Path(dump.path)
+            items.append(Item(Target(CORE_DUMPS, path.parent, path.name), dump.changed_ns / 1e9, dump.bytes))
+    newest = max(items, key=lambda item: item.changed_at, default=None)
+    too_old = to_remove(items, clock, Limits(limits.days, None))
+    return [item for item in to_remove(items, clock, limits) if item is not newest or item in too_old]
 
 
 def _files(place: str, directory: Path, names: re.Pattern[str], used: "Used") -> Iterator[Item[Target]]:

@@ -8,7 +8,7 @@ HOST_FILES_DAYS = ClusterSetting(
     "host_files_days",
     "14",
     f"days, or {OFF}",
-    "Age at which unused files of libtpu, Ray and iris_ray are removed from hosts and the head.",
+    "Age at which unused files of libtpu, Ray and iris_ray, and core dumps of tasks, are removed from all machines.",
     count_or_off,
 )
 HOST_FILES_GB = ClusterSetting(

@@ -87,6 +87,11 @@ def is_dump(name: str, pids: Collection[int], pattern: str, uses_pid: bool) -> b
     return found is not None and all(pid is None or int(pid) in pids for pid in found.groups())
 
 
+def names_process(pattern: str, uses_pid: bool) -> bool:
+    """Return whether the kernel writes core dumps itself, to files with the number of the process in their names."""
+    return not pattern.startswith("|") and _dump_name(pattern, uses_pid).groups > 0
+
+
 @cache
 def _dump_name(pattern: str, uses_pid: bool) -> re.Pattern[str]:
     """Return what matches the names of core dumps, with a group for each number of the process."""

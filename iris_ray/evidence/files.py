@@ -32,7 +32,9 @@ from iris_ray.evidence.core import (
     evidence_lines,
     is_dump,
     is_log_of_libtpu,
+    names_process,
 )
+from iris_ray.evidence.dumps import remember
 from iris_ray.masking import masked, secret_values
 from iris_ray.model.lifecycle import TaskAttemptId
 
@@ -137,6 +139,8 @@ def keep_crash(
     logs, dumps = libtpu_logs(place, pids, began_at), core_dumps(place, pids, began_at)
     if not (logs or dumps):
         return ""
+    if names_process(*_core_pattern()):  # else they may be those of another program
+        remember(host_directory, [one.path for one in dumps])
     parts = {
         LIBTPU: lambda: _tails(logs),
         DUMPS: lambda: "".join(f"{one.bytes:>16,} bytes  {one.path!r}\n" for one in dumps),
@@ -156,16 +160,21 @@ def libtpu_logs(place: Place, pids: Collection[int], began_at: float) -> list[Pa
 
 def core_dumps(place: Place, pids: Collection[int], began_at: float) -> list[CoreDump]:
     """Return the core dumps of these processes, the oldest first."""
-    try:
-        pattern, uses_pid = CORE_PATTERN.read_text().strip(), CORE_USES_PID.read_text().strip() != "0"
-    except OSError:
-        return []
+    pattern, uses_pid = _core_pattern()
     found = [
         one
         for directory in dump_directories(pattern, place.directory)
         for one in _files(directory, lambda name: is_dump(name, pids, pattern, uses_pid), began_at)
     ]
     return [CoreDump(str(path), size) for _, path, size in sorted(found)[-MOST_DUMPS:]]
+
+
+def _core_pattern() -> tuple[str, bool]:
+    """Return the kernel's `core_pattern` and whether it adds the process's number; "" if that can't be read."""
+    try:
+        return CORE_PATTERN.read_text().strip(), CORE_USES_PID.read_text().strip() != "0"
+    except OSError:
+        return "", False
 
 
 def _files(directory: str, is_one: Callable[[str], bool], began_at: float) -> Iterator[tuple[float, Path, int]]:

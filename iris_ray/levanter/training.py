@@ -36,8 +36,7 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
     - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
       its step, in memory or as a checkpoint, and moves without losing it.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
-      or another job with the same id, does not call ``main``. If ``load_checkpoint_path`` is set, Marin's Levanter
-      looks for steps only there, and so does `run`.
+      or another job with the same id, does not call ``main``.
 
     Outside a task it only calls ``main``.
 
@@ -72,11 +71,16 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
     from iris_ray.levanter.checkpointing import begun_from_memory, marked_restores, steps_saved
 
     trainer = _in_a_gang(given, me)
-    paths = _checkpoint_paths(trainer)
-    saved = 0 if trainer.load_checkpoint is False else steps_saved(paths)
-    if saved >= trainer.num_train_steps:
-        print(f"Run {trainer.id} is complete: its last step is in {' or '.join(paths)}.", flush=True)
-        return None
+    own, saved = [trainer.checkpointer.expanded_path(trainer.id)], 0
+    if trainer.load_checkpoint is not False:
+        saved = steps_saved(paths := _checkpoint_paths(trainer))
+        # Levanter does not load the run's own checkpoints if load_checkpoint_path is set
+        if saved >= trainer.num_train_steps or steps_saved(own) >= trainer.num_train_steps:
+            print(
+                f"Run {trainer.id} is complete: its last step is in {' or '.join(dict.fromkeys([*own, *paths]))}.",
+                flush=True,
+            )
+            return None
     memory = None if memory_every is None or not me.local_dir else MemoryCheckpointer(memory_every, name="levanter")
     checkpointers = _with_gang_checkpointers(trainer, memory)
     with marked_restores(), contextlib.nullcontext() if memory is None else begun_from_memory(memory, saved):
@@ -135,7 +139,7 @@ def _in_a_gang(given: Any, me: JobInfo) -> Any:
 
 
 def _checkpoint_paths(trainer: Any) -> list[str]:
-    """Return the directories in which Levanter looks for checkpoints of the run."""
+    """Return the directories from which Levanter loads a checkpoint."""
     if hasattr(trainer, "checkpoint_search_paths"):  # versions with a directory for temporary checkpoints
         return list(map(str, trainer.checkpoint_search_paths(trainer.id)))
     return [trainer.checkpointer.expanded_path(trainer.id)]

@@ -15,6 +15,7 @@ from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.cleaning.core import DAY_S, ClockReading, Limits
 from iris_ray.cleaning.disk import (
+    CORE_DUMPS,
     KEEP_ALL,
     OURS,
     OUTPUTS,
@@ -26,6 +27,7 @@ from iris_ray.cleaning.disk import (
     clean,
     read_clock,
 )
+from iris_ray.evidence.dumps import remember
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
 
@@ -215,6 +217,43 @@ def test_beyond_the_size_the_oldest_go(places: Places) -> None:
     logs = [written(places.tpu_logs / f"{LOG}{n}", days=10 - n, size=100_000) for n in range(5)]
     assert clean(places, Limits(14, 300_000)).files == {TPU_LOGS: 3}
     assert [log.exists() for log in logs] == [False, False, False, True, True]
+
+
+def dumped(places: Places, pid: int, days: float, size: int = 100_000) -> Path:
+    """A core dump that its host has remembered."""
+    path = written(places.own.parent / "cores" / f"core.{pid}", days, size)
+    remember(places.own, [str(path)])
+    return path
+
+
+def test_core_dumps_of_tasks_go_by_age_and_size_but_not_the_newest(places: Places) -> None:
+    too_old, older, old, newest = (dumped(places, pid, days) for pid, days in enumerate((20, 10, 9, 8)))
+    foreign = written(older.parent / "core.77")
+    log = written(places.tpu_logs / LOG, days=10) if places.tpu_logs else None
+    assert clean(places, LIMITS).files == {CORE_DUMPS: 1}
+    assert [path.exists() for path in (too_old, older, old)] == [False, True, True]
+    assert clean(places, Limits(14, 50_000)).files == {CORE_DUMPS: 2}
+    assert [path.exists() for path in (older, old, newest, foreign)] == [False, False, True, True]
+    assert log is not None  # dumps do not count as logs
+    assert log.exists()
+    assert clean(places, Limits(7, None)).files == {CORE_DUMPS: 1, TPU_LOGS: 1}
+    assert list((places.own / "core-dumps").iterdir()) != []
+    clean(places, LIMITS)
+    assert list((places.own / "core-dumps").iterdir()) == []
+
+
+def test_file_in_the_place_of_a_core_dump_stays(places: Places, tmp_path: Path) -> None:
+    changed, replaced, linked = (dumped(places, pid, OLD) for pid in range(3))
+    changed.write_bytes(b"mine now")
+    aged(changed)
+    replaced.unlink()
+    written(replaced.parent / "other")
+    (replaced.parent / "other").rename(replaced)
+    linked.rename(tmp_path / "kept")
+    linked.symlink_to(tmp_path / "kept")
+    (places.own / "core-dumps" / "1-2").write_text("[null]")
+    assert clean(places, LIMITS).files == {}
+    assert all(path.exists() for path in (changed, replaced, linked, tmp_path / "kept"))
 
 
 def test_a_clock_that_jumps_ahead_removes_nothing(places: Places) -> None:

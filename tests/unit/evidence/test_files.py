@@ -14,6 +14,7 @@ import pytest
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 from iris_ray.evidence import files
+from iris_ray.evidence.dumps import remembered
 from iris_ray.evidence.files import ChipSample, Place, core_dumps, keep_crash, keep_hang, libtpu_logs, look_at
 from iris_ray.inspection.chip_metrics import DUTY_CYCLE, MEMORY_TOTAL, MEMORY_USED, PORTS_VARIABLE
 from iris_ray.inspection.host import NOT_PERMITTED
@@ -58,6 +59,16 @@ def test_crash_leaves_the_end_of_libtpus_logs_and_the_names_of_core_dumps(place:
     assert "hf_abc" not in found["libtpu.txt"]
     assert "of another process" not in found["libtpu.txt"]
     assert found["core-dumps.txt"].split() == ["36,000", "bytes", repr(f"{tmp_path}/cores/core.{PID}")]
+
+
+def test_core_dumps_are_remembered_if_their_names_tell_the_process(place: Place, tmp_path: Path) -> None:
+    keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), place)
+    assert [dump.path for dump in remembered(tmp_path)] == [f"{tmp_path}/cores/core.{PID}"]
+    (tmp_path / "cores" / f"core.{PID}").write_bytes(b"something else")
+    assert list(remembered(tmp_path)) == []
+    (tmp_path / "core_pattern").write_text(f"{tmp_path}/cores/core.%e\n")
+    assert "and 1 more" in keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), place)
+    assert list(remembered(tmp_path)) == []
 
 
 def test_crash_without_such_files_leaves_nothing(place: Place, tmp_path: Path) -> None:

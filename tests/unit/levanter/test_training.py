@@ -159,6 +159,30 @@ def test_complete_run_does_not_call_main(tmp_path: Any, capsys: pytest.CaptureFi
     assert run(dataclasses.replace(config, load_checkpoint=False)) is not None
 
 
+@dataclass
+class LoadingTrainer(Trainer):
+    """One that has ``load_checkpoint_path``, as Marin's Levanter reads it."""
+
+    load_checkpoint_path: str = ""
+
+    def checkpoint_search_paths(self, run_id: str) -> list[str]:
+        return [self.load_checkpoint_path]
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_run_that_loads_another_checkpoint_is_complete_with_its_own_last_step(tmp_path: Any) -> None:
+    loaded, own = tmp_path / "pretrained" / "step-0", tmp_path / "mine" / "step-1"
+    loaded.mkdir(parents=True)
+    (loaded / "metadata.json").touch()
+    config = LoadingTrainer(
+        "mine", checkpointer=Checkpointing(str(tmp_path)), load_checkpoint=None, load_checkpoint_path=str(loaded.parent)
+    )
+    assert run(config) is not None
+    own.mkdir(parents=True)
+    (own / "metadata.json").touch()
+    assert run(config) is None
+
+
 @pytest.mark.usefixtures("in_a_task")
 @pytest.mark.parametrize("base_path", ["checkpoints/", "./here", ""])
 def test_checkpoint_directory_of_one_host_is_refused(base_path: str) -> None:
