@@ -305,8 +305,11 @@ class Cycle:
         names = self._allowances.within(job, found, wanted, available) if found else found
         waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
         if names and not waits:
-            lenders = {worker.node_id: job_id for worker, job_id in lent}
-            assignment, granted = assign(job, gang, available, names, self._plan, lenders)
+            assignment, granted = assign(job, gang, available, names, self._plan)
+            if lent:
+                hosts = hosts_of(assignment)
+                lent_by = dict.fromkeys(job_id for worker, job_id in lent if worker.node_id in hosts)
+                assignment = replace(assignment, lent_by=tuple(lent_by))
             self._allowances.granted(job, granted)
             self._in_vain.clear()  # the user may have reached a limit
             self._result.assignments.append(assignment)
