@@ -287,7 +287,11 @@ class Evictor:
     def _with_fewer_victims(
         self, job: Job, found: Room, search: VictimSearch, available: Availability, least_chips: float
     ) -> Room:
-        """Replace groups that victims leave by free ones, if the job is within its limits without these victims."""
+        """Replace groups that victims leave by free ones, if the job is within its limits without these victims.
+
+        It must also have the same right to the others' hosts.
+        """
+        rights = self._reclaim(job, self._specs_of(found)).rights
         free = best_free(2 * len(found), available, buckets_for(job, available))
         free = [name for name in free if name not in found]
         victims = self._specs_of(found).keys() - self._leaving
@@ -297,8 +301,8 @@ class Evictor:
                 continue
             fewer = {name: needs for name, needs in found.items() if name not in names}
             fewer |= dict.fromkeys(free[: len(names)], frozenset())
-            chips = max(least_chips, most_chips_of(fewer, available))
-            if self._allowances.may_take(job, chips, self._specs_of(fewer)):
+            chips, leave = max(least_chips, most_chips_of(fewer, available)), self._specs_of(fewer)
+            if self._reclaim(job, leave).rights == rights and self._allowances.may_take(job, chips, leave):
                 found, free = fewer, free[len(names) :]
         return found
 

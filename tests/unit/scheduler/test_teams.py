@@ -225,6 +225,19 @@ def test_no_more_leave_for_a_quota_than_free_slices_need(world: World, quota: in
     assert urgent.gang.placed
 
 
+@pytest.mark.parametrize(("quota", "leave"), [(32, 1), (24, 0), (8, 0)])
+def test_running_jobs_continue_if_a_lowered_quota_is_exceeded_by_more_than_a_job_takes(
+    world: World, quota: int, leave: int
+) -> None:
+    set_teams(world, "[teams.ads]\nquota.v4-16 = { chips = 32, borrow = 0 }")
+    start(world, "ads-0", "ads-1", "ads-2", "ads-3", team="ads", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    set_teams(world, f"[teams.ads]\nquota.v4-16 = {{ chips = {quota}, borrow = 0 }}")
+    submit(world, "urgent", "ads", priority=PRODUCTION)
+    assert len(leaving(world)) == leave
+    assert leave or "waiting for the limit of team ads" in world.why("urgent")
+
+
 def test_job_within_quota_reclaims_from_every_team_above_that_is_full(world: World) -> None:
     """The jobs of one of them would not suffice for the other."""
     set_teams(
