@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import ceil
+from math import ceil, inf
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import Holds, Number, Whole, require, shown
+from iris_ray.slots.core.devices import MOST_CHIPS
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
@@ -57,11 +58,13 @@ class GGUFModel:
         """Return a whole number of this architecture, such as ``block_count``.
 
         Raises:
-            InvalidSlotError: the number is missing, and there is no default.
+            InvalidSlotError: the number is missing, and there is no default; or it is not a whole number of 0 or more.
         """
         found = self.facts.get(f"{self.architecture}.{name}", default)
         if not isinstance(found, (int, float)):
             raise InvalidSlotError(f"the GGUF file has no {self.architecture}.{name}; give the memory yourself")
+        if not (0 <= found < inf and found == int(found)):
+            raise InvalidSlotError(f"the GGUF file is damaged: its {self.architecture}.{name} is {found}")
         return int(found)
 
     @property
@@ -232,7 +235,7 @@ def gguf_memory(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
             " --merge, or give the memory yourself"
         )
-    tokens = min(context, model.number("context_length", context))
+    tokens = min(context, model.number("context_length", context) or context)
     layers = model.number("block_count")
     layer = max(_layer_bytes(model).values(), default=0) + tokens * concurrency * _cache_bytes(model)
     beside = sum(size for name, size in model.tensors.items() if not name.startswith("blk."))
@@ -291,12 +294,14 @@ def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[in
 
 
 def _checked(degrees: Iterable[int], **values: int) -> tuple[int, ...]:
-    """Return the numbers of devices; refuse them, or values by name, unless all are ints of 1 or more."""
+    """Return the numbers of devices; refuse them, or values by name, unless all are ints of 1 or more in range."""
     if not isinstance(degrees, Iterable):
         raise InvalidSlotError(f"degrees is {shown(degrees)}; give numbers of devices, such as (1, 2)")
     found = tuple(degrees)
-    for name, value in (*values.items(), *(("a degree", degree) for degree in found)):
+    for name, value in values.items():
         require(name, value, Whole(1, exactly=True), InvalidSlotError)
+    for degree in found:
+        require("a degree", degree, Whole(1, MOST_CHIPS, exactly=True), InvalidSlotError)
     return found
 
 

@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +131,31 @@ def test_missing_number_is_named(model: GGUFModel) -> None:
         gguf_memory(bare, context=10)
 
 
+@pytest.mark.parametrize("name", ["block_count", "embedding_length", "context_length", "attention.head_count_kv"])
+@pytest.mark.parametrize("value", [nan, inf, -1, 4.5])
+def test_senseless_number_in_the_file_is_refused(model: GGUFModel, name: str, value: float) -> None:
+    damaged = replace(model, facts={**model.facts, f"llama.{name}": value})
+    with pytest.raises(InvalidSlotError, match=rf"the GGUF file is damaged: its llama\.{name} is {value}"):
+        gguf_memory(damaged, context=10)
+
+
+def test_context_of_zero_in_the_file_is_no_limit(model: GGUFModel) -> None:
+    unlimited = replace(model, facts={**model.facts, "llama.context_length": 0})
+    assert gguf_memory(unlimited, context=4096) == gguf_memory(model, context=4096)
+
+
 @pytest.mark.parametrize("kw", [{"context": 0}, {"context": 8, "concurrency": 0}, {"context": 8, "degrees": [0]}])
 def test_senseless_numbers_are_refused(model: GGUFModel, kw) -> None:
-    with pytest.raises(InvalidSlotError, match="1 or more"):
+    with pytest.raises(InvalidSlotError, match="give an int (of 1 or more|from 1 to 16384)"):
         gguf_memory(model, **kw)
+
+
+@pytest.mark.parametrize("estimate", [split_memory, vllm_memory, gguf_memory])
+def test_bytes_in_place_of_the_number_of_devices_are_refused(model: GGUFModel, estimate: Any) -> None:
+    given = {split_memory: (10,), vllm_memory: (10, 0.5), gguf_memory: (model,)}[estimate]
+    kw = {"context": 8} if estimate is gguf_memory else {}
+    with pytest.raises(InvalidSlotError, match="a degree is 16000000000; give an int from 1 to 16384"):
+        estimate(*given, degrees=[16 * 10**9], **kw)
 
 
 @pytest.mark.parametrize("split", ["2,1", [2, 0], [-1], 2, [True, 1]])
