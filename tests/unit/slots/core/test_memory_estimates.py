@@ -146,7 +146,7 @@ def test_context_of_zero_in_the_file_is_no_limit(model: GGUFModel) -> None:
 
 @pytest.mark.parametrize("kw", [{"context": 0}, {"context": 8, "concurrency": 0}, {"context": 8, "degrees": [0]}])
 def test_senseless_numbers_are_refused(model: GGUFModel, kw) -> None:
-    with pytest.raises(InvalidSlotError, match="give an int (of 1 or more|from 1 to 16384)"):
+    with pytest.raises(InvalidSlotError, match=r"give an int (of 1 or more|from 1 to 16384)"):
         gguf_memory(model, **kw)
 
 
