@@ -219,7 +219,9 @@ def _block(found: re.Match[str]) -> str:
 
 
 def _commands() -> str:
-    lines = [WRITTEN_BY, "# Commands", "", "Every command also explains itself with `--help`.", ""]
+    about = "Every command also explains itself with `--help`. `--address` may also come before the command, and"
+    about += " `iris-ray --version` prints the version."
+    lines = [WRITTEN_BY, "# Commands", "", about, ""]
     root = click.Context(main, info_name="iris-ray")
     known: dict[int, str] = {}
     for path, command, context in _below(main, root):
@@ -253,7 +255,7 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     records = [
         found for one in command.params if isinstance(one, click.Option) and (found := one.get_help_record(context))
     ]
-    if records and not isinstance(command, click.Group):
+    if records:
         yield from ("| flag | does |", "|---|---|")
         for flag, told in records:
             yield f"| `{_cell(flag)}` | {_markdown(_cell(' '.join(told.split())))} |"

@@ -161,7 +161,7 @@ def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
             yield
         return
     if not current:
-        why = "the job was sent with --working-dir" if has_directory else "its code was not in a checkout of git"
+        why = "the job was sent with --working-dir" if has_directory else "it was not recorded (see job status)"
         say_error(f"its code is not restored, since {why}; this sends the code as it is now")
     where = typed.directory if os.path.isdir(typed.directory) and not current else "."
     with contextlib.chdir(where):

@@ -41,8 +41,9 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], flags: JobF
       iris-ray run train:main v5litepod-16
 
     The job has one fresh process per host, all or none; after a preemption it starts again from the beginning. Its
-    output appears here; while it waits, the reason does. The hosts need iris_ray. In a checkout of git the
-    current directory travels there, and a line says how much; elsewhere the script alone, or --working-dir.
+    output appears here; while it waits, the reason does. The hosts need iris_ray. In a git checkout, the current
+    directory is sent to them, and a line says how much. Elsewhere only the script is sent, or --working-dir; but at the
+    address of a dashboard, the current directory is sent outside of a checkout as well.
 
     The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
     Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.

@@ -60,6 +60,7 @@ def run_on_pod(
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
         LaunchesFailedError: 19 launches in a row failed, and the job never ran; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
+        JobCancelledError: the job was cancelled, or its ``max_runtime`` is over.
 
     Example::
 

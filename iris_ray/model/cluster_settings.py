@@ -86,7 +86,11 @@ OPERATORS = ClusterSetting(
     _users,
 )
 EVICTIONS = ClusterSetting(
-    "evictions", ON, f"{ON} or {OFF}", "Whether a waiting job may evict jobs of lower bands.", _switch
+    "evictions",
+    ON,
+    f"{ON} or {OFF}",
+    "Whether a waiting job may evict jobs of lower bands, and jobs that use quota which its team has lent.",
+    _switch,
 )
 EVICTION_GRACE_S = ClusterSetting(
     "eviction_grace_s",

@@ -296,7 +296,8 @@ class ContainerOptions(TypedDict, total=False):
             default=60.0,
             check=Seconds(endless=True),
             help="How long slices stay reserved for the next run of the same process. 0 releases them at once.",
-            more="The hosts also keep the modules that they have imported: tasks start in a fraction of a second.",
+            more="The hosts also keep the modules that they have imported: tasks that are forks start in a fraction"
+            " of a second.",
             example="600",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),

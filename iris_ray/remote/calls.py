@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+import zoneinfo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,9 @@ class HeadCall:
 
 
 def _of_this_user() -> dict[str, str]:
-    """Return the variables that name this user and the defaults of the user's jobs. Ray's dashboard shows them.
+    """Return the variables that name this user, the defaults of the user's jobs and the user's time zone.
+
+    Ray's dashboard shows them.
 
     Raises:
         InvalidRequestError: the destinations of notifications are not valid; an address of a webhook must not be shown.
@@ -222,7 +225,25 @@ def _of_this_user() -> dict[str, str]:
     if destinations := NOTIFY.read():
         require(NOTIFY.name, destinations.split(), OPTIONS["notify"].check)
     own = {USER: current_user(), **{one: one.read() for one in (TEAM, PRIORITY, PRIORITY_REASON, NOTIFY)}}
-    return {variable.name: value for variable, value in own.items() if value}
+    return {variable.name: value for variable, value in own.items() if value} | {"TZ": time_zone()}
+
+
+def time_zone() -> str:
+    """Return this machine's time zone as a rule of POSIX, such as CET-1CEST,M3.5.0,M10.5.0/3.
+
+    The head may have no data about time zones, for which a name would mean UTC. The data here end with the rule.
+    """
+    named = os.environ.get("TZ", "").removeprefix(":")
+    if re.fullmatch(r"(<.+>|[A-Za-z]{3,})[+-]?\d[!-~]*", named):
+        return named
+    for file in [Path(folder, named) for folder in zoneinfo.TZPATH] if named else [Path("/etc/localtime")]:
+        with contextlib.suppress(OSError, ValueError):
+            rule = file.read_bytes().rstrip(b"\n").rpartition(b"\n")[2]
+            if re.fullmatch(rb"[A-Za-z<][!-~]*", rule):
+                return rule.decode()
+    now = time.localtime()
+    hours, minutes = divmod(abs(now.tm_gmtoff) // 60, 60)
+    return f"<local>{'-' if now.tm_gmtoff > 0 else ''}{hours}:{minutes:02}"
 
 
 def _error(name: str, message: str, trace: str) -> Exception:

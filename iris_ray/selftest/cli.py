@@ -56,7 +56,7 @@ def selftest(tpu_type: str, slices: int, await_notice: float, timeout: float, as
     Small jobs start on the slices, see their chips with JAX, start again on warm slices, crash, go on from a state in
     memory and leave processes behind. Each step reports its finding and its time. The exit code is 1 if one
     found an ERROR. If something is wrong, send us the output with --json. Apart from error messages and the reason of a
-    notice, it has only versions, names of slices, kinds and numbers of chips and tasks, and times.
+    notice, it has only versions, names of slices, kinds, numbers and shapes of chips and tasks, sizes and times.
     """
     config = get_tpu_config(tpu_type)
     findings = []

@@ -38,7 +38,7 @@ NOT_FOUND = 127
 @click.command("exec", cls=ScriptCommand)
 @click.argument("name", metavar=METAVAR, type=JobName(), shell_complete=unfinished_jobs)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TASK] [--] COMMAND...")
-@click.option(ALL_TASKS, "everywhere", is_flag=True, help="Once for every task; each line begins with its host.")
+@click.option(ALL_TASKS, "everywhere", is_flag=True, help="On the hosts of all running tasks, named before each line.")
 @click.option("--stdin", "-i", "takes_input", is_flag=True, help="Send this command's stdin.")
 @address_option
 def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bool) -> None:
@@ -47,7 +47,7 @@ def exec_(name: str, command: tuple[str, ...], everywhere: bool, takes_input: bo
     \b
       iris-ray exec train-1a2b3c4d -- tpu-info                    on the host of task 0
       iris-ray exec train-1a2b3c4d/3 -- python -c "import flax"   on the host of task 3
-      iris-ray exec train-1a2b3c4d --all-tasks -- df -h /tmp      once for every task; each line begins with its host
+      iris-ray exec train-1a2b3c4d --all-tasks -- df -h /tmp      on the hosts of all running tasks
       iris-ray exec train-1a2b3c4d -- sh -c 'ls *.log'            with a shell, which expands *.log
 
     The exit code is that of the command; with --all-tasks, the first that is not 0. Ctrl-C ends the command.

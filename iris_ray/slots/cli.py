@@ -50,7 +50,7 @@ class Runner(TypedDict):
 
 
 class SlotEvicted(TypedDict):
-    """A slot that takes no new requests, and ends after its running ones."""
+    """A slot that takes no new requests, and ends after its running ones, or after `ServingPolicy.drain_s`."""
 
     slot_id: str
 
@@ -142,11 +142,11 @@ def runners(client: SlotClient, form: ListForm) -> None:
 @json_option(SlotEvicted)
 @of_models
 def evict(client: SlotClient, slot: str, as_json: bool) -> None:
-    """Let a slot end once its requests have."""
+    """End a slot after its running requests, or after a minute; then they run again."""
     client.evict(slot)
     if as_json:
         return print_json(SlotEvicted(slot_id=slot))
-    click.echo(f"slot {slot} takes no new requests, and ends after its running ones")
+    click.echo(f"slot {slot} takes no new requests; it ends after its running ones, or after drain_s")
 
 
 @slots.command()

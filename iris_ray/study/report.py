@@ -72,8 +72,8 @@ class Report:
         finished: the number of jobs that ended in each state.
         attempts: the number of attempts, without spares'.
         preempted: the number of attempts that lost hosts, were stopped, or moved after a notice, also to more slices.
-        evicted: the number of attempts that gave their hosts to a job of a higher band, of a team within its quota, or
-            with a reservation.
+        evicted: the number of attempts that gave their hosts to a job of a higher band, of a team that reclaims its
+            quota, or with a reservation.
         reclaimed: the number of those among them that gave them to another team.
         failed_launches: the number of attempts that never started.
         starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.

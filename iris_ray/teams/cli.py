@@ -168,9 +168,9 @@ def apply(file: Path, dry_run: bool, yes: bool, as_json: bool) -> None:
       iris-ray team apply teams.toml --dry-run    what would change
       iris-ray team apply teams.toml
 
-    The difference is shown first, and on a terminal the command asks. What runs goes on, also over a new quota. If the
-    file has the version that `show --toml` writes, and the teams have changed since, it is refused. Only operators may
-    do this.
+    The difference is shown first, and on a terminal the command asks. Running jobs continue, even beyond a new quota.
+    If the file has the version that `show --toml` writes, and the teams have changed since, it is refused. A file of
+    `show --toml` that you have not edited is not: it restores the teams of its version. Only operators may do this.
     """
     from iris_ray.client.connection import current_user
 

@@ -38,7 +38,7 @@ def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, 
       iris-ray cluster limits everybody --running-jobs 20
       iris-ray cluster limits ann --reset
 
-    What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
+    Running jobs continue, even beyond a new limit. Limits last until --reset, also after a restart of the Controller.
     """
     from iris_ray.client.connection import current_user
 

@@ -160,7 +160,7 @@ class SlotManager:
         return {session_id: self._reasons.of(session_id) for session_id in over}
 
     async def evict(self, slot_id: str) -> None:
-        """Have a slot end after its last request."""
+        """Have a slot end after its running requests, or after `ServingPolicy.drain_s`."""
         if slot_id not in self._core.fleet.slots:
             known = ", ".join(sorted(self._core.fleet.slots)) or "none"
             raise UnknownNameError(f"there is no slot {slot_id}; there are: {known}")

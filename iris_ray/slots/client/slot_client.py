@@ -241,11 +241,11 @@ class SlotClient:
         return _get(self._there().call(SlotManager.status))
 
     def evict(self, slot_id: str) -> None:
-        """Have a slot end after its last request."""
+        """Have a slot end after its running requests, or after `ServingPolicy.drain_s`; then they run again."""
         _get(self._there().call(SlotManager.evict, slot_id))
 
     def prewarm(self, model: str) -> None:
-        """Give each host a slot of a model, if no other slot has to be evicted for it."""
+        """Give each host, also each one to come, a slot of a model, if no other slot has to be evicted for it."""
         _get(self._there().call(SlotManager.prewarm, model))
 
     def close(self) -> None:

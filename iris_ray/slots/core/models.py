@@ -56,9 +56,9 @@ class ModelSpec:
     Args:
         name: the model's name, which requests give.
         memory: bytes on each device, by the number of devices that share the model: ``{1: 16 * GB, 2: 9 * GB}``; or
-            bytes of each, if they differ: ``{2: (12 * GB, 6 * GB)}``. The largest goes to the device with the most
-            room, and the process sees its devices in the order of these bytes. TPU chips are alike: each needs room for
-            the largest. A number of devices that is missing is never tried.
+            bytes of each, if they differ: ``{2: (12 * GB, 6 * GB)}``. Of free devices, the largest gets the one with
+            the most room; the process sees its devices in the order of these bytes. TPU chips are alike: each needs
+            room for the largest. A number of devices that is missing is never tried.
         kind: the kind of device that it runs on.
         runtime: the program that runs it, such as "vllm"; sets the default of ``concurrency``.
         lora: the directory of an adapter, or "".

@@ -15,7 +15,7 @@ from google.cloud import tpu_v2
 
 from iris_ray.capacity import cloud_tpu
 from iris_ray.capacity.cloud_tpu import WORD_TIMEOUT_S, CloudTpu, ProviderWords
-from iris_ray.capacity.google_api import Patience
+from iris_ray.capacity.google_api import FOR_CHANGES, Patience
 from iris_ray.capacity.provider import HostSettings, Market, NewSlice, QueuedState, Source, request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState
@@ -202,11 +202,11 @@ def test_providers_word_follows_node_state_and_health(
 ) -> None:
     server.add_node("s")
     server.set_node("s", state, health)
-    assert cloud.slice_word("s").state is expected
+    assert cloud.slice_word("s", FOR_CHANGES).state is expected
 
 
 def test_word_about_missing_node_is_preempted(cloud: CloudTpu) -> None:
-    assert cloud.slice_word("s").state is ProviderState.PREEMPTED
+    assert cloud.slice_word("s", FOR_CHANGES).state is ProviderState.PREEMPTED
 
 
 @pytest.mark.parametrize("state", [Queued.SUSPENDING, Queued.SUSPENDED])
@@ -218,12 +218,12 @@ def test_suspended_queued_resource_overrides_node_state(
     server.set_queued("s", state, by_service)
     server.add_node("s")  # as READY as ever
     expected = ProviderState.PREEMPTED if by_service else ProviderState.FAILED
-    assert cloud.slice_word("s").state is expected
+    assert cloud.slice_word("s", FOR_CHANGES).state is expected
 
 
 def test_word_survives_transient_error(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.add_node("s")
-    cloud.slice_word("s")
+    cloud.slice_word("s", FOR_CHANGES)
     server.fail(Code.UNAVAILABLE, "GetNode", times=2)
     assert cloud.slice_word("s").state is ProviderState.READY
     assert server.count("GetNode") == 4
@@ -242,7 +242,7 @@ def test_word_of_refusing_api_is_unknown_with_reason(
 
 def test_permanent_error_is_not_retried(server: CloudTpuServer, cloud: CloudTpu) -> None:
     server.fail(Code.PERMISSION_DENIED, times=1000)
-    cloud.slice_word("s")
+    cloud.slice_word("s", FOR_CHANGES)
     assert server.count("GetNode") == 1
 
 

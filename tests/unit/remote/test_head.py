@@ -232,12 +232,12 @@ def test_named_directory_travels_with_options_of_the_job(
     Path("data").write_text("1")
     sent = ["--run-id=mine", "--working-dir", ".", "--exclude", "data", "--env-file", "variables"]
     words = ["--tpu", "v4-8", "--json", "-e", "A", "./train.py", "--", "--address", "x y"]
-    done = invoke("--address", url, "submit", *sent, *words, A="a value", IRIS_USER="ann")
+    done = invoke("--address", url, "submit", *sent, *words, A="a value", IRIS_USER="ann", TZ="UTC0")
     assert done.exit_code == OK, done.output
     assert tunnelled == [("submit", *("train.py" if word == "./train.py" else word for word in words))]
     assert "files that look like secrets are sent as well: tls.key\n" in done.output
     job = dashboard.jobs["mine"]
-    assert " env IRIS_USER=ann python -m iris_ray.remote.calls " in job["entrypoint"]
+    assert " env IRIS_USER=ann TZ=UTC0 python -m iris_ray.remote.calls " in job["entrypoint"]
     assert "a value" not in str(job)
     sent_apart = [data for data in dashboard.packages if data.startswith(b"{")]
     assert sent_apart == [b'{"TOKEN": "s3cret", "A": "a value"}']

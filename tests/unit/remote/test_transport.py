@@ -8,6 +8,7 @@ import pickle
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from iris_ray.history.calls import HistoryRows
 from iris_ray.logs.core import TaskLog
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.remote import calls, transport
-from iris_ray.remote.calls import HeadCall
+from iris_ray.remote.calls import HeadCall, time_zone
 from iris_ray.remote.ray_jobs import RayJobs, RayJobStatus
 from tests.support.command_line import address_of_nobody
 from tests.support.dashboard import Dashboard, served
@@ -125,10 +126,36 @@ def test_answers_and_variables_cross_to_head_and_back(head: Head, monkeypatch: p
     monkeypatch.setenv("IRIS_NOTIFY", "slack:HOOK,on=failed http:OTHER")
     assert call(head, divmod, 7, 2).answer(tuple[int, int]) == (3, 1)
     own = ["IRIS_USER=ann", "IRIS_TEAM=vision", "IRIS_PRIORITY=system", "IRIS_PRIORITY_REASON=tests new hosts"]
-    own.append("IRIS_NOTIFY=slack:HOOK,on=failed http:OTHER")
-    assert head.submitted[0].command[:8] == ["env", *own, "python", "-m"]
+    own += ["IRIS_NOTIFY=slack:HOOK,on=failed http:OTHER", f"TZ={time_zone()}"]
+    assert head.submitted[0].command[:9] == ["env", *own, "python", "-m"]
     both = call(head, several)
     assert (both.answer(int), both.answer(int, 1)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("named", "rule"),
+    [
+        ("Europe/Berlin", "CET-1CEST,M3.5.0,M10.5.0/3"),
+        (":Asia/Kathmandu", "<+0545>-5:45"),
+        ("EST5EDT,M3.2.0,M11.1.0", "EST5EDT,M3.2.0,M11.1.0"),
+        ("<-0330>3:30", "<-0330>3:30"),
+        ("no/such", "<local>0:00"),
+    ],
+)
+def test_time_zone_is_the_same_where_there_are_no_data_of_zones(
+    named: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offsets(zone: str) -> list[int]:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        return [time.localtime(at).tm_gmtoff for at in (1767225600, 1782864000)]  # in winter and in summer
+
+    here, said = offsets(named), time_zone()
+    monkeypatch.setenv("TZDIR", "/nowhere")
+    there = offsets(said)
+    monkeypatch.undo()
+    time.tzset()
+    assert (said, there) == (rule, here)
 
 
 def test_address_of_webhook_is_not_shown_on_head(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
