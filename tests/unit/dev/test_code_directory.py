@@ -46,11 +46,18 @@ def test_directory_travels_without_what_git_ignores(here: Path, is_checkout: boo
     assert not found.left_out
 
 
-@pytest.mark.parametrize("name", [".env", ".env.local", "deploy/id_ed25519", "x/tls.KEY", "service-account-7.json"])
+SECRET_NAMES = (
+    ".env", ".env.local", "prod.env", "x/.envrc", "deploy/id_ed25519", "x/tls.KEY", "service-account-7.json",
+    "gcp-key.json", ".npmrc", ".dockercfg", "hf_token", ".hf.token", "token.txt", "hf_token.txt",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
 def test_file_that_looks_like_secret_stays_here(here: Path, name: str) -> None:
-    write(here, **{name: "s3cr3t", ".env.example": "NAME=", "secrets.py": "1"})
+    harmless = {".env.example", "example.env", "x/sample.env", "secrets.py", "tokens.txt", "special_tokens_map.json"}
+    write(here, **{name: "s3cr3t"}, **dict.fromkeys(harmless, "NAME="))
     found = CodeDirectory.look(here)
-    assert set(found.files) == {".env.example", "secrets.py"}
+    assert set(found.files) == harmless
     assert found.left_out == (f"{name} (looks like a secret)",)
     assert name in found.in_words()
 
