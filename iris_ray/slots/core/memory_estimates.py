@@ -6,7 +6,6 @@ Give a model whose need is known that number instead.
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import ceil, inf
 from typing import BinaryIO, Final
@@ -190,7 +189,7 @@ CACHE_BYTES: Final = 2
 WORK_BYTES: Final = 4
 """Bytes of one number in the buffers of the computation."""
 SHARES: Final = Holds(
-    lambda value: isinstance(value, (list, tuple)) and not any(map(Number(above=True, most=1e9).problem, value)),
+    lambda value: isinstance(value, (list, tuple)) and not any(map(Number(1e-6, most=1e9).problem, value)),
     "numbers above 0, one for each device, such as [2, 1]",
 )
 RUNTIME_BYTES: Final = 512 * 2**20
@@ -250,11 +249,24 @@ def gguf_memory(
 
 
 def _layers_of_each(layers: int, split: Sequence[float]) -> list[int]:
-    """Return how many layers each device gets from llama.cpp: layer i of n, if its range of shares has i / (n + 1)."""
-    so_far = accumulate(map(Fraction, split), initial=Fraction(0))
-    total = sum(map(Fraction, split))
-    firsts = [min(ceil(share / total * (layers + 1)), layers) for share in so_far]
+    """Return how many layers each device gets from llama.cpp: layer i of n, if its range of shares has i / (n + 1).
+
+    llama.cpp computes in 32 bits, which decides for a layer at the end of a range.
+    """
+    so_far = list(accumulate(map(_in_32_bits, split), lambda one, other: _in_32_bits(one + other)))
+    firsts = [0]
+    for share in (_in_32_bits(each / so_far[-1]) for each in so_far):
+        first = max(0, ceil(share * (layers + 1)) - 2)
+        while first < layers and _in_32_bits(first / (layers + 1)) < share:
+            first += 1
+        firsts.append(min(first, layers))
     return [end - begin for begin, end in pairwise(firsts)]
+
+
+def _in_32_bits(number: float) -> float:
+    """Return the nearest number of 32 bits. A sum or quotient of two such numbers is that of 32-bit arithmetic."""
+    nearest: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    return nearest
 
 
 def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] = (1,)) -> dict[int, int]:
