@@ -444,15 +444,24 @@ def best_free(
 
 
 def assign(
-    job: Job, gang: Gang, available: Availability, names: list[str], plan: Plan
+    job: Job,
+    gang: Gang,
+    available: Availability,
+    names: list[str],
+    plan: Plan,
+    lent: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[JobAssignedEvent, Mapping[str, float]]:
-    """Take groups from the plan. Return the event that assigns them to the gang, and the resources that it takes."""
+    """Take groups from the plan. Return the event that assigns them to the gang, and the resources that it takes.
+
+    ``lent`` has the hosts that are lent to the job: node id → id of the job for which the host is reserved.
+    """
     spec, requirement = job.spec, job.requirement
     if spec.coscheduling is None:
         (worker,) = available.members(names[0])
         demand = requirement.demand(worker)
         plan.take((worker,), demand, spec.job_id)
-        return TasksAssignedEvent(spec.job_id, (gang.tasks[0].index,), worker.node_id), demand
+        lent_by = _lenders((worker,), lent)
+        return TasksAssignedEvent(spec.job_id, (gang.tasks[0].index,), worker.node_id, lent_by), demand
     granted: dict[str, float] = {}
     names = sorted(names)
     groups = [available.members(name) for name in names]
@@ -467,7 +476,11 @@ def assign(
         for resource, amount in demand.items():
             granted[resource] = granted.get(resource, 0.0) + amount * len(alike)
     node_ids = tuple([tuple([worker.node_id for worker in group]) for group in groups])
-    return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position), granted
+    return GangAssignedEvent(spec.job_id, tuple(names), node_ids, gang.position, _lenders(workers, lent)), granted
+
+
+def _lenders(workers: Iterable[Worker], lent: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lent[worker.node_id] for worker in workers if worker.node_id in lent))
 
 
 def hosts_of(assignment: JobAssignedEvent) -> tuple[str, ...]:

@@ -305,7 +305,8 @@ class Cycle:
         names = self._allowances.within(job, found, wanted, available) if found else found
         waits = ending > 0 and len(names) < len(found)  # until its own chips are free and it may have more groups
         if names and not waits:
-            assignment, granted = assign(job, gang, available, names, self._plan)
+            lenders = {worker.node_id: job_id for worker, job_id in lent}
+            assignment, granted = assign(job, gang, available, names, self._plan, lenders)
             self._allowances.granted(job, granted)
             self._in_vain.clear()  # the user may have reached a limit
             self._result.assignments.append(assignment)
@@ -437,7 +438,7 @@ class Cycle:
         self._plan.take_more(worker, granted, number)
         if spreading is not None:
             spreading.took(worker.node_id, number)
-        self._result.assignments[-1] = TasksAssignedEvent(job_id, tuple(indices), worker.node_id)
+        self._result.assignments[-1] = replace(last, task_indices=tuple(indices))
         self._placed[job_id] += number
         more = {resource: amount * number for resource, amount in granted.items()}
         self._allowances.granted(job, more)

@@ -149,6 +149,10 @@ class Evictor:
             self._lent[job.spec.job_id] = found
         return found
 
+    def loans_end(self, job: Job) -> None:
+        """Forget what a job has lent, since another job takes some of the hosts reserved for it."""
+        self._lent[job.spec.job_id] = frozenset()
+
     @property
     def evicts(self) -> bool:
         """Whether attempts may be evicted at all."""
@@ -272,12 +276,31 @@ class Evictor:
             found = self._complete(search, found) or self._complete_from_above(search, found, available)
             if found is None:
                 return None
-            given_back = self._specs_of(found)
+        found = self._with_fewer_victims(job, found, search, available, reached.needed)
+        given_back = self._specs_of(found)
         if not self._allowances.may_take(job, max(reached.needed, most_chips_of(found, available)), given_back):
             return None
         if reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
         return self._taking(job, found, available)
+
+    def _with_fewer_victims(
+        self, job: Job, found: Room, search: VictimSearch, available: Availability, least_chips: float
+    ) -> Room:
+        """Replace groups that victims leave by free ones, if the job is within its limits without these victims."""
+        free = best_free(2 * len(found), available, buckets_for(job, available))
+        free = [name for name in free if name not in found]
+        victims = self._specs_of(found).keys() - self._leaving
+        for victim in sorted(victims, key=lambda one: (search.cost_of(one) or (), one), reverse=True):
+            names = [name for name, needs in found.items() if victim in needs]
+            if not 0 < len(names) <= len(free):
+                continue
+            fewer = {name: needs for name, needs in found.items() if name not in names}
+            fewer |= dict.fromkeys(free[: len(names)], frozenset())
+            chips = max(least_chips, most_chips_of(fewer, available))
+            if self._allowances.may_take(job, chips, self._specs_of(fewer)):
+                found, free = fewer, free[len(names) :]
+        return found
 
     def may_make_room(self, job: Job, reached: ReachedLimit) -> bool:
         """Return whether `find_within_limit` may find victims for a job, now or later."""

@@ -126,6 +126,8 @@ class PlannedPromises:
             assert job.promise is not None
             promise = self._of[job.spec.job_id] = _Promise(job, is_firm=job.promise.is_firm)
             promise.is_lost = not self._plan.taken.keys().isdisjoint(job.promise.node_ids)
+            if promise.is_lost:
+                self._evictor.loans_end(job)
             promise.reason = self._problem(promise, job.promise.node_ids, available_to(job))
             if promise.reason:
                 for one in job.members or (job,):
@@ -386,6 +388,7 @@ class PlannedPromises:
             if self._plan.kept.get(node_id) == promise.job.spec.job_id:
                 self._plan.lift(self._fleet.workers[node_id])
         promise.node_ids, promise.reason = (), "a job that leaves in time takes one of the hosts meanwhile"
+        self._evictor.loans_end(promise.job)
         self.given_up = True
         self._reserve(promise)
 

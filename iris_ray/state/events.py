@@ -187,21 +187,24 @@ class GangAssignedEvent:
     """All tasks of a gang get workers at once: ``groups`` has the node ids of each group, in order.
 
     The state numbers the groups; groups that the gang ran on before keep their numbers. ``gang`` is its position.
+    ``lent_by`` has the ids of the jobs for which some of the hosts are reserved and which lend them.
     """
 
     job_id: str
     group_names: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
     gang: int = 0
+    lent_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TasksAssignedEvent:
-    """Independent tasks of a job get a worker."""
+    """Independent tasks of a job get a worker. ``lent_by``: see `GangAssignedEvent`."""
 
     job_id: str
     task_indices: tuple[int, ...]
     node_id: str
+    lent_by: tuple[str, ...] = ()
 
 
 JobAssignedEvent = GangAssignedEvent | TasksAssignedEvent

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
@@ -153,7 +153,7 @@ class Gangs:
         job, (placed, groups) = self._table.jobs[event.job_id], placement
         if len(placed[0][0].tasks) != len(placed[0][1]):  # another number or size of slices
             self._resize(job, len(placed[0][1]))
-        self._assign(job, placed, groups, change)
+        self._assign(job, placed, groups, event.lent_by, change)
 
     def _checked_gang(self, job: Job, event: GangAssignedEvent, taken: _Taken | None) -> _Placement:
         config, gang = job.spec.coscheduling, self._table.gang(job, event.gang)
@@ -223,9 +223,14 @@ class Gangs:
         raise IllegalTransitionError(f"job {job.spec.job_id}: worker {node_id} is gone or full")
 
     def _assign(
-        self, job: Job, placed: Sequence[tuple[Gang, tuple[str, ...]]], groups: tuple[str, ...], change: Change
+        self,
+        job: Job,
+        placed: Sequence[tuple[Gang, tuple[str, ...]]],
+        groups: tuple[str, ...],
+        lent_by: Collection[str],
+        change: Change,
     ) -> None:
-        """Assign hosts, all in the same groups, to gangs of a job."""
+        """Assign hosts, all in the same groups, to gangs of a job. ``lent_by``: see `GangAssignedEvent`."""
         allocations = dict[AttemptId, Allocation]()
         hosts = tuple(dict.fromkeys(node_id for _, node_ids in placed for node_id in node_ids))
         demands = {node_id: job.requirement.demand(self._fleet.workers[node_id]) for node_id in hosts}
@@ -244,7 +249,8 @@ class Gangs:
         self._allocations.add(job, allocations)
         for allocation in allocations.values():
             job_table.note_assigned(job, allocation, change.now)
-        self._promises.kept_by(job, hosts, any(change.now < gang.returning_until for gang, _ in placed))
+        returns = any(change.now < gang.returning_until for gang, _ in placed)
+        self._promises.kept_by(job, hosts, lent_by, returns)
         self._holders.take(job, groups, change)
         for gang, _ in placed:
             self._notices.tell_host_notices(job, gang, change)

@@ -61,12 +61,13 @@ class Promises:
             self._table.changed(job_id)
         return job
 
-    def kept_by(self, job: Job, node_ids: Collection[str], returns: bool) -> None:
+    def kept_by(self, job: Job, node_ids: Collection[str], lent_by: Collection[str], returns: bool) -> None:
         """Record that a job gets hosts, which fulfils its promise and ends some promises of these hosts to other jobs.
 
-        A promise without victims to a job of the same band or a higher one stays: the host is lent, or the job is a
-        gang that ``returns`` to it. A job of independent tasks keeps promised hosts for its remaining tasks. If the job
-        gives up some of its hosts, the queue counts as changed, so that the next plan is made at once.
+        A promise stays if its job is in ``lent_by``, the jobs that lend the hosts. A promise without victims to a job
+        of the same band or a higher one also stays if the job is a gang that ``returns`` to the hosts. A job of
+        independent tasks keeps promised hosts for its remaining tasks. If the job gives up some of its hosts, the queue
+        counts as changed, so that the next plan is made at once.
         """
         if (promise := job.promise) is not None:
             left = () if job.spec.coscheduling else tuple(i for i in promise.node_ids if i not in node_ids)
@@ -79,10 +80,10 @@ class Promises:
             other = self._table.jobs.get(self._promised.get(node_id, ""))
             if other is None or other.promise is None:
                 continue
-            if other.spec.priority > job.spec.priority or other.promise.is_firm:
-                self.release(other)
-            elif not returns:
+            if other.spec.job_id in lent_by:
                 self._lend(other, other.promise, job.spec.job_id)
+            elif other.spec.priority > job.spec.priority or other.promise.is_firm or not returns:
+                self.release(other)
 
     def _lend(self, job: Job, promise: Promise, to: str) -> None:
         """Record that a job with a reservation lends a host to another job, and forget loans that have ended."""

@@ -46,6 +46,10 @@ def test_a_job_over_its_limit_by_its_own_unconfirmed_attempt_has_no_chance() -> 
     OUTSIDERS(3142559, 1, 1, 800)
 
 
+def test_an_end_that_was_unconfirmed_for_too_long_excuses_although_the_plan_was_not_over() -> None:
+    OUTSIDERS(72031679, 1, 0, EACH)
+
+
 def test_a_promise_outlasts_a_lowered_limit_while_an_end_of_its_user_is_unconfirmed() -> None:
     play(41134626, 1, 4, EACH)
 

@@ -94,6 +94,7 @@ class OutsidersRules(Rules):
 
     def turn_over(self, finished: bool) -> None:
         super().turn_over(finished)
+        self._owed = {attempt: owed for attempt, owed in self._owed.items() if not self._is_settled(attempt, owed)}
         if finished:
             self._nothing_idles()
             self._takers_run()
@@ -149,10 +150,7 @@ class OutsidersRules(Rules):
     # -- nobody leaves in vain -------------------------------------------------------------------------------------
 
     def _takers_run(self) -> None:
-        for attempt, owed in list(self._owed.items()):
-            if self._is_settled(attempt, owed):
-                del self._owed[attempt]
-                continue
+        for attempt, owed in self._owed.items():
             waited = self.now - owed.since
             assert waited < self._grace_s + SETTLES_S, f"{attempt} left {waited:.0f} s ago for {owed.takers}: in vain"
 

@@ -8,7 +8,7 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.calendar import HORIZON_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
-from tests.support.worlds import PlannedWorld, is_told_to_leave, promised
+from tests.support.worlds import MANY, PlannedWorld, is_told_to_leave, on, promised, set_teams
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
@@ -155,3 +155,46 @@ def test_loans_outlive_the_controller(world: PlannedWorld) -> None:
     assert promise is not None
     assert promise == world.state.jobs["large"].promise
     assert promise.lent == ("small",)
+
+
+def test_loans_end_once_a_higher_band_takes_a_reserved_host(caplog: pytest.LogCaptureFixture) -> None:
+    """The plan in which that happens asks nobody to leave because of a loan: it would be refused."""
+    world = PlannedWorld(*"abc")
+    third = world.run("third", user="third", priority=BATCH, **on("c"))
+    large = reserved(world, BATCH)
+    small = world.submit("small", user="new", priority=BATCH, max_retries_preemption=3)
+    world.turn()
+    assert large.promise is not None
+    assert large.promise.lent == ("small",)
+    world.report_all(small, TaskState.RUNNING)
+    urgent = world.submit("urgent", user="urgent", **on("b"))
+    world.finish(third)
+    world.finish(world.state.jobs["other"])
+    world.turn(1.0)
+    assert urgent.gang.placed
+    assert not is_told_to_leave(small)
+    assert "refused" not in caplog.text
+
+
+def test_job_that_comes_first_by_its_quota_takes_a_reserved_host_for_good() -> None:
+    """No host is lent to it, although it is of a lower band than the job with the reservation."""
+    world = PlannedWorld(*"abcd")
+    set_teams(world, "[teams.ml]\nquota.v4-16 = 32\n[teams.'ml/vision']\nquota.v4-16 = 8\n[teams.'ml/audio']")
+    world.submit("own", team="ml", priority=PRODUCTION, **on("c"))
+    others = [world.submit(f"other-{name}", **MANY, **on(name)) for name in "bd"]
+    world.turn()
+    for job in world.state.jobs.values():
+        world.report_all(job, TaskState.RUNNING)
+    for job in others:
+        job.gang.evicted_at = (world.now,)  # so that it is left alone for ten minutes
+    large = world.submit("large", team="ml/audio", priority=PRODUCTION, slices=(2,))
+    world.turn(5.0)
+    assert "a-0" in promised(large)
+    small = world.submit("small", team="ml/vision")
+    world.turn(1.0)
+    assert small.gang.placed
+    assert promised(large), "it is made again around the host"
+    world.report_all(small, TaskState.RUNNING)
+    world.finish(others[0])
+    world.turn(1.0)
+    assert not is_told_to_leave(small), "its team is within its quota"

@@ -208,6 +208,23 @@ def test_team_at_limit_evicts_its_own_lower_bands(world: World) -> None:
     assert promised(urgent)
 
 
+@pytest.mark.parametrize(("quota", "leave"), [(24, 1), (16, 2)])
+def test_no_more_leave_for_a_quota_than_free_slices_need(world: World, quota: int, leave: int) -> None:
+    """Two slices are free; only the quota is missing."""
+    set_teams(world, f"[teams.ads]\nquota.v4-16 = {{ chips = {quota}, borrow = 0 }}")
+    start(world, "ads-0", "ads-1", team="ads", priority=BATCH)
+    world.now += BACKFILL_BOUND_S
+    urgent = submit(world, "urgent", "ads", priority=PRODUCTION, slices=(2,))
+    gone = leaving(world)
+    assert len(gone) == leave
+    world.now += 31.0
+    world.schedule()
+    for job_id in gone:
+        world.confirm(world.state.jobs[job_id], 1)
+    world.schedule()
+    assert urgent.gang.placed
+
+
 def test_job_within_quota_reclaims_from_every_team_above_that_is_full(world: World) -> None:
     """The jobs of one of them would not suffice for the other."""
     set_teams(
