@@ -122,13 +122,18 @@ class Cleaned:
 
     def remove(self, by: Callable[[], object], path: Path, place: str, size: int) -> None:
         """Remove a file or directory by that function, and note that, or why it can't be removed."""
-        try:
+        with self.noting(path):
             by()
+            self.add(place, 1, size)
+
+    @contextlib.contextmanager
+    def noting(self, path: Path) -> Iterator[None]:
+        """Note why something at a path can't be read or removed, and let all else be cleaned."""
+        try:
+            yield
         except OSError as error:
             if len(self.problems) < MOST_PROBLEMS:
                 self.problems.append(f"{path}: {error.strerror or error}")
-        else:
-            self.add(place, 1, size)
 
 
 MOST_PROBLEMS: Final = 5
@@ -154,18 +159,28 @@ def clean(
     clock = _remember(places.own, clock or read_clock())
     if not limits.keep_all:
         _clean_others(places, limits, clock, cleaned)
+        with contextlib.suppress(ServiceUnavailableError), cleaned.noting(places.own):
+            _clean_core_dumps(places.own, limits, clock, cleaned)
+        with cleaned.noting(places.own):
+            _clean_own(places.own, limits, clock, cleaned)
     if not of_outputs.keep_all:
-        with contextlib.suppress(ServiceUnavailableError):
+        with contextlib.suppress(ServiceUnavailableError), cleaned.noting(places.own):
             _clean_outputs(places.own, of_outputs, clock, cleaned)
     return cleaned
 
 
 def _clean_others(places: Places, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
     used = used_paths([root for root in (places.tpu_logs, places.sessions) if root is not None])
-    items = [*_tpu_logs(places, used), *_sessions(places, used), *_worker_logs(places, used)]
-    for item in [*to_remove(items, clock, limits), *_old_core_dumps(places.own, clock, limits)]:
+    items = list[Item[Target]]()
+    for path, find in (
+        (places.tpu_logs or places.own, _tpu_logs),
+        (places.sessions, _sessions),
+        (places.session, _worker_logs),
+    ):
+        with cleaned.noting(path):
+            items += find(places, used)
+    for item in to_remove(items, clock, limits):
         cleaned.remove(partial(_remove, item.key), item.key.path, item.key.place, item.bytes)
-    _clean_own(places.own, limits, clock, cleaned)
 
 
 def clean_this_machine(limits: Limits, of_outputs: Limits, has_chips: bool) -> dict[str, Any]:
@@ -188,18 +203,6 @@ def _tpu_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
 def _worker_logs(places: Places, used: "Used") -> Iterator[Item[Target]]:
     for directory in (places.session / "logs", places.session / "logs" / "old"):
         yield from _files(WORKER_LOGS, directory, _WORKER_LOG, used)
-
-
-def _old_core_dumps(own: Path, clock: ClockReading, limits: Limits) -> list[Item[Target]]:
-    """Return the core dumps of tasks that go. The newest stays until it is too old, even if it alone is too large."""
-    items = []
-    with contextlib.suppress(ServiceUnavailableError):
-        for dump in module_of("evidence", "dumps").remembered(own):
-            path = Path(dump.path)
-            items.append(Item(Target(CORE_DUMPS, path.parent, path.name), dump.changed_ns / 1e9, dump.bytes))
-    newest = max(items, key=lambda item: item.changed_at, default=None)
-    too_old = to_remove(items, clock, Limits(limits.days, None))
-    return [item for item in to_remove(items, clock, limits) if item is not newest or item in too_old]
 
 
 def _files(place: str, directory: Path, names: re.Pattern[str], used: "Used") -> Iterator[Item[Target]]:
@@ -356,6 +359,22 @@ def _remove(target: Target) -> None:
             os.unlink(target.name, dir_fd=fd)
         else:
             shutil.rmtree(target.name, dir_fd=fd)  # safe against links: shutil.rmtree.avoids_symlink_attacks
+
+
+def _clean_core_dumps(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
+    """Remove core dumps of tasks. The newest stays until it is too old, even if it alone is too large.
+
+    Raises:
+        ServiceUnavailableError: there is no service that knows them.
+        OSError: it can't read what it knows.
+    """
+    dumps = module_of("evidence", "dumps").remembered(own)
+    items = [Item(dump, dump.changed_ns / 1e9, dump.bytes) for dump in dumps]
+    newest = max(items, key=lambda item: item.changed_at, default=None)
+    too_old = to_remove(items, clock, Limits(limits.days, None))
+    for item in to_remove(items, clock, limits):
+        if item is not newest or item in too_old:
+            cleaned.remove(item.key.remove, Path(item.key.path), CORE_DUMPS, item.bytes)
 
 
 def _clean_own(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:

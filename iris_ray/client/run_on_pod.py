@@ -58,7 +58,7 @@ def run_on_pod(
         TaskCrashedError: a task process died without an exception, more often than allowed. It is a
             `TaskOutOfMemoryError` if it was killed because its host's memory was used up.
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: 19 launches in a row failed, and the job never ran; a JobUnschedulableError.
+        LaunchesFailedError: launches failed again and again, such as 19 in a row; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
         JobCancelledError: the job was cancelled, or its ``max_runtime`` is over.
 

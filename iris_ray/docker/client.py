@@ -52,7 +52,7 @@ def run_docker_on_pod(
         TaskCrashedError: the program failed more often than allowed; the message has its exit code. It is a
             `TaskOutOfMemoryError` if the kernel killed it because memory was used up.
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: 19 launches in a row failed, and the job never ran; a JobUnschedulableError.
+        LaunchesFailedError: launches failed again and again, such as 19 in a row; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
 
     Example::

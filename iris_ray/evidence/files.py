@@ -34,7 +34,7 @@ from iris_ray.evidence.core import (
     is_log_of_libtpu,
     names_process,
 )
-from iris_ray.evidence.dumps import remember
+from iris_ray.evidence.dumps import MOST_REMEMBERED, remember
 from iris_ray.masking import masked, secret_values
 from iris_ray.model.lifecycle import TaskAttemptId
 
@@ -45,7 +45,7 @@ CORE_PATTERN, CORE_USES_PID = Path("/proc/sys/kernel/core_pattern"), Path("/proc
 MOST_PROCESSES: Final = 16
 """The limit for the processes of a task whose stacks are kept."""
 MOST_LOGS, MOST_DUMPS = 8, 20
-"""The limits for the logs of libtpu and the core dumps of a task; the newest are kept."""
+"""The limits for the logs of libtpu that are kept, and for the core dumps that are named; the newest are."""
 MOST_NAMES: Final = 200_000
 """The limit for the names of a directory that are looked at."""
 OUTPUT_BYTES, LOG_BYTES, STACKS_BYTES = 4 << 20, 256 << 10, 1 << 20
@@ -140,7 +140,8 @@ def keep_crash(
     if not (logs or dumps):
         return ""
     if names_process(*_core_pattern()):  # else they may be those of another program
-        remember(host_directory, [one.path for one in dumps])
+        remember(host_directory, [one.path for one in dumps[-MOST_REMEMBERED:]])
+    dumps = dumps[-MOST_DUMPS:]
     parts = {
         LIBTPU: lambda: _tails(logs),
         DUMPS: lambda: "".join(f"{one.bytes:>16,} bytes  {one.path!r}\n" for one in dumps),
@@ -166,7 +167,7 @@ def core_dumps(place: Place, pids: Collection[int], began_at: float) -> list[Cor
         for directory in dump_directories(pattern, place.directory)
         for one in _files(directory, lambda name: is_dump(name, pids, pattern, uses_pid), began_at)
     ]
-    return [CoreDump(str(path), size) for _, path, size in sorted(found)[-MOST_DUMPS:]]
+    return [CoreDump(str(path), size) for _, path, size in sorted(found)]
 
 
 def _core_pattern() -> tuple[str, bool]:

@@ -11,6 +11,7 @@ from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.host.services import DeadTask, Host, HostPart
 from iris_ray.evidence.calls import EvidenceCalls
+from iris_ray.evidence.dumps import prepare
 from iris_ray.evidence.files import ChipSample, Place, keep_crash, keep_hang, look_at, place_of
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.processes.subtree import descendants
@@ -29,9 +30,11 @@ class EvidenceOnHost(HostPart):
         self._samples: deque[ChipSample] = deque(maxlen=MOST_SAMPLES)
         self._places: Mapping[int, Place] = {}
         self._clock = time.time() - time.monotonic()
+        self._directory = os.readlink("/proc/self/cwd")
 
     async def run(self) -> None:
         """Look now and then, since neither libtpu nor a process that has ended can be asked about the past."""
+        await self.in_thread(prepare, self.host.directory())
         while True:
             pids = [pid for pid, watch in self.host.watches.items() if watch.runs]
             if pids and self.host.devices is not None:
@@ -51,7 +54,7 @@ class EvidenceOnHost(HostPart):
         await self.in_thread(keep_hang, self.host.directory(), attempt, pids, began_at, place, samples)
 
     async def died(self, task: DeadTask) -> str:
-        place = self._places.get(task.pid, Place.of(os.environ | task.launch.env))
+        place = self._places.get(task.pid) or Place.of(os.environ | task.launch.env, self._directory)
         info = task.launch.info
         attempt = TaskAttemptId(info.job_id, info.task_index, info.attempt)
         began_at = self._now_called(task.began_at)

@@ -207,7 +207,7 @@ def history(
     job: str | None, sql: str | None, events: bool, utilisation: bool, path: Path | None, limit: int, form: ListForm,
     tpu_type: str | None, **filters: Any,
 ) -> None:  # fmt: skip
-    """Jobs that have ended, even if the Controller has forgotten them: who, when, how, and why.
+    """Jobs that ran or have ended, even if the Controller has forgotten them: who, when, how, and why.
 
     \b
       iris-ray history --user ann --since 7d

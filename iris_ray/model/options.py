@@ -422,9 +422,10 @@ class GangOptions(ContainerOptions, total=False):
         Option(
             default=300.0,
             check=Seconds(),
-            help="How long a task's threads and exit handlers may run after its function has returned.",
+            help="How long threads and exit handlers may run after all tasks of the gang have returned.",
             more="Use it for an upload or an asynchronous checkpoint. The caller already has the results; the hosts"
-            " stay busy until the processes have ended, and so does a script that exits.",
+            " stay busy until the processes have ended, and a script that exits waits for them. A gang that fails, is"
+            " cancelled or moves gets no such time.",
             example="900",
             flag="--exit-grace",
         ),

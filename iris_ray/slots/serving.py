@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from iris_ray.errors import InvalidSlotError, IrisError
-from iris_ray.model.checks import NAME, Holds, ListOf, Number, is_loopback, is_texts, nearest, require
+from iris_ray.model.checks import NAME, Holds, ListOf, Number, is_loopback, is_texts, nearest, require, shown
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
@@ -31,6 +32,7 @@ from iris_ray.slots.front.http_front import HttpFront, check_front
 
 T = TypeVar("T")
 GB: Final = 10**9
+_NUMBER_OF_DEVICES: Final = re.compile(r"[1-9][0-9]{0,17}")
 SIMPLE_POLICY: Final = {each.name for each in fields(ServingPolicy)} - {"placement"}
 
 
@@ -430,9 +432,16 @@ def _memory(given: Any) -> dict[int, int | Sequence[int]]:
         on = given.get("on", [1])
         require("memory_gb: on", on, ListOf(int, "a list of numbers of devices, such as [2, 4]"), InvalidSlotError)
         return dict(split_memory(_bytes(given["total"]), on))
+    if isinstance(given, list):
+        raise InvalidSlotError(
+            f"memory_gb is {shown(given)}; give the number of devices with the gigabytes of each, such as"
+            " { 2 = [12, 6] }"
+        )
     by_number = given if isinstance(given, dict) else {"1": given}
-    if not all(each.isdecimal() for each in by_number):
-        raise InvalidSlotError(f"memory_gb is {given}; give gigabytes by the number of devices, such as {{ 1 = 16 }}")
+    if not all(map(_NUMBER_OF_DEVICES.fullmatch, by_number)):
+        raise InvalidSlotError(
+            f"memory_gb is {shown(given)}; give gigabytes by the number of devices, such as {{ 1 = 16 }}"
+        )
     return {int(number): _bytes_of_each(each) for number, each in by_number.items()}
 
 
@@ -457,12 +466,12 @@ def _memory_of_gguf(table: Mapping[str, Any], directory: Path) -> dict[int, int 
     require("gguf: on", on, ListOf(int, "a list of numbers of devices, such as [1, 2]"), InvalidSlotError)
     split = given.get("split", [])
     require("gguf: split", split, SHARES, InvalidSlotError)
-    path = directory / Path(given["path"]).expanduser()
+    path = directory / os.path.expanduser(given["path"])
     try:
         with path.open("rb") as file:
             model = read_gguf(file, os.fstat(file.fileno()).st_size)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        why = getattr(error, "strerror", None) or error
         raise InvalidSlotError(f"gguf: {path} can't be read on this machine: {why}; or give memory_gb") from None
     return gguf_memory(model, context=table["context"], concurrency=table["concurrency"], degrees=on, split=split)
 

@@ -19,7 +19,8 @@ Needs = tuple[tuple[int, int], ...]
 
 MOST_DEVICES = 64
 """The limit for a runner whose legal sets of devices are not listed."""
-
+MOST_CHIPS = 2**14
+"""The limit for the devices of a slot. No slice has more chips."""
 
 UNKNOWN = 2**60
 """Stands for the bytes of a device that have not been read yet: every model may fit."""

@@ -163,9 +163,7 @@ class RunnerView:
         for bound, sizes in self._ways(needs):
             if best is not None and bound >= best.key:
                 break
-            for plan in self._plans_on(sizes):
-                if best is None or plan.key < best.key:
-                    best = plan
+            best = self._best_on(sizes, best)
             if best is not None and best.key == bound:
                 break  # nearly always the first way; the others are not even made then
         return best
@@ -205,35 +203,64 @@ class RunnerView:
             some = order if math.comb(len(order), degree) <= MOST_SETS else order[: degree + 2]
             yield from bounded(tuple(sorted(each)) for each in combinations(some, degree))
 
-    def _plans_on(self, sizes: Mapping[int, int]) -> Iterator[EvictionPlan]:
-        """Yield the cheapest plan on these devices for each combination of slots that have several devices."""
+    def _best_on(self, sizes: Mapping[int, int], best: EvictionPlan | None) -> EvictionPlan | None:
+        """Return the cheapest plan on these devices, or ``best`` if none is cheaper."""
         hardware, left = self.runner.devices, self.unpromised
         missing = {device: hardware[device].charge(size) - left[device] for device, size in sizes.items()}
+        for evicted in self._spanning(missing):
+            best = self._plan_with(evicted, missing, best) or best
+        return best
+
+    def _spanning(self, missing: Mapping[int, int]) -> Iterator[tuple[Slot, ...]]:
+        """Yield the combinations of slots with several devices that are compared."""
         several = (slot for slot in self.slots if len(slot.allocation.devices) > 1)
         spanning = [slot for slot in several if not missing.keys().isdisjoint(slot.allocation.devices)]
         spanning = sorted(spanning, key=lambda slot: self._cost(slot).key)
         few = spanning[:MOST_SPANNING]
-        for evicted in chain.from_iterable(combinations(few, count) for count in range(len(few) + 1)):
-            if plan := self._plan_with(evicted, missing):
-                yield plan
+        yield from chain.from_iterable(combinations(few, count) for count in range(len(few) + 1))
         if len(spanning) > len(few):  # none of these combinations may be enough
-            needed = tuple(spanning)
-            for slot in reversed(spanning):
-                fewer = tuple([each for each in needed if each is not slot])
-                needed = fewer if self._plan_with(fewer, missing) else needed
-            if plan := self._plan_with(needed, missing):
-                yield plan
+            yield self._just_enough(spanning, missing)
 
-    def _plan_with(self, evicted: tuple[Slot, ...], missing: dict[int, int]) -> EvictionPlan | None:
-        """Return the cheapest plan that evicts these slots, which have several devices, and others that have one."""
-        key, chosen = self.cost_of(evicted), evicted
+    def _just_enough(self, spanning: Sequence[Slot], missing: Mapping[int, int]) -> tuple[Slot, ...]:
+        """Return slots with several devices without which others, with one device, are not enough.
+
+        Args:
+            spanning: the slots, the cheapest first. All of them are enough.
+            missing: the bytes that each device lacks.
+        """
+        lacks = dict(missing)
+        for slot in spanning:
+            for device, size in slot.allocation.needs:
+                lacks[device] = lacks.get(device, 0) - size
+        needed: list[Slot] = []
+        for slot in reversed(spanning):
+            without = {device: lacks[device] + size for device, size in slot.allocation.needs if device in missing}
+            if all(least(self._options_on(device, shared=False), lack) for device, lack in without.items()):
+                lacks |= without
+            else:
+                needed.append(slot)
+        return tuple(reversed(needed))
+
+    def _plan_with(
+        self, evicted: tuple[Slot, ...], missing: Mapping[int, int], best: EvictionPlan | None
+    ) -> EvictionPlan | None:
+        """Return the cheapest plan that evicts these slots, which have several devices, and others that have one.
+
+        None: there is no plan, or none that is cheaper than ``best``.
+        """
+        key, chosen, gained = self.cost_of(evicted), list(evicted), dict[int, int]()
+        for slot in evicted:
+            for device, size in slot.allocation.needs:
+                gained[device] = gained.get(device, 0) + size
         for device, lacks in missing.items():
-            gained = sum([slot.allocation.on(device) for slot in evicted])
-            option = least(self._options_on(device, shared=False), lacks - gained)
+            option = least(self._options_on(device, shared=False), lacks - gained.get(device, 0))
             if option is None:
                 return None
-            key, chosen = plus(key, option.key), chosen + option.slots
-        return EvictionPlan(key, tuple(missing), chosen)
+            key = plus(key, option.key)
+            if best is not None and key >= best.key:
+                return None
+            chosen += option.slots
+        return EvictionPlan(key, tuple(missing), tuple(chosen))
 
     def _options_on(self, device: int, shared: bool) -> list[EvictionOption]:
         """Return the evictions on one device.

@@ -6,13 +6,13 @@ Give a model whose need is known that number instead.
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import accumulate, pairwise
-from math import ceil
+from math import ceil, inf
 from typing import BinaryIO, Final
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import Holds, Number, Whole, require, shown
+from iris_ray.slots.core.devices import MOST_CHIPS
 
 # -- gguf --------------------------------------------------------------------------------------------------------------
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file begins with the letters GGUF, a version,
@@ -57,11 +57,13 @@ class GGUFModel:
         """Return a whole number of this architecture, such as ``block_count``.
 
         Raises:
-            InvalidSlotError: the number is missing, and there is no default.
+            InvalidSlotError: the number is missing, and there is no default; or it is not a whole number of 0 or more.
         """
         found = self.facts.get(f"{self.architecture}.{name}", default)
         if not isinstance(found, (int, float)):
             raise InvalidSlotError(f"the GGUF file has no {self.architecture}.{name}; give the memory yourself")
+        if not (0 <= found < inf and found == int(found)):
+            raise InvalidSlotError(f"the GGUF file is damaged: its {self.architecture}.{name} is {found}")
         return int(found)
 
     @property
@@ -187,7 +189,7 @@ CACHE_BYTES: Final = 2
 WORK_BYTES: Final = 4
 """Bytes of one number in the buffers of the computation."""
 SHARES: Final = Holds(
-    lambda value: isinstance(value, (list, tuple)) and not any(map(Number(above=True, most=1e9).problem, value)),
+    lambda value: isinstance(value, (list, tuple)) and not any(map(Number(1e-6, most=1e9).problem, value)),
     "numbers above 0, one for each device, such as [2, 1]",
 )
 RUNTIME_BYTES: Final = 512 * 2**20
@@ -232,7 +234,7 @@ def gguf_memory(
             f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
             " --merge, or give the memory yourself"
         )
-    tokens = min(context, model.number("context_length", context))
+    tokens = min(context, model.number("context_length", context) or context)
     layers = model.number("block_count")
     layer = max(_layer_bytes(model).values(), default=0) + tokens * concurrency * _cache_bytes(model)
     beside = sum(size for name, size in model.tensors.items() if not name.startswith("blk."))
@@ -247,11 +249,24 @@ def gguf_memory(
 
 
 def _layers_of_each(layers: int, split: Sequence[float]) -> list[int]:
-    """Return how many layers each device gets from llama.cpp: layer i of n, if its range of shares has i / (n + 1)."""
-    so_far = accumulate(map(Fraction, split), initial=Fraction(0))
-    total = sum(map(Fraction, split))
-    firsts = [min(ceil(share / total * (layers + 1)), layers) for share in so_far]
+    """Return how many layers each device gets from llama.cpp: layer i of n, if its range of shares has i / (n + 1).
+
+    llama.cpp computes in 32 bits, which decides for a layer at the end of a range.
+    """
+    so_far = list(accumulate(map(_in_32_bits, split), lambda one, other: _in_32_bits(one + other)))
+    firsts = [0]
+    for share in (_in_32_bits(each / so_far[-1]) for each in so_far):
+        first = max(0, ceil(share * (layers + 1)) - 2)
+        while first < layers and _in_32_bits(first / (layers + 1)) < share:
+            first += 1
+        firsts.append(min(first, layers))
     return [end - begin for begin, end in pairwise(firsts)]
+
+
+def _in_32_bits(number: float) -> float:
+    """Return the nearest number of 32 bits. A sum or quotient of two such numbers is that of 32-bit arithmetic."""
+    nearest: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    return nearest
 
 
 def vllm_memory(device_memory: int, utilisation: float, degrees: Iterable[int] = (1,)) -> dict[int, int]:
@@ -291,12 +306,14 @@ def split_memory(total: int, degrees: Iterable[int], beside: int = 0) -> dict[in
 
 
 def _checked(degrees: Iterable[int], **values: int) -> tuple[int, ...]:
-    """Return the numbers of devices; refuse them, or values by name, unless all are ints of 1 or more."""
+    """Return the numbers of devices; refuse them, or values by name, unless all are ints of 1 or more in range."""
     if not isinstance(degrees, Iterable):
         raise InvalidSlotError(f"degrees is {shown(degrees)}; give numbers of devices, such as (1, 2)")
     found = tuple(degrees)
-    for name, value in (*values.items(), *(("a degree", degree) for degree in found)):
+    for name, value in values.items():
         require(name, value, Whole(1, exactly=True), InvalidSlotError)
+    for degree in found:
+        require("a degree", degree, Whole(1, MOST_CHIPS, exactly=True), InvalidSlotError)
     return found
 
 

@@ -19,7 +19,7 @@ from iris_ray.model.checks import (
     require_fields,
 )
 from iris_ray.model.constraints import Constraint
-from iris_ray.slots.core.devices import DeviceKind, Needs, needs_of
+from iris_ray.slots.core.devices import MOST_CHIPS, DeviceKind, Needs, needs_of
 
 CONCURRENCY: Final = {"vllm": 256, "program": 64, "ollama": 2}
 """Requests that one slot serves at a time, by runtime; 1 for others."""
@@ -107,8 +107,14 @@ class ModelSpec:
         for number in (*self.memory.keys(), *single, *chain(*several.values())):
             if Whole(1, exactly=True).problem(number):
                 raise InvalidSlotError(f"model {self.name}: memory has {number!r}; give ints of 1 or more")
+        if max(self.memory) > MOST_CHIPS:
+            raise InvalidSlotError(
+                f"model {self.name}: memory is for {max(self.memory):,} devices, and a slot has {MOST_CHIPS:,} at most;"
+                " give bytes by the number of devices, such as {2: 9 * 10**9}"
+            )
         if wrong := [degree for degree, each in several.items() if len(each) != degree]:
-            raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] needs {wrong[0]} sizes, one for each device")
+            given = len(several[wrong[0]])
+            raise InvalidSlotError(f"model {self.name}: memory[{wrong[0]}] has {given} sizes; give one for each device")
         memory = {**self.memory, **{degree: max(each) for degree, each in several.items()}}
         object.__setattr__(self, "sizes", several)
         object.__setattr__(self, "constraints", tuple(self.constraints))

@@ -1,5 +1,6 @@
 """The cleaning of one machine: real directories, sockets and processes."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from iris_ray.cleaning.disk import (
 from iris_ray.evidence.dumps import remember
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
+from tests.support.core_dumps import core_dump
 
 LIMITS = Limits(14, None)
 OLD = 20
@@ -221,7 +224,9 @@ def test_beyond_the_size_the_oldest_go(places: Places) -> None:
 
 def dumped(places: Places, pid: int, days: float, size: int = 100_000) -> Path:
     """A core dump that its host has remembered."""
-    path = written(places.own.parent / "cores" / f"core.{pid}", days, size)
+    path = written(places.own.parent / "cores" / f"core.{pid}", days)
+    path.write_bytes(core_dump(size))
+    aged(path, days)
     remember(places.own, [str(path)])
     return path
 
@@ -251,9 +256,30 @@ def test_file_in_the_place_of_a_core_dump_stays(places: Places, tmp_path: Path) 
     (replaced.parent / "other").rename(replaced)
     linked.rename(tmp_path / "kept")
     linked.symlink_to(tmp_path / "kept")
-    (places.own / "core-dumps" / "1-2").write_text("[null]")
     assert clean(places, LIMITS).files == {}
     assert all(path.exists() for path in (changed, replaced, linked, tmp_path / "kept"))
+
+
+@pytest.mark.parametrize("place", ["core-dumps", "tpu_logs"])
+def test_disk_that_fails_in_one_place_stops_no_other(
+    places: Places, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert places.tpu_logs is not None
+    dump, log, session = dumped(places, 1, OLD), written(places.tpu_logs / LOG), dead_session(places)
+    broken = {"core-dumps": places.own / "core-dumps", "tpu_logs": places.tpu_logs}[place]
+    listdir = os.listdir
+
+    def fails(path: Any = ".") -> list[str]:
+        where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
+        if where == str(broken):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", fails)
+    cleaned = clean(places, LIMITS)
+    assert [dump.exists(), log.exists(), session.exists()] == [place == "core-dumps", place == "tpu_logs", False]
+    (problem,) = cleaned.problems
+    assert problem.endswith("Input/output error")
 
 
 def test_a_clock_that_jumps_ahead_removes_nothing(places: Places) -> None:

@@ -21,6 +21,7 @@ from iris_ray.inspection.host import NOT_PERMITTED
 from iris_ray.logs.files import AttemptLog, LogWriter, logs_directory
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
+from tests.support.core_dumps import core_dump
 from tests.support.libtpu_metrics import metrics_service
 
 ATTEMPT = TaskAttemptId("train-1a2b3c4d", 3, 2)
@@ -35,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     cores.mkdir()
     (logs / f"tpu_driver.host.root.log.FATAL.20261130-040000.{PID}").write_text("Check failed: x\nHF_TOKEN=hf_abc\n")
     (logs / "tpu_driver.host.root.log.FATAL.20261130-040000.5").write_text("of another process")
-    (cores / f"core.{PID}").write_bytes(b"memory of the task, with its secrets" * 1000)
+    (cores / f"core.{PID}").write_bytes(core_dump(36_000))
     (cores / "core.5").write_bytes(b"of another process")
     (tmp_path / "core_pattern").write_text(f"{cores}/core.%p\n")
     (tmp_path / "core_uses_pid").write_text("0\n")
@@ -69,6 +70,16 @@ def test_core_dumps_are_remembered_if_their_names_tell_the_process(place: Place,
     (tmp_path / "core_pattern").write_text(f"{tmp_path}/cores/core.%e\n")
     assert "and 1 more" in keep_crash(tmp_path, ATTEMPT, {PID}, time.time(), place)
     assert list(remembered(tmp_path)) == []
+
+
+def test_all_core_dumps_of_a_crash_are_remembered_and_the_newest_are_named(place: Place, tmp_path: Path) -> None:
+    """As of a program that has crashed with all the processes that it had started."""
+    pids = range(1000, 1100)
+    for pid in pids:
+        (tmp_path / "cores" / f"core.{pid}").write_bytes(core_dump())
+    assert f"and {files.MOST_DUMPS - 1} more" in keep_crash(tmp_path, ATTEMPT, pids, time.time(), place)
+    assert len(kept(tmp_path)["core-dumps.txt"].splitlines()) == files.MOST_DUMPS
+    assert len(list(remembered(tmp_path))) == len(pids)
 
 
 def test_crash_without_such_files_leaves_nothing(place: Place, tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from iris_ray.actors.host.redirect import StartedTask
 from iris_ray.actors.host.services import DeadTask
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.evidence import files, host
+from iris_ray.evidence.dumps import remembered
 from iris_ray.evidence.files import ChipSample, Place
 from iris_ray.evidence.host import EvidenceOnHost
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import TaskAttemptId
 from iris_ray.outputs.directory import OutputDirectory, outputs_directory
+from tests.support.core_dumps import core_dump
 
 ATTEMPT = TaskAttemptId("job", 3, 2)
 
@@ -88,6 +90,20 @@ def test_crash_before_the_first_look_is_looked_for_where_its_job_has_said(
     assert said == "see the last lines of libtpu's logs: iris-ray cp --output job/3:iris-ray . --attempt 2"
     directory = OutputDirectory.of(outputs_directory(tmp_path), ATTEMPT)
     assert "Check failed" in (directory.path / "iris-ray" / "libtpu.txt").read_text()
+
+
+def test_core_dump_of_a_crash_before_the_first_look_is_in_the_directory_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "core_pattern").write_text("core\n")
+    (tmp_path / "core_uses_pid").write_text("1\n")
+    monkeypatch.setattr(files, "CORE_PATTERN", tmp_path / "core_pattern")
+    monkeypatch.setattr(files, "CORE_USES_PID", tmp_path / "core_uses_pid")
+    (tmp_path / "core.99").write_bytes(core_dump())
+    monkeypatch.chdir(tmp_path)
+    said = asyncio.run(part_of(tmp_path, devices=None).died(dead(99, tmp_path)))
+    assert f"({tmp_path}/core.99 on its host)" in said
+    assert [dump.path for dump in remembered(tmp_path)] == [f"{tmp_path}/core.99"]
 
 
 def test_clock_that_is_set_back_hides_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from iris_ray.slots.core import allocator
 from iris_ray.slots.core import events as ev
-from iris_ray.slots.core.allocator import fits_when_empty
+from iris_ray.slots.core.allocator import Allocator, Place, SlotRequirement, fits_when_empty
 from iris_ray.slots.core.devices import Runner
 from iris_ray.slots.core.models import ModelSpec, Request
-from iris_ray.slots.core.policy import ServingPolicy
+from iris_ray.slots.core.policy import PlacementPolicy, ServingPolicy
 from iris_ray.slots.core.reconciler import Reconciler
 from iris_ray.slots.core.slot import Allocation, Slot, SlotState
 from tests.support.costs import calls
+from tests.support.slot_reference import Snapshot, fleet_of
 from tests.support.slots import GB, gpus, in_state, model
 
 M = model("m", 80)
@@ -104,3 +105,24 @@ def test_list_of_what_has_gained_room_does_not_grow_for_ever(monkeypatch: pytest
     core.handle(ev.RunnerJoined(gpus("last", 4)), 200.0)
     core.handle(ev.RunnerReported("last", 200.0, {}), 200.0)
     assert len(in_state(core.fleet, SlotState.STARTING)) == 4, "and what waits gets what it has gained"
+
+
+def eviction_calls(pairs: int) -> int:
+    """The calls of a decision on eight GPUs full of slots with two GPUs each: models of uneven parts, too."""
+    slots = list[Slot]()
+    for number in range(pairs):
+        place = Allocation("a", (number % 8, (number + 1 + number // 8 % 7) % 8), (320 * GB // pairs,) * 2)
+        spec = model(f"m{number}", memory={2: 320 * GB // pairs})
+        slots.append(Slot(f"s{number}", spec, place, 0.0, SlotState.READY, 0.0, 0.0))
+    prices = {slot.model: number * 37 % 101 for number, slot in enumerate(slots)}
+    allocator = Allocator(fleet_of(Snapshot((gpus(count=8),), tuple(slots), prices=prices)), PlacementPolicy())
+    needed = SlotRequirement(model("new", memory={4: [70 * GB, 60 * GB, 50 * GB, 40 * GB]}))
+    found = list[object]()
+    cost = calls(lambda: found.append(allocator.decide(needed, 100.0)))
+    assert isinstance(found[0], Place)
+    return cost
+
+
+def test_eviction_of_slots_with_several_devices_does_not_cost_their_square() -> None:
+    few, many = eviction_calls(56), eviction_calls(224)
+    assert many <= 8 * few

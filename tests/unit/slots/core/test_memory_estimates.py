@@ -5,13 +5,14 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from iris_ray.errors import InvalidSlotError
@@ -74,14 +75,19 @@ def llama_cpps_layers(layers: int, split: Sequence[float]) -> list[int]:
 
     Layer i of n goes to the first device whose share, with those before it, exceeds i / (n + 1), in 32 bits.
     """
-    total = np.float32(sum(split))
-    so_far = [np.float32(sum(split[: number + 1])) / total for number in range(len(split))]
+    so_far = np.cumsum(np.array(split, np.float32), dtype=np.float32)
+    so_far /= so_far[-1]
     owners = [bisect_right(so_far, np.float32(layer) / np.float32(layers + 1)) for layer in range(layers)]
     return [owners.count(number) for number in range(len(split))]
 
 
-@given(st.integers(1, 130), st.lists(st.integers(1, 48), min_size=1, max_size=8))
-def test_each_device_has_memory_for_the_layers_that_llama_cpp_gives_it(layers: int, split: list[int]) -> None:
+SHARES = st.integers(1, 48) | st.integers(1, 300).map(lambda hundredths: hundredths / 100)
+
+
+@given(st.integers(1, 130), st.lists(SHARES, min_size=1, max_size=8))
+@example(55, [0.8, 0.62, 1.6, 0.18])
+@example(68, [0.85, 0.3])
+def test_each_device_has_memory_for_the_layers_that_llama_cpp_gives_it(layers: int, split: list[float]) -> None:
     facts: dict[str, Any] = {"block_count": layers, "embedding_length": 1, "attention.head_count": 1}
     head = GGUFModel({"general.architecture": "a", **{f"a.{name}": value for name, value in facts.items()}}, {}, {})
     (one,) = gguf_memory(head, context=1).values()
@@ -130,13 +136,34 @@ def test_missing_number_is_named(model: GGUFModel) -> None:
         gguf_memory(bare, context=10)
 
 
+@pytest.mark.parametrize("name", ["block_count", "embedding_length", "context_length", "attention.head_count_kv"])
+@pytest.mark.parametrize("value", [nan, inf, -1, 4.5])
+def test_senseless_number_in_the_file_is_refused(model: GGUFModel, name: str, value: float) -> None:
+    damaged = replace(model, facts={**model.facts, f"llama.{name}": value})
+    with pytest.raises(InvalidSlotError, match=rf"the GGUF file is damaged: its llama\.{name} is {value}"):
+        gguf_memory(damaged, context=10)
+
+
+def test_context_of_zero_in_the_file_is_no_limit(model: GGUFModel) -> None:
+    unlimited = replace(model, facts={**model.facts, "llama.context_length": 0})
+    assert gguf_memory(unlimited, context=4096) == gguf_memory(model, context=4096)
+
+
 @pytest.mark.parametrize("kw", [{"context": 0}, {"context": 8, "concurrency": 0}, {"context": 8, "degrees": [0]}])
 def test_senseless_numbers_are_refused(model: GGUFModel, kw) -> None:
-    with pytest.raises(InvalidSlotError, match="1 or more"):
+    with pytest.raises(InvalidSlotError, match=r"give an int (of 1 or more|from 1 to 16384)"):
         gguf_memory(model, **kw)
 
 
-@pytest.mark.parametrize("split", ["2,1", [2, 0], [-1], 2, [True, 1]])
+@pytest.mark.parametrize("estimate", [split_memory, vllm_memory, gguf_memory])
+def test_bytes_in_place_of_the_number_of_devices_are_refused(model: GGUFModel, estimate: Any) -> None:
+    given = {split_memory: (10,), vllm_memory: (10, 0.5), gguf_memory: (model,)}[estimate]
+    kw = {"context": 8} if estimate is gguf_memory else {}
+    with pytest.raises(InvalidSlotError, match="a degree is 16000000000; give an int from 1 to 16384"):
+        estimate(*given, degrees=[16 * 10**9], **kw)
+
+
+@pytest.mark.parametrize("split", ["2,1", [2, 0], [-1], 2, [True, 1], [1e-300, 1e-300], [nan, 1]])
 def test_senseless_split_is_refused(model: GGUFModel, split: Any) -> None:
     with pytest.raises(InvalidSlotError, match=r"split is .*; give numbers above 0, one for each device"):
         gguf_memory(model, context=8, split=split)

@@ -31,6 +31,8 @@ def an_order(replicas: Any) -> ModelOrder:
         (a_model, {"memory": {1: 0}}, "memory has 0; give ints of 1 or more"),
         (a_model, {"memory": {1: 1.5}}, "memory has 1.5"),
         *((a_model, {"memory": {2: sizes}}, "model m") for sizes in ((6,), (6, 4, 2), (6, 0), (6, "4"), ())),
+        (a_model, {"memory": {2: (6, 4, 2)}}, r"memory\[2\] has 3 sizes; give one for each device"),
+        (a_model, {"memory": {16 * 10**9: 1}}, "memory is for 16,000,000,000 devices, and a slot has 16,384 at most"),
         *((a_model, {"concurrency": no}, "concurrency is .*; give an int from 1 to 2000") for no in (0, 50_000, 1.5)),
         (a_model, {"kind": "gpu"}, "kind is 'gpu'; give a DeviceKind"),
         (a_model, {"runtime": None}, "runtime is None; give a str"),
