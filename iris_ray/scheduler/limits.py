@@ -52,11 +52,17 @@ class _Allowance:
         promised = self.promised | self.expected if expected else self.promised
         return self.chips + sum(more for job_id, more in promised.items() if job_id != job.spec.job_id)
 
+    def is_new_once_ended(self, job: Job) -> bool:
+        """Return what `is_new` would if all attempts had left their hosts that have ended."""
+        job_id, all_wait = job.spec.job_id, len(job.pending) == len(job.gangs)
+        return self.is_new(job) or (all_wait and job.spec.spare_for is None and job_id not in self.started)
+
     def jobs_beside(self, job: Job, expected: bool = False) -> int:
-        """Return the number of the user's running jobs, including those with promised (optionally expected) hosts."""
+        """Return the number of the user's other jobs that run or have promised (optionally expected) hosts."""
         promised = self.promised.keys() | self.expected.keys() if expected else self.promised.keys()
         others = promised - {job.spec.job_id} - self.started - self.spares
-        return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
+        itself = job.spec.job_id in self.running or job.spec.job_id in self.started
+        return len(self.running) + len(self.started) - itself + sum(job_id not in self.running for job_id in others)
 
 
 class Allowances:
@@ -211,7 +217,7 @@ class Allowances:
             return False
         if (mine := self._allowance(job)) is None:
             return True
-        if mine.is_new(job) and mine.jobs_beside(job, freed is None) >= mine.most_jobs:
+        if mine.is_new_once_ended(job) and mine.jobs_beside(job, freed is None) >= mine.most_jobs:
             return False
         left = sum(held for spec, held in given_back.values() if (spec.user, spec.priority) == _account(job))
         beside = mine.chips_beside(job, freed is None) - left - (freed or 0.0)

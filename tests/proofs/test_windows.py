@@ -50,6 +50,10 @@ def test_an_end_that_was_unconfirmed_for_too_long_excuses_although_the_plan_was_
     OUTSIDERS(72031679, 1, 0, EACH)
 
 
+def test_nobody_leaves_for_a_job_over_a_limit_once_its_own_attempt_is_gone() -> None:
+    play(515195047, 1, 2, EACH)
+
+
 def test_a_promise_outlasts_a_lowered_limit_while_an_end_of_its_user_is_unconfirmed() -> None:
     play(41134626, 1, 4, EACH)
 

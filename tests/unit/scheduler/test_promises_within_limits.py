@@ -55,6 +55,21 @@ def test_hosts_of_a_stopped_victim_count_against_the_takers_limit(world: Planned
     assert (takes.gang.placed, other.gang.placed, victim.gang.placed) == (True, False, False)
 
 
+@pytest.mark.parametrize(("most", "leaves"), [(2, True), (1, False)])
+def test_nobody_leaves_for_a_job_that_runs_only_by_an_attempt_that_has_ended(
+    world: PlannedWorld, most: int, leaves: bool
+) -> None:
+    """Once the end is confirmed, another job of the user would be too many, by the limit that was lowered."""
+    add_slices(world, "c")
+    victim = world.run("victim", priority=BATCH, **on("c"))
+    world.run("other", user="ann", **on("a"))
+    takes = world.run("takes", user="ann")
+    world.do(LimitsSetEvent("ann", INTERACTIVE, Limits(running_jobs=most)))
+    world.report(takes, S.FAILED)
+    world.turn(UNCONFIRMED_S + 1.0)
+    assert is_told_to_leave(victim) == leaves
+
+
 def test_nobody_leaves_while_a_slice_is_kept_for_a_job_past_its_limit(world: PlannedWorld) -> None:
     """The job lost its promise later in the same plan."""
     add_slices(world, "c")
