@@ -79,7 +79,7 @@ class SeenLimits(Seen):
 
     def _is_kept_for_another(self, job: Job) -> bool:
         """Return whether what a user may have yet is kept for a job that has waited too long for the limit on chips."""
-        is_urgent = job.spec.priority is PriorityBand.PRODUCTION
+        is_urgent = job.spec.priority <= PriorityBand.PRODUCTION  # or SYSTEM
         most, late = self._limits(job)[0], self.now - (0.0 if is_urgent else self._bound_s)
         return any(
             one is not job
