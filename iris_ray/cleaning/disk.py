@@ -8,7 +8,7 @@ The places are named, and nothing outside of them is touched:
   or has it in its command line.
 - Logs of workers that have ended, in the living session.
 - Core dumps of tasks, which the service `evidence` remembers. The limits count them apart from all else, and the newest
-  one stays until it is too old.
+  one stays until it is too old, while a tenth of the disk is free.
 - iris_ray's own directory: logs of tasks, local directories of jobs that no process has locked, and output directories
   of tasks that do not run. These have limits of their own.
 
@@ -137,6 +137,8 @@ class Cleaned:
 
 
 MOST_PROBLEMS: Final = 5
+FREE: Final = 10
+"""Core dumps leave one of so many parts of their disk free, within an hour."""
 
 
 KEEP_ALL: Final = Limits(None, None)
@@ -362,7 +364,8 @@ def _remove(target: Target) -> None:
 
 
 def _clean_core_dumps(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
-    """Remove core dumps of tasks. The newest stays until it is too old, even if it alone is too large.
+    """Remove core dumps of tasks. The newest stays until it is too old, even if it alone is too large, unless the disk
+    is nearly full.
 
     Raises:
         ServiceUnavailableError: there is no service that knows them.
@@ -370,11 +373,15 @@ def _clean_core_dumps(own: Path, limits: Limits, clock: ClockReading, cleaned: C
     """
     dumps = module_of("evidence", "dumps").remembered(own)
     items = [Item(dump, dump.changed_ns / 1e9, dump.bytes) for dump in dumps]
-    newest = max(items, key=lambda item: item.changed_at, default=None)
-    too_old = to_remove(items, clock, Limits(limits.days, None))
-    for item in to_remove(items, clock, limits):
-        if item is not newest or item in too_old:
-            cleaned.remove(item.key.remove, Path(item.key.path), CORE_DUMPS, item.bytes)
+    if not items:
+        return
+    newest = max(items, key=lambda item: item.changed_at)
+    room = _room(Path(newest.key.path).parent, items, limits.bytes, FREE)
+    going = to_remove(items, clock, Limits(limits.days, room))
+    if room == limits.bytes and newest not in to_remove(items, clock, Limits(limits.days, None)):
+        going = [item for item in going if item is not newest]
+    for item in going:
+        cleaned.remove(item.key.remove, Path(item.key.path), CORE_DUMPS, item.bytes)
 
 
 def _clean_own(own: Path, limits: Limits, clock: ClockReading, cleaned: Cleaned) -> None:
@@ -416,11 +423,11 @@ def _clean_outputs(own: Path, limits: Limits, clock: ClockReading, cleaned: Clea
             one.of.remove_if_unused()
 
 
-def _room(own: Path, items: Collection[Item[Any]], most_bytes: int | None, free: int) -> int | None:
-    """Return what output directories may take: at most this, and what leaves one of so many parts of the disk free."""
+def _room(directory: Path, items: Collection[Item[Any]], most_bytes: int | None, free: int) -> int | None:
+    """Return what these may take on the disk of a directory: this, or less if one of so many parts is not free."""
     if most_bytes is None:
         return None
-    disk = os.statvfs(own)
+    disk = os.statvfs(directory)
     lacking = max(0, disk.f_blocks // free - disk.f_bavail) * disk.f_frsize
     return min(most_bytes, max(0, sum(item.bytes for item in items) - lacking))
 

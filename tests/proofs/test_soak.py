@@ -74,6 +74,16 @@ def test_what_ray_keeps_for_ever_is_no_growth_of_ours(tmp_path: Path) -> None:
     assert not any(row.fails for row in soak.rows)
 
 
+def test_pool_may_grow_by_what_ray_keeps_for_lost_hosts_in_an_actor_that_starts_others(tmp_path: Path) -> None:
+    pool, lost = Thing("SlicePoolManager", "MB"), Thing("hosts lost", "")
+    soak = Soak(60.0, tmp_path, 1)
+    soak.slopes = {"jobs": {pool: Slope(2.5, 0.0, 70.0, 3, 1250.0), lost: Slope(10.0, 0.0, 50.0, 1, 5000.0)}}
+    assert soak.rows[0].limit == 1.0
+    assert not soak.rows[0].fails  # a rise of 3.1 MB in all may be noise
+    soak.slopes["plain hosts"] = {Thing("Holder", "MB"): Slope(50.0, 0.0, 70.0, 1, 100.0)}
+    assert soak.rows[0].limit == 3.0  # 50 hosts in 1,250 jobs
+
+
 @pytest.mark.parametrize(
     ("name", "unit", "last", "fails"),
     [

@@ -6,6 +6,7 @@ Each line that it prints is the id of its Ray job and a number of jobs. It ends 
 """
 
 import contextlib
+import secrets
 import subprocess
 import sys
 import threading
@@ -107,8 +108,10 @@ def plain_drivers() -> int:
 
 
 def plain_groups() -> int:
-    """Make a plain placement group of Ray's, and remove it."""
-    group = placement_group([{"CPU": 0.1}])
+    """Make a plain placement group of Ray's on a named host, and remove it."""
+    here = ray.get_runtime_context().get_node_id()
+    name = f"a-pool-with-a-long-name/{secrets.token_hex(20)}/{secrets.token_hex(4)}"
+    group = placement_group([{"CPU": 0.1}], name=name, bundle_label_selector=[{"ray.io/node-id": here}])
     ray.get(group.ready())
     remove_placement_group(group)
     return 1

@@ -21,11 +21,8 @@ from iris_ray.logs.files import logs_directory
 from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 
 MB = 1e6
-IDLE: Final = "Idle"
-"""The class of a plain actor that does nothing, if the cluster has one.
-
-It grows by what Ray keeps in each process, such as a record of each lost host.
-"""
+HOLDER: Final = "Holder"
+"""The class of a plain actor that has an actor on each host, if the cluster has one."""
 OUR_ACTORS: Final = ("Controller", "SlicePoolManager", "SliceActor", "TPUHostActor")
 OF_A_CALLER: Final = OUR_ACTORS[1:]
 """These live in their caller's Ray job, and are measured against its jobs."""
@@ -82,8 +79,6 @@ class Point:
 class Meter:
     """Looks at a cluster to which this process is connected.
 
-    The memory of a caller's actors is counted without the growth of an idle actor since the first look.
-
     Args:
         host_directories: the directories of the simulated hosts.
         is_warm: whether the cluster has run so many jobs that its processes need no warm-up of `LEAST_WARM_UP`.
@@ -94,7 +89,6 @@ class Meter:
         self._session = Path(ray._private.worker._global_node.get_session_dir_path())
         self._hosts = list(host_directories)
         self._points: defaultdict[Thing, defaultdict[object, list[Point]]] = defaultdict(lambda: defaultdict(list))
-        self._kept_by_ray = 0.0
 
     def look(self, jobs: int, jobs_by_caller: Mapping[str, int], drivers: Mapping[str, int]) -> None:
         """Read everything.
@@ -110,12 +104,7 @@ class Meter:
         for name, pid in self._rays_processes():
             self._process(name, pid, jobs)
         for actor in actors:
-            if actor["ActorClassName"] == IDLE:
-                self._process(IDLE, actor["Pid"], jobs)
-        idle = self._points.get(Thing(IDLE, "MB"), {}).values()
-        self._kept_by_ray = max((points[-1].value - points[0].value for points in idle), default=0.0)
-        for actor in actors:
-            if (name := actor["ActorClassName"]) in OUR_ACTORS:
+            if (name := actor["ActorClassName"]) in (*OUR_ACTORS, HOLDER):
                 own = jobs_by_caller.get(actor["JobID"], 0) if name in OF_A_CALLER else jobs
                 self._process(name, actor["Pid"], own)
         counts: Counter[str] = Counter(f"actors {one['ActorClassName']}" for one in actors)
@@ -157,8 +146,7 @@ class Meter:
             anonymous = _ANONYMOUS.search((process / "smaps_rollup").read_bytes())
             descriptors, threads = len(os.listdir(process / "fd")), len(os.listdir(process / "task"))
             if anonymous is not None:
-                rays = self._kept_by_ray if name in OF_A_CALLER else 0.0
-                self._note(Thing(name, "MB"), who, jobs, int(anonymous[1]) * 1024 / MB - rays)
+                self._note(Thing(name, "MB"), who, jobs, int(anonymous[1]) * 1024 / MB)
                 self._note(Thing(name, "descriptors"), who, jobs, descriptors)
                 self._note(Thing(name, "threads"), who, jobs, threads)
 

@@ -14,14 +14,15 @@ from pathlib import Path
 from unittest import mock
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller.write_ahead_log import MOST_ENTRIES
 from iris_ray.settings import GCS_BOUNDS
 from iris_ray.state.job_table import FINISHED_JOBS_KEPT
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.run import Chaos
-from tests.proofs.soak.caller import TPU_TYPE
-from tests.proofs.soak.meter import OF_A_CALLER, OUR_ACTORS, SIGMAS, Meter, Slope, Thing
+from tests.proofs.soak.caller import TPU_TYPE, plain_actor
+from tests.proofs.soak.meter import HOLDER, OF_A_CALLER, OUR_ACTORS, SIGMAS, Meter, Slope, Thing
 from tests.proofs.soak.storm import storm
 
 STAYING: tuple[str, ...] = ("warm", "gang", "cpu")
@@ -55,19 +56,22 @@ CEILINGS: Mapping[str, Mapping[str, float]] = {
 """How much of each there may be at last, by the beginning of the name and the unit, after however few jobs: about twice
 what there is."""
 GCS = Thing("GCS", "MB")
+LOST = Thing("hosts lost", "")
 RAYS_OWN = {
     Thing("placement groups REMOVED", ""): GROUPS,
     Thing("Ray jobs", ""): DRIVERS,
-    Thing("hosts lost", ""): HOSTS,
+    LOST: HOSTS,
 }
 """What Ray's GCS keeps for ever, whoever has used it, and the phase that shows what one of them costs."""
 
 
-class Idle:
-    """A plain actor: what its memory grows by is Ray's."""
+class Holder:
+    """A plain actor that starts an actor on each host, as a pool does. What its memory grows by is Ray's."""
 
-    def ready(self) -> None:
-        """Return once it runs."""
+    def hold(self, node_id: str) -> None:
+        """Start an actor on a host. Return once it runs."""
+        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        ray.get(plain_actor.options(scheduling_strategy=there).remote().nothing.remote())
 
 
 class Caller:
@@ -216,9 +220,11 @@ class Soak:
         ]
 
     def _limit(self, phase: str, thing: Thing) -> float | None:
-        """Return 1 for what is ours, and for the GCS also what as many plain things cost that Ray keeps for ever."""
+        """Return 1 for what is ours, and what Ray keeps for ever beside that: in the GCS, and in actors of a caller."""
         if phase not in (JOBS, STORM) or not thing.name.startswith(OURS) or thing in BOUNDED:
             return None
+        if thing.name in OF_A_CALLER and thing.unit == GCS.unit:
+            return 1.0 + (self._kept_in_a_holder(thing) if phase == JOBS else 0.0)
         if thing.name != GCS.name:
             return 1.0
         if thing != GCS:
@@ -232,6 +238,14 @@ class Soak:
             return 0.0
         return max(0.0, made.value) / 1000 * max(0.0, plain.value + SIGMAS * plain.error)
 
+    def _kept_in_a_holder(self, thing: Thing) -> float:
+        """Return the MB per 1,000 of a caller's jobs that Ray keeps for lost hosts, as a plain phase has shown it."""
+        lost, plain = self.slopes[JOBS].get(LOST), self.slopes.get(HOSTS, {}).get(Thing(HOLDER, GCS.unit))
+        own = self.slopes[JOBS][thing].jobs
+        if lost is None or plain is None or not own or math.isnan(lost.value + plain.value):
+            return 0.0
+        return max(0.0, lost.value) * lost.jobs / own / 1000 * max(0.0, plain.value + SIGMAS * plain.error)
+
     @property
     def chaos(self) -> Chaos:
         return self._chaos
@@ -239,8 +253,6 @@ class Soak:
     @contextlib.contextmanager
     def _beside(self, cluster: SimulatedCluster) -> Iterator[None]:
         meter = Meter(self._host_directories(cluster))
-        idle = ray.remote(num_cpus=0)(Idle).remote()
-        ray.get(idle.ready.remote())
         callers = [Caller(cluster.address, kind, self._count) for kind in STAYING]
         over = threading.Event()
         visitors = threading.Thread(target=self._visit, args=(cluster.address, over, callers))
@@ -255,7 +267,6 @@ class Soak:
             watch.join()
             self._found(JOBS, meter.slopes())
             self._end(callers)
-            ray.kill(idle)
         for kind in (TASKS, ACTORS, GROUPS, DRIVERS):
             with self._plain(cluster, kind):
                 callers = [Caller(cluster.address, kind, self._count) for _ in range(2)]
@@ -311,11 +322,15 @@ class Soak:
         self._say(f"{self._total() - before} {kind}")
 
     def _lose_hosts(self, cluster: SimulatedCluster, seconds: float) -> None:
-        """Have one idle host come and go after the other."""
+        """Have one host come and go after the other, with a plain actor on it."""
         end, me = time.monotonic() + seconds, ray.get_runtime_context().get_job_id()
+        holder = ray.remote(num_cpus=0)(Holder).remote()
         while time.monotonic() < end:
-            cluster.preempt_slice(cluster.add_slice(TPU_TYPE))
+            name = cluster.add_slice(TPU_TYPE)
+            ray.get(holder.hold.remote(cluster.node_id(name, 0)))
+            cluster.preempt_slice(name)
             self._count(me, os.getpid(), 1)
+        ray.kill(holder)
 
     def _end(self, callers: Sequence[Caller]) -> None:
         for caller in callers:

@@ -247,6 +247,17 @@ def test_core_dumps_of_tasks_go_by_age_and_size_but_not_the_newest(places: Place
     assert list((places.own / "core-dumps").iterdir()) == []
 
 
+def test_newest_core_dump_goes_from_a_disk_that_is_nearly_full(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newest = dumped(places, 1, days=2), dumped(places, 2, days=1)
+    real = os.statvfs(places.own)
+    fields = list(real)
+    fields[4] = real.f_blocks // 10 - (150 << 10) // real.f_frsize  # f_bavail: more than one of them is too little
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    assert clean(places, Limits(14, 1 << 40)).files == {CORE_DUMPS: 2}
+    assert not older.exists()
+    assert not newest.exists()
+
+
 def test_file_in_the_place_of_a_core_dump_stays(places: Places, tmp_path: Path) -> None:
     changed, replaced, linked = (dumped(places, pid, OLD) for pid in range(3))
     changed.write_bytes(b"mine now")
