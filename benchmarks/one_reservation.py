@@ -8,7 +8,7 @@ Policies, all on the same jobs:
 
 - apart: each size has slices of its own for ever.
 - idle: the real provisioner; a waiting job gets the chips of idle slices of other sizes.
-- bands: the same, and lower bands leave slices of other sizes.
+- bands: the same, and lower bands leave slices of other sizes, or idle ones are held until they suffice.
 
 The Controller's own code and the provisioner decide, in virtual time; Google is on paper. A slice is made within five
 minutes of its request and deleted within three: assumptions, not measurements.
@@ -20,7 +20,8 @@ nearly the whole reservation.
 The trace is Alibaba's cluster-trace-gpu-v2023, whose jobs have up to eight GPUs. Arrivals and run times are real, the
 sizes are ours: a job with one or two GPUs gets a v6e-16, with up to four a v6e-64, with more a v6e-128. Best-effort
 jobs (BE) are BATCH, guaranteed ones PRODUCTION, the others INTERACTIVE. 448 chips are shared, or apart sixteen v6e-16,
-one v6e-64 and one v6e-128. The days are the last of the trace, which is busiest then.
+one v6e-64 and one v6e-128. The days are the last of the trace, which is busiest then. Their end takes long to simulate,
+so ``--trace-days 30 --days 20`` simulates the first 20 of the last 30 days.
 
 All jobs heed notices. Those of BATCH, of PRODUCTION and of the trace save every half hour.
 """
@@ -145,13 +146,13 @@ class Zone(Jobs):
     Args:
         simulation: the cluster.
         chips: the number of chips of the reservation.
-        evicts: whether lower bands leave slices of other sizes.
+        reserves: whether slices of other sizes are reserved: those that lower bands leave, and those that are held.
     """
 
     location = HERE
 
-    def __init__(self, simulation: Simulation, chips: int, evicts: bool) -> None:
-        self._simulation, self._state, self._evicts = simulation, simulation.state, evicts
+    def __init__(self, simulation: Simulation, chips: int, reserves: bool) -> None:
+        self._simulation, self._state, self._reserves = simulation, simulation.state, reserves
         self.slices: dict[str, PaperSlice] = {}
         self.made, self._chips = 0, chips
         self._source = Source.reserved(f"{HERE}/reservations/res:{chips}")
@@ -224,7 +225,7 @@ class Zone(Jobs):
             in_use = any(host.occupants or fleet.holder_of(host) for host in hosts)
             joined[name] = Joined(True, in_use, any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in hosts))
         gangs = demand_of(self._state, self._simulation.waits, self._simulation.now)
-        return [gang if self._evicts else replace(gang, may_evict=False) for gang in gangs], joined
+        return [gang if self._reserves else replace(gang, may_reserve=False) for gang in gangs], joined
 
     def leave_chips(self, wanted: ChipsWanted) -> ChipsLeft:
         now = self._simulation.now
@@ -267,7 +268,7 @@ def add_slice(simulation: Simulation, name: str, config: TPUConfig) -> None:
 def run(policy: str, load: Load, days: float) -> str:
     """Simulate a policy, and return a row of the table."""
     simulation = Simulation(plan_every_s=5.0)
-    zone = Zone(simulation, load.chips, evicts=policy == "bands")
+    zone = Zone(simulation, load.chips, reserves=policy == "bands")
     if policy == "apart":
         for tpu_type, count in load.apart.items():
             for number in range(count):
@@ -303,10 +304,14 @@ def main() -> None:
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument(
+        "--trace-days", type=float, help="the days of the trace, of which the first --days are simulated"
+    )
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)
     days, trace = arguments.days, arguments.trace
-    load = Load.drawn(days, arguments.seed) if trace is None else Load.traced(trace, days)
+    of_trace = arguments.trace_days or days
+    load = Load.drawn(days, arguments.seed) if trace is None else Load.traced(trace, of_trace)
     names = " | ".join(f"{kind}, h" for kind in load.kinds)
     print(f"| policy | {names} | useful chip time | lost | moved or evicted | slices made | jobs done |")
     print("|---|" + "---:|" * (len(load.kinds) + 5))

@@ -21,6 +21,9 @@ class CapacityCalls(Protocol):
         The slices are reserved for the gang's job (`WaitingGang.removes`) until they are deleted, the job runs or
         ends, or their time is over. A repeated call changes nothing.
 
+        If no jobs can leave enough, slices are held for a job that waits for too long (`WaitingGang.holds`), until
+        enough of them are idle. A repeated call renews this.
+
         Args:
             wanted: the chips, and the slices of the caller's provisioner that may go.
             user: the provisioner's user, who must be an operator.

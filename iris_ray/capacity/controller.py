@@ -144,7 +144,8 @@ class CapacityInController(ControllerPart):
             return ChipsLeft(why_not=event)
         if event is not None:
             leave = [*map(str, event.leave)]
-            logger.warning("%s takes chips of slices of other types from %s %s", wanted.job_id, leave, event.reason)
+            level = logging.WARNING if leave else logging.INFO
+            logger.log(level, "slices for %s: %s, left by %s %s", wanted.job_id, event.node_ids, leave, event.reason)
             planner.counts["evicted"] += len(event.leave)
             await self.controller.recorded([event])
         return left_for(wanted.job_id, state, self._clock.now())

@@ -8,7 +8,6 @@ from functools import cache
 
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.jobs import Job
-from iris_ray.model.options import PriorityBand
 from iris_ray.model.parts import is_on_slices
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.topology import TPUConfig, get_tpu_config
@@ -22,7 +21,6 @@ from iris_ray.model.workers import (
     string_attribute,
 )
 from iris_ray.scheduler.availability import num_groups
-from iris_ray.scheduler.evictions import may_evict
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import Allowances, chips_per_group
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
@@ -46,8 +44,10 @@ class WaitingGang:
         kept: the names of the slices that are reserved for it.
         may_take: whether slices of other types may be deleted for it; see `waiting_gangs` and `within_limits`.
         times: how many such gangs the job has.
-        may_evict: whether jobs of lower bands may be asked to leave slices of other types for it.
-        removes: the names of the slices of other types that are reserved for it until they are deleted.
+        may_reserve: whether slices of other types may be reserved for it: idle ones, and those that jobs of lower bands
+            leave for it.
+        removes: the names of the slices of other types that jobs leave for it, reserved until they are deleted.
+        holds: the names of the slices of other types that are held for it until all of them are idle.
     """
 
     tpu_type: str
@@ -57,11 +57,11 @@ class WaitingGang:
     kept: tuple[str, ...] = ()
     may_take: bool = True
     times: int = 1
-    may_evict: bool = False
+    may_reserve: bool = False
     removes: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
 
 
-_LOWEST = max(PriorityBand)
 _UNKNOWN = PendingKind.PAUSED, PendingKind.NOT_LOOKED_AT
 """The kinds of reasons of gangs that may soon run on what is free now, and miss nothing as far as is known."""
 
@@ -88,9 +88,9 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
     No slices of other types may be deleted for a job that comes after all others, that starts only with a group of
     jobs, or to which other jobs leave slices at this moment.
 
-    Jobs of lower bands may be asked to leave slices of other types for a job that is one gang on whole slices and
-    misses all of them, if it comes first among jobs with its requirement, and if it neither gets slices of its own type
-    nor may take some from lower bands later.
+    Slices of other types may be reserved for a job that is one gang on whole slices and misses all of them, if it comes
+    first among jobs with its requirement, and if it neither gets slices of its own type nor may take some from lower
+    bands later.
     """
 
     @cache
@@ -126,12 +126,13 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
         if slices or there:
             waits_apart = not (job.members or waiting.together or waiting.taken_from)
             may_take = slices > 0 and waits_apart and not comes_last(job)
-            has_own = there > 0 or job.promise is not None or waiting.protected is not None or waiting.ahead > 0
-            is_whole_and_first = is_whole and part is None and spec.priority < _LOWEST and not has_own
-            may_take_more = may_take and is_whole_and_first and may_evict(job)
             removes = slices_to_remove(job, fleet) if job.promise is not None else ()
-            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_take_more
-            gangs.append(WaitingGang(config.name, slices, *about, removes))
+            is_held = bool(removes) and job.promise is not None and not job.promise.is_firm
+            is_promised = job.promise is not None and not is_held
+            has_own = there > 0 or is_promised or waiting.protected is not None or waiting.ahead > 0
+            may_reserve = may_take and is_whole and part is None and not has_own
+            about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
+            gangs.append(WaitingGang(config.name, slices, *about, *(((), removes) if is_held else (removes, ()))))
     return gangs
 
 

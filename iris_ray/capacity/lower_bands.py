@@ -8,6 +8,9 @@ spares and jobs that yield leave, within the eviction budgets of jobs, users and
 The result is a promise (`Promise.removed_by`): the hosts are reserved for the job, and the victims get a notice. Once
 all of them have left, the provisioner deletes the slices. If the promise ends before, the remaining victims continue.
 
+If too few can leave, slices are held for a job that waits for too long (`holding.py`): a promise without victims, which
+ends unless the provisioner asks again. Meanwhile they are lent. Borrowers leave once their slices suffice with them.
+
 Where teams have quotas, a job that borrows comes after jobs of lower bands within quota. Such jobs do not leave for it:
 they would get the slices again before it could have the chips.
 """
@@ -16,17 +19,19 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from iris_ray.capacity.demand import demand_of, slices_to_remove
+from iris_ray.capacity.holding import slices_to_hold
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.plain_values import Words
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S, Worker
-from iris_ray.scheduler.evictions import OWNERS_SPARED
+from iris_ray.scheduler.evictions import OWNERS_SPARED, leaves_for, may_evict
 from iris_ray.scheduler.fair_queue import Tier, comes_last
 from iris_ray.scheduler.limits import least_chips
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
@@ -64,7 +69,8 @@ class ChipsWanted:
         chips: how many. 0: the job needs no slices to be removed any more.
         slices: the slices that could go, the preferred ones first.
         most_of_type: how many slices of each type may go.
-        seconds: how long the provisioner needs to delete slices that have become free.
+        seconds: how long the provisioner needs to delete slices that have become free, or to ask again.
+        may_hold: whether slices may be held for the gang until enough of them are idle.
     """
 
     job_id: str
@@ -72,6 +78,7 @@ class ChipsWanted:
     slices: tuple[SharedSlice, ...] = ()
     most_of_type: tuple[tuple[str, int], ...] = ()
     seconds: float = MOST_SECONDS
+    may_hold: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +87,26 @@ class ChipsLeft:
 
     Attributes:
         slices: the slices that are reserved for the job until they are deleted; none if they would not suffice.
-        jobs: the jobs that leave them.
+        jobs: the jobs that leave them; none if the slices are only held.
         seconds: when the last of these has left, at the latest.
         why_not: why no slices are reserved.
+        is_held: whether the slices are held until all of them are idle. The provisioner must ask again before its time
+            is over.
     """
 
     slices: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     seconds: float = 0.0
     why_not: Words = ""
+    is_held: bool = False
 
 
 def promise_for(
     wanted: ChipsWanted, state: ControllerState, rules: EvictionRules | None, waits: Waits, now: float
 ) -> PromiseEvent | str | None:
-    """Return the event that makes or ends the promise of slices for a gang; or why there is none.
+    """Return the event that makes, renews or ends the promise of slices for a gang; or why there is none.
 
-    Return None if the slices are promised already.
+    Return None if the slices are promised already, and for long enough.
 
     Args:
         wanted: what the gang lacks.
@@ -106,25 +116,34 @@ def promise_for(
         now: seconds on the clock of the events.
     """
     job = state.jobs.get(wanted.job_id)
-    if job is not None and slices_to_remove(job, state.fleet):
+    before = slices_to_remove(job, state.fleet) if job is not None else ()
+    if job is not None and job.promise is not None and before and job.promise.is_firm:
         return None if wanted.chips else PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")
     gang = next((one for one in demand_of(state, waits, now) if one.job_id == wanted.job_id), None)
-    if job is None or not wanted.chips or gang is None or not (gang.may_take and gang.may_evict):
+    if job is None or not wanted.chips or gang is None or not (gang.may_take and gang.may_reserve):
+        if before:
+            return PromiseEvent(wanted.job_id, (), reason="it needs the slices no more")
         return "it does not wait for them, or may not have them now"
     waiting = [one for one, why in waits if why.kind not in _NOT_FOR_HOSTS]
-    if rules is None:
-        return "the cluster evicts no jobs"
     search = _Search(wanted, job, state, rules, waiting, now)
-    found = search.find()
-    if found is None:
-        return search.why_not()
-    names, victims = found
-    gangs = [state.jobs[a.job_id].gangs[a.gang] for a in victims]
-    deadline = now + rules.grace_s
-    leave_at = [gang.eviction.deadline if gang.eviction else gang.leaves_by(now, deadline) for gang in gangs]
-    removed_by = max([now, *leave_at]) + UNCONFIRMED_S + min(wanted.seconds, MOST_SECONDS)
-    hosts = tuple(host.node_id for name in names for host in state.fleet.slice_workers(name))
-    return PromiseEvent(job.spec.job_id, hosts, tuple(sorted(victims)), deadline, removed_by=removed_by)
+    seconds = UNCONFIRMED_S + min(wanted.seconds, MOST_SECONDS)
+    if rules is not None and (found := search.find()) is not None and found[1]:
+        names, victims = found
+        gangs = [state.jobs[a.job_id].gangs[a.gang] for a in victims]
+        deadline = now + rules.grace_s
+        leave_at = [gang.eviction.deadline if gang.eviction else gang.leaves_by(now, deadline) for gang in gangs]
+        leave, removed_by = tuple(sorted(victims)), max([now, *leave_at]) + seconds
+        return PromiseEvent(wanted.job_id, _hosts_of(names, state), leave, deadline, removed_by=removed_by)
+    held = search.hold() if wanted.may_hold else "a job before it holds slices"
+    if isinstance(held, str):
+        return PromiseEvent(wanted.job_id, (), reason=held) if before else search.why_not(held)
+    if {*held} == {*before} and job.promise is not None and job.promise.removed_by >= now + seconds / 2:
+        return None
+    return PromiseEvent(wanted.job_id, _hosts_of(held, state), removed_by=now + seconds)
+
+
+def _hosts_of(names: Iterable[str], state: ControllerState) -> tuple[str, ...]:
+    return tuple(host.node_id for name in names for host in state.fleet.slice_workers(name))
 
 
 def left_for(job_id: str, state: ControllerState, now: float) -> ChipsLeft:
@@ -132,10 +151,20 @@ def left_for(job_id: str, state: ControllerState, now: float) -> ChipsLeft:
     job = state.jobs.get(job_id)
     if job is None or job.promise is None or not (names := slices_to_remove(job, state.fleet)):
         return ChipsLeft(why_not="others need the slices")
+    if not job.promise.is_firm:
+        return ChipsLeft(names, is_held=True)
     leaving = [one for one in state.evicted if str(one) in job.promise.given_up]
     gangs = (state.jobs[one.job_id].gangs[one.gang] for one in leaving)
     deadline = max((gang.eviction.deadline for gang in gangs if gang.eviction), default=now)
     return ChipsLeft(names, tuple(dict.fromkeys(one.job_id for one in leaving)), max(0.0, deadline - now))
+
+
+class _Reserved(IntEnum):
+    """How a host is reserved for another job: the job may lose it, since it comes later, or not."""
+
+    TO_LATER_TIERS = 0
+    TO_LATER_JOBS = 1
+    FIRMLY = 2
 
 
 class _Search:
@@ -146,11 +175,11 @@ class _Search:
         wanted: ChipsWanted,
         job: Job,
         state: ControllerState,
-        rules: EvictionRules,
+        rules: EvictionRules | None,
         waiting: Iterable[Job],
         now: float,
     ) -> None:
-        self._wanted, self._job, self._state, self._now = wanted, job, state, now
+        self._wanted, self._job, self._state, self._rules, self._now = wanted, job, state, rules, now
         self._most = dict(wanted.most_of_type)
         self._idle = {
             one.current_attempt(one.gang): one for one in (*state.spares(), *state.yielding()) if comes_last(one)
@@ -160,18 +189,32 @@ class _Search:
         self._reclaim = self._quotas.reclaim(job, least_chips(job))
         self._tier = self._tier_of(job)
         self._spared: set[Owner] = set()
+        others = [one for one in state.pending().others.values() if one is not job and one.promise is not None]
         self._promised = {
-            node_id for one in state.pending().others.values() if one.promise for node_id in one.promise.node_ids
+            node_id: self._comes_after(one) for one in others if one.promise for node_id in one.promise.node_ids
         }
         self._before = {one.requirement for one in waiting if self._tier_of(one) < self._tier}
         self._slices = {one.name: one for one in wanted.slices}
         self._there: dict[str, Victims] = {}
         for name in self._slices:
             hosts = state.fleet.slice_workers(name)
-            if self._could_go(name, hosts):
+            if self._could_go(name, hosts, _Reserved.TO_LATER_TIERS):
                 self._there[name] = frozenset(
                     who[1] for host in hosts for who in host.occupants.keys() - host.ending.keys()
                 )
+        lent, own = job.promise.lent if job.promise is not None else (), slices_to_remove(job, state.fleet)
+        there = chain.from_iterable(self._there.get(name, ()) for name in own)
+        self._lent = {one for one in there if one.job_id in lent and leaves_for(state.jobs[one.job_id], job)}
+
+    def _comes_after(self, other: Job) -> "_Reserved":
+        """Return how a job with a reservation compares to this one."""
+        assert other.promise is not None
+        if other.promise.is_firm:
+            return _Reserved.FIRMLY
+        tier = self._tier_of(other)
+        if tier == self._tier:
+            return _Reserved.TO_LATER_JOBS if other.number > self._job.number else _Reserved.FIRMLY
+        return _Reserved.TO_LATER_TIERS if tier > self._tier else _Reserved.FIRMLY
 
     def _tier_of(self, job: Job) -> Tier:
         """Return a waiting job's place in the queue."""
@@ -188,11 +231,13 @@ class _Search:
 
         ``patient``: whether attempts count that have not yet run for the minimum time.
         """
+        if not may_evict(self._job):
+            return None
         for _ in range(OWNERS_SPARED + 1):
             found = self._find(patient)
             if found is None or patient:
                 return found
-            charged = found[1] - self._idle.keys() - self._costs.leaving
+            charged = found[1] - self._idle.keys() - self._costs.leaving - self._lent
             counts = Counter(chain.from_iterable(map(self._costs.owners_of, charged)))
             over = {owner for owner, count in counts.items() if self._costs.owner_waits_s(owner, count)}
             if not over:
@@ -200,13 +245,38 @@ class _Search:
             self._spared |= over
         return None
 
-    def why_not(self) -> str:
-        """Return why no slices can go now."""
+    def hold(self) -> tuple[str, ...] | str:
+        """Return the slices to hold until all of them are idle, or why there are none; see `slices_to_hold`.
+
+        Slices that are reserved for later jobs of the same tier are held only if the others don't suffice.
+        """
+        borrows = self._tier[0] is not QuotaSource.OWN  # lower bands may not leave for it
+        rules, fleet, held = None if borrows else self._rules, self._state.fleet, ""
+        for most in (_Reserved.TO_LATER_TIERS, _Reserved.TO_LATER_JOBS):
+            names = [name for name in self._slices if self._could_go(name, fleet.slice_workers(name), most)]
+            could_go = map(self._slices.__getitem__, names)
+            slices = [Holder(one.name, one.tpu_type, "", one.chips) for one in could_go]
+            found = slices_to_hold(self._job, self._wanted.chips, slices, self._most, self._state, rules, self._now)
+            if not isinstance(found, str):
+                return found
+            held = found
+        return held
+
+    def why_not(self, not_held: str) -> str:
+        """Return why no slices can go now. ``not_held``: why none are held; empty: not yet."""
+        why = "the cluster evicts no jobs" if self._rules is None else "it may not evict jobs"
+        if self._rules is not None and may_evict(self._job):
+            why = self._why_not_left()
+        return why + (f"; none are held for it: {not_held}" if not_held else "")
+
+    def _why_not_left(self) -> str:
         self._spared = set()
         later = self.find(patient=True)
         if later is None:
             borrows = self._tier[0] is not QuotaSource.OWN
             return f"jobs of lower bands {'behind it, as it borrows quota, ' if borrows else ''}hold too few of them"
+        if not later[1]:
+            return "idle slices soon suffice"
         waits = [cost[0] for one in later[1] if (cost := self._cost_of(one, patient=True)) is not None]
         who = sorted({one.job_id for one in later[1]})
         wait_s = max(waits, default=0.0)
@@ -264,17 +334,19 @@ class _Search:
     def _chips(self, there: Mapping[str, Victims], victims: Victims) -> int:
         return sum(self._slices[name].chips for name in self._free(there, victims))
 
-    def _could_go(self, name: str, hosts: Collection[Worker]) -> bool:
+    def _could_go(self, name: str, hosts: Collection[Worker], most: "_Reserved") -> bool:
         """Return whether a slice is whole, and may serve the job's chips once its attempts have left it.
 
-        No host may be reserved for another job, be in use by other Ray work, or suit a waiting job of a higher band,
-        which would get it instead.
+        No host may be in use by other Ray work, or suit a waiting job of a higher band, which would get it instead.
+        ``most``: how its hosts may be reserved for other jobs.
         """
         group = self._state.fleet.grouping(TPU_NAME).get(name)
         if group is None or group.defect is not None:
             return False
         for host in hosts:
-            if host.node_id in self._promised or host.draining or host.foreign or self._now < host.suspected_until:
+            if self._promised.get(host.node_id, most) > most:
+                return False
+            if host.draining or host.foreign or self._now < host.suspected_until:
                 return False
             if host.stuck(self._now) or any(_suits(need, host) for need in self._before):
                 return False
@@ -286,6 +358,8 @@ class _Search:
         if victim is None:
             return None
         by_band = victim.spec.priority > band and self._reclaim.by_band(victim.spec)
+        if attempt in self._lent:
+            return self._costs.of(attempt, band, self._reclaim, patient, self._lent)
         if attempt not in self._idle and not (by_band and self._tier_after(victim) > self._tier):
             return None
         if attempt not in self._costs.leaving and self._costs.is_of(attempt, self._spared):

@@ -31,6 +31,7 @@ from iris_ray.capacity.provisioning import (
     LeaveChips,
     TakeBack,
     Wait,
+    holds_text,
     listed,
     plan,
 )
@@ -50,6 +51,9 @@ from iris_ray.model.constraints import TAINT_PREFIX
 
 TURN_S = 120.0
 """The time between two leases within a turn, at most. A name is leased for that, and two intervals between turns."""
+MOST_ASKED = 8
+"""The number of gangs in a turn for which the Controller is asked whether jobs leave slices; a few more if several are
+asked for at once."""
 GIVEN_BACK = "given-back"
 """The taint of slices that are about to be deleted."""
 CLOSED_S = 3600.0
@@ -105,6 +109,13 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
         for view in slices_of([worker for worker in workers if worker.attributes])  # no job gets the others
         if view.is_slice
     }
+
+
+def _with_slices(gang: WaitingGang, left: ChipsLeft | None) -> WaitingGang:
+    """Return a gang with the slices that are reserved for it, once the Controller was asked."""
+    if left is None:
+        return gang
+    return replace(gang, removes=() if left.is_held else left.slices, holds=left.slices if left.is_held else ())
 
 
 def print_line(line: str, problem: bool) -> None:
@@ -235,13 +246,19 @@ class Provisioner:
                 deletion, self._location_of(deletion.name), unreachable
             ):
                 staying.add(deletion.name)
+        answers: dict[str, Action] = {}  # by the id of the job for which the Controller was asked
+        while demand is not None:
+            left = self._ask_jobs(actions, answers)
+            demand = [_with_slices(gang, left.get(gang.job_id)) for gang in demand]  # for the next plan of this turn
+            if all(one.slices for one in left.values()) or len(answers) >= MOST_ASKED:
+                break
+            actions = make_plan()  # gangs behind one that gets no slices may have some
+        actions = [answers.get(one.wanted.job_id, one) if isinstance(one, LeaveChips) else one for one in actions]
+        deletions = [action for action in actions if isinstance(action, Delete)]
         for job_id in dict.fromkeys(deletion.for_job for deletion in deletions if deletion.for_job):
             taken = [deletion for deletion in deletions if deletion.for_job == job_id]
             if not any(staying.intersection(deletion.besides) for deletion in taken):
                 self._take_back(job_id, taken, unreachable)
-        actions, left = self._ask_jobs(actions)
-        if demand is not None:  # the next plan of this turn keeps the chips that go with these slices, too
-            demand = [replace(gang, removes=left.get(gang.job_id, gang.removes)) for gang in demand]
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
@@ -346,26 +363,28 @@ class Provisioner:
             else:
                 self._history.not_deleted(name, time.monotonic(), self._undeleted[name])
 
-    def _ask_jobs(self, actions: Sequence[Action]) -> tuple[list[Action], dict[str, tuple[str, ...]]]:
+    def _ask_jobs(self, actions: Sequence[Action], answers: dict[str, Action]) -> dict[str, ChipsLeft]:
         """Have jobs of lower bands leave slices to gangs, and let them keep those that are no longer needed.
 
+        Args:
+            actions: a plan.
+            answers: what is done instead of each question, by job id; this call asks only the other ones, and adds
+                these.
+
         Returns:
-            The actions, with what is done instead of the questions; and the slices that are reserved now, by job id.
+            What is left to each job that was asked for.
         """
-        done: list[Action] = []
-        reserved: dict[str, tuple[str, ...]] = {}
+        found: dict[str, ChipsLeft] = {}
         for action in actions:
-            if isinstance(action, LeaveChips):
-                left = self._ask_for(action)
-                reserved[action.wanted.job_id] = left.slices
-                done.append(self._asked(action, left))
-                self._say(str(done[-1]))
-                continue
             if isinstance(action, KeepSlices):
                 with suppress(NotPermittedError):
                     self._jobs.leave_chips(ChipsWanted(action.job_id, 0))
-            done.append(action)
-        return done, reserved
+        for action in actions:
+            if isinstance(action, LeaveChips) and action.wanted.job_id not in answers:
+                left = found[action.wanted.job_id] = self._ask_for(action)
+                answer = answers[action.wanted.job_id] = self._asked(action, left)
+                self._say(str(answer))
+        return found
 
     def _ask_for(self, action: LeaveChips) -> ChipsLeft:
         if self._lease_s > MOST_SECONDS:
@@ -381,6 +400,8 @@ class Provisioner:
         if not left.slices:
             self._history.not_left(job_id, now, left.why_not)
             return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
+        if left.is_held:
+            return TakeBack(action.tpu_type, holds_text(action.wanted.chips, action.goal, left.slices, action.source))
         self._history.evicted(job_id, now)
         jobs = f"{listed(left.jobs)} leave within {left.seconds:.0f} s" if left.jobs else "no job runs there"
         text = (

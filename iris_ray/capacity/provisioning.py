@@ -87,7 +87,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class LeaveChips:
-    """Ask the Controller whether jobs of lower bands leave slices to a gang, and tell them to.
+    """Ask the Controller whether jobs of lower bands leave slices to a gang, and tell them to; otherwise to hold some.
 
     Attributes:
         wanted: the chips that the gang lacks, and the slices that could go.
@@ -104,7 +104,7 @@ class LeaveChips:
     otherwise: str
 
     def __str__(self) -> str:
-        return f"ask jobs of lower bands to leave {self.wanted.chips} chips of other types for {self.goal}"
+        return f"ask jobs to leave {self.wanted.chips} chips of other types for {self.goal}, or hold idle ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,8 @@ def plan(
     held = [one for one in found if settings.holds(one)]
     ledger = Holdings.of(settings, held, history.unconfirmed)
     there = joined if demand is not None else {}
-    reserved = frozenset(name for gang in demand or () for name in (*gang.kept, *gang.removes))
+    firm = frozenset(name for gang in demand or () for name in (*gang.kept, *gang.removes))
+    reserved = firm | {name for gang in demand or () for name in gang.holds}
     types: dict[str, _TypePlan] = {}
     actions: list[Action] = []
     for config in settings.configs:
@@ -177,7 +178,7 @@ def plan(
     shared = SharedChips(
         [Holder(one.name, "", one.source, one.chips) for one in going],
         {name: of_type.leaves(leaving) for name, of_type in types.items()},
-        reserved,
+        firm,
     )
     if demand is not None:
         history.forget_promises_but({gang.job_id for gang in demand}, now)
@@ -409,6 +410,7 @@ class _TypePlan:
             self._keep(gang, promise, shared)
         elif promise is not None:
             del self.history.promises[gang.job_id]
+        holding_at = {one.source for some in shared.named(gang.holds) for one in some}
         fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
@@ -421,9 +423,12 @@ class _TypePlan:
                 self.left_out.setdefault(limit, []).append(gang.missing)
             else:
                 self.spare -= given
-        here = shared.named(gang.removes)
+        here = shared.named((*gang.removes, *gang.holds))
         if any(here) and gang.missing and gang.job_id not in self.ledger.kept:
             self.actions.append(KeepSlices(gang.job_id))
+        else:
+            shared.kept |= {*gang.holds}
+            shared.held_at |= holding_at
 
     def _keep(self, gang: WaitingGang, promise: Promise, shared: SharedChips) -> None:
         """Keep the chips that were freed for a gang, or are being freed."""
@@ -493,7 +498,8 @@ class _TypePlan:
         if not self._may_ask(gang, slices, source):
             return False
         idle, in_use, refused = shared.named(gang.removes)
-        if (taken := shared.take(config.name, lack, left=[*idle, *in_use, *refused])) is None:
+        first = [*idle, *in_use, *refused, *shared.named(gang.holds)[0]]
+        if (taken := shared.take(config.name, lack, left=first)) is None:
             return False
         self._set_aside(gang, slices, source, taken.chips(), taken.chips(source.key))
         goal = f"{slices} {config.name} for {gang.job_id}"
@@ -516,19 +522,28 @@ class _TypePlan:
         return True
 
     def _ask_jobs(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
-        """Ask whether jobs of lower bands leave slices of other types whose chips complete a gang."""
-        if gang.removes or not gang.may_evict or gang.times > 1 or not self._may_ask(gang, slices, source):
+        """Ask whether jobs leave slices of other types whose chips complete a gang, or such slices are held for it."""
+        if gang.removes or not gang.may_reserve or gang.times > 1 or not self._may_ask(gang, slices, source):
             return False
-        lack = self.ledger.lack(self.config, source, slices)
-        offer = shared.offer(self.config.name, lack)
-        if offer is None or not self.history.may_evict(gang.job_id, self.now):
+        lack, is_held = self.ledger.lack(self.config, source, slices), bool(gang.holds)
+        goal = f"{slices} {self.config.name} for {gang.job_id}"
+        if is_held and source.key in shared.held_at:
+            return False
+        if is_held and source.key in shared.asked_at:  # an earlier gang may get its slices
+            self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
+            chips = max(lack.in_source, lack.in_all)
+            self.actions.append(TakeBack(self.config.name, holds_text(chips, goal, gang.holds, str(source))))
+            return True
+        offer = shared.offer(self.config.name, lack, is_held)
+        if offer is None or not (is_held or self.history.may_evict(gang.job_id, self.now)):
             return False
         limit = self.ledger.limits(self.config, slices)
         self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
+        may_hold = source.key not in shared.held_at | shared.asked_at
         shared.kept |= {one.name for one in offer.slices}  # for this turn
+        shared.asked_at.add(source.key)
         some = tuple(SharedSlice(one.name, one.tpu_type, one.chips) for one in offer.slices)
-        wanted = ChipsWanted(gang.job_id, offer.chips, some, tuple(offer.most.items()))
-        goal = f"{slices} {self.config.name} for {gang.job_id}"
+        wanted = ChipsWanted(gang.job_id, offer.chips, some, tuple(offer.most.items()), may_hold=may_hold)
         self.actions.append(
             LeaveChips(wanted, self.config.name, goal, str(source), _missed(slices, self.config, limit))
         )
@@ -591,6 +606,12 @@ class _TypePlan:
 
 def _missed(slices: object, config: TPUConfig, limit: str) -> str:
     return f"gangs miss {slices} more slices of {config.name}, but {limit}"
+
+
+def holds_text(chips: float, goal: str, names: Sequence[str], source: str) -> str:
+    """Return in words that slices are held for a goal."""
+    until = "until all of them are idle; once they are deleted"
+    return f"takes {chips:g} chips back for {goal}: holds {listed(names)} {until}, {source} is asked"
 
 
 def listed(some: Sequence[object]) -> str:

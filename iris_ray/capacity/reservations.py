@@ -139,12 +139,17 @@ class SharedChips:
         going: the slices that are being deleted, and are kept for no gang yet.
         types: what each type leaves, by its name.
         kept: the names of slices that are reserved for a gang that waits.
+        beyond: the chips of each source that earlier gangs leave over.
+        asked_at: the sources of which slices are asked for a gang in this plan.
+        held_at: the sources of which slices are held for a gang; for no gang behind it are any held there.
     """
 
     going: list[Holder]
     types: Mapping[str, TypeUse]
     kept: frozenset[str] = field(default_factory=frozenset)
     beyond: Counter[str] = field(default_factory=Counter)
+    asked_at: set[str] = field(default_factory=set)
+    held_at: set[str] = field(default_factory=set)
 
     def claim(self, tpu_type: str, idle: int, coming: int) -> None:
         """Keep idle slices and requests for a gang of their type."""
@@ -168,11 +173,11 @@ class SharedChips:
         idle, in_use, refused = ([one for one in some if one.name in names] for some in of_uses)
         return idle, in_use, refused
 
-    def offer(self, tpu_type: str, lack: Lack) -> Offer | None:
+    def offer(self, tpu_type: str, lack: Lack, is_held: bool = False) -> Offer | None:
         """Return the slices of the source that a gang could have if jobs left some of them.
 
         Return None if they would not suffice, or if others will soon: those that are idle now, or chips that earlier
-        gangs leave over.
+        gangs leave over. ``is_held``: whether slices are held for the gang, which keeps them until others suffice.
         """
         if self.beyond[lack.source] > 0:
             return None
@@ -192,7 +197,9 @@ class SharedChips:
             idle_chips += sum(one.chips for one in unused[: most[name]])
             all_chips += sum(one.chips for one in [*unused, *used][: most[name]])
             idle, in_use = [*idle, *unused], [*in_use, *used]
-        return Offer(int(lacking), (*idle, *in_use), most) if idle_chips < lacking <= all_chips else None
+        if not 0 < lacking <= all_chips or (idle_chips >= lacking and not is_held):
+            return None
+        return Offer(int(lacking), (*idle, *in_use), most)
 
     def take(self, tpu_type: str, lack: Lack, is_freed_only: bool = False, left: Sequence[Holder] = ()) -> Taken | None:
         """Keep chips for a gang: first those that are being freed, then the fewest that suffice. None: too few.

@@ -107,7 +107,8 @@ class Promise:
             firm: until it is kept, only a job of a higher band can get one of the hosts.
         lent: ids of jobs that run on some of the hosts until the job needs them.
         removed_by: when the slices of the hosts must be gone, if they are to be removed so that the job gets slices of
-            another type with their chips; seconds. 0: the job is to run on the hosts.
+            another type with their chips; seconds. 0: the job is to run on the hosts. Without victims, the slices are
+            held until all of them are idle.
     """
 
     node_ids: tuple[str, ...]
@@ -117,8 +118,8 @@ class Promise:
 
     @property
     def is_firm(self) -> bool:
-        """Whether any attempt was asked to leave for it, or its hosts are to be removed."""
-        return bool(self.given_up or self.removed_by)
+        """Whether any attempt was asked to leave for it."""
+        return bool(self.given_up)
 
 
 LAST_SAVE_S = 30.0

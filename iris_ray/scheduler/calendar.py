@@ -64,6 +64,11 @@ class Calendar:
         """Return when enough hosts of a group are expected to be free for a job's tasks; seconds."""
         return self.free_at(job, available.hosts_soon(name), available.tasks(name))
 
+    def empty_at(self, job: Job, hosts: Iterable[Worker]) -> float:
+        """Return when these hosts are expected to be empty, if a job evicts what it may; seconds."""
+        ends = (self._leaves_at(job, host, occupant) for host in hosts for occupant in host.occupants)
+        return max(ends, default=self._now)
+
     def _host_free_at(self, job: Job, host: Worker) -> float:
         """Return when a host has room for one of a job's tasks; when it is empty, for a group of jobs; seconds."""
         need = job.requirement

@@ -15,8 +15,9 @@ suspicion, and `UNCONFIRMED_S` for an ended attempt. It is revoked as a whole on
 unusable. A firm promise does not wait for tasks other than its victims. A job of a higher band may take the hosts,
 since it comes first.
 
-A firm promise may also be for hosts whose slices are to be removed (`Promise.removed_by`), so that the job gets slices
-of another type with their chips. The service `capacity` makes such promises. The job does not run on these hosts.
+A promise of either kind may also be for hosts whose slices are to be removed (`Promise.removed_by`), so that the job
+gets slices of another type with their chips. The service `capacity` makes such promises, and renews those without
+victims. The job does not run on these hosts.
 
 For a returning gang, the plan reserves as many groups as the gang had, in this plan only.
 """
@@ -266,7 +267,7 @@ class PlannedPromises:
             available: the groups available to the job.
             lifted: the hosts that `lift` returned for it.
         """
-        if self.has_firm(job):
+        if self.has_firm(job) or (_is_removal(job) and self.hosts_of(job.spec.job_id)):
             self.put_back(lifted)
             return () if _is_removal(job) else self._names(job, self.hosts_of(job.spec.job_id))
         before = self.hosts_of(job.spec.job_id)
@@ -467,8 +468,10 @@ class PlannedPromises:
             return "it yields"
         if not self._plan.kept.keys().isdisjoint(node_ids) or not self._plan.taken.keys().isdisjoint(node_ids):
             return "a job that comes before it gets some of the hosts"
-        if job.promise.removed_by:
-            return "" if self._deadlines.now < job.promise.removed_by else "the slices were not removed in time"
+        if job.promise.removed_by and self._deadlines.now >= job.promise.removed_by:
+            return "the slices were not removed in time"
+        if job.promise.removed_by and job.promise.is_firm:
+            return ""
         if job.members:
             if not all(i in self._fleet.workers for i in node_ids) or not self._groups.fits_on(job, node_ids):
                 return "its jobs no longer fit on the hosts together"
@@ -480,6 +483,9 @@ class PlannedPromises:
         limited = None if job.promise.is_firm or self._deadlines.is_returning(job) else self._allowances.reached(job)
         if limited is not None:
             return limited.in_short
+        if job.promise.removed_by:
+            hosts = (self._fleet.workers[node_id] for node_id in node_ids)
+            return self._problem_with_date(promise, self._calendar.empty_at(job, hosts))
         names = self._names(job, node_ids)
         if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
             return "some of the hosts are gone"

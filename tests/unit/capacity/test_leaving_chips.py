@@ -44,7 +44,7 @@ def busy(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> Control
     for number in range(3):
         world.start(f"batch-{number}", priority=BATCH, max_retries_preemption=9)
     world.submit("large", tpu_type="v4-32", priority=INTERACTIVE)
-    wait_until(lambda: (gang := demand_of_large()) is not None and gang.may_evict)
+    wait_until(lambda: (gang := demand_of_large()) is not None and gang.may_reserve)
     return world
 
 
@@ -56,7 +56,7 @@ def test_slices_become_unused_and_stay_so_until_they_are_removed(busy: Controlle
     wait_until(lambda: not any(joined_slices(workers())[name].in_use for name in left.slices))
     gang = demand_of_large()
     assert gang is not None
-    assert (gang.removes, gang.may_take, gang.may_evict) == (left.slices, True, False)
+    assert (gang.removes, gang.may_take, gang.may_reserve) == (left.slices, True, False)
     for job_id in left.jobs:
         assert busy.state(job_id) is JobState.PENDING
         assert "is kept for large" in busy.iris("why", job_id).stdout
@@ -80,6 +80,26 @@ def test_end_of_the_job_gives_the_slices_back(busy: ControllerInProcess) -> None
     busy.iris("cancel", "large", "--yes")
     for job_id in left.jobs:
         busy.wait_for_state(job_id, JobState.RUNNING)
+
+
+def test_slices_are_held_for_a_job_until_they_are_idle(world: ControllerInProcess) -> None:
+    for number in range(3):
+        world.start(f"small-{number}", priority=PRODUCTION)
+    world.submit("large", tpu_type="v4-32", priority=PRODUCTION)
+    wait_until(lambda: (gang := demand_of_large()) is not None and gang.may_reserve)
+    left = leave()
+    assert (len(left.slices), left.is_held, left.jobs) == (2, True, ())
+    gang = demand_of_large()
+    assert gang is not None
+    assert (gang.holds, gang.removes, gang.may_take) == (left.slices, (), True)
+    for number in range(3):
+        world.iris("cancel", f"small-{number}", "--yes")
+    world.start("small-3", priority=PRODUCTION)
+    world.submit("small-4", priority=PRODUCTION)
+    wait_until(lambda: "is kept for large" in world.iris("why", "small-4").stdout)
+    assert not any(joined_slices(workers())[name].in_use for name in left.slices)
+    assert leave(ChipsWanted("large", 0)).slices == ()
+    world.wait_for_state("small-4", JobState.RUNNING)
 
 
 def test_only_operators_may_have_jobs_leave(busy: ControllerInProcess) -> None:

@@ -112,7 +112,7 @@ def test_batch_takes_nothing_from_batch() -> None:
     run(world, "a")
     run(world, "b")
     wait(world, priority=BATCH)
-    assert "may not have them now" in left(world, ask(world)).why_not
+    assert "hold too few" in left(world, ask(world)).why_not
 
 
 def test_those_who_lose_least_leave() -> None:
@@ -236,7 +236,7 @@ def test_job_that_borrows_takes_nothing_from_jobs_that_come_before_it_once_they_
     jobs = [run(world, name, team=of) for name in "ab"]
     wait(world, team="ads")
     (gang,) = demand_of(world.state, _waits(world), world.now)
-    assert gang.may_evict
+    assert gang.may_reserve
     assert left(world, ask(world)).why_not == "jobs of lower bands behind it, as it borrows quota, hold too few of them"
     assert not any(map(is_told_to_leave, jobs))
 
@@ -260,7 +260,7 @@ def test_job_that_must_not_evict_does_not() -> None:
     run(world, "a")
     run(world, "b")
     wait(world, may_evict=False)
-    assert "may not have them now" in left(world, ask(world)).why_not
+    assert left(world, ask(world)).why_not == "it may not evict jobs"
 
 
 def test_slices_stay_that_a_waiting_job_of_a_higher_band_would_get() -> None:
@@ -330,14 +330,14 @@ def test_gang_that_finds_or_may_find_slices_of_its_type_evicts_nobody_elsewhere(
     add_slices(world, "own")
     wait(world, slices=(2,))
     (gang,) = [one for one in demand_of(world.state, _waits(world), world.now) if one.job_id == "large"]
-    assert (gang.there, gang.missing, gang.may_evict) == (1, 1, False)
+    assert (gang.there, gang.missing, gang.may_reserve) == (1, 1, False)
     young = world.submit("young", priority=BATCH, **MANY)
     world.turn(1.0)
     assert young.gang.placed
     world.submit("one", priority=INTERACTIVE, owner="pool-b")
     world.turn(1.0)
     gangs = {one.job_id: one for one in demand_of(world.state, _waits(world), world.now)}
-    assert not gangs["one"].may_evict, "it may take the hosts of a young job soon"
+    assert not gangs["one"].may_reserve, "it may take the hosts of a young job soon"
 
 
 def test_demand_names_the_slices_to_be_removed_and_keeps_them_apart_from_those_that_the_job_gets() -> None:
@@ -346,11 +346,11 @@ def test_demand_names_the_slices_to_be_removed_and_keeps_them_apart_from_those_t
     run(world, "b")
     wait(world)
     (gang,) = demand_of(world.state, _waits(world), world.now)
-    assert (gang.may_take, gang.may_evict, gang.removes) == (True, True, ())
+    assert (gang.may_take, gang.may_reserve, gang.removes) == (True, True, ())
     left(world, ask(world))
     world.turn(1.0)
     (gang,) = demand_of(world.state, _waits(world), world.now)
-    assert (gang.may_take, gang.may_evict, gang.removes, gang.kept) == (True, False, ("a", "b"), ())
+    assert (gang.may_take, gang.may_reserve, gang.removes, gang.kept) == (True, False, ("a", "b"), ())
 
 
 def _waits(world: PlannedWorld) -> list[tuple[Job, PendingReason]]:

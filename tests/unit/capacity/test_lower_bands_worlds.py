@@ -1,4 +1,4 @@
-"""Many small worlds in which jobs take chips from lower bands across slice sizes.
+"""Many small worlds in which jobs take chips from lower bands across slice sizes, or have slices held for them.
 
 The Controller's state and plans are real, as are the provisioner and what it asks; the provider and the pools are on
 paper. In stormy worlds the provider refuses, loses answers and deletes slowly, jobs are cancelled, and the provisioner
@@ -8,7 +8,9 @@ is replaced. What holds in all of them:
 - A slice is never deleted while an attempt holds it.
 - Only attempts of lower bands leave, after their minimum time, within their budgets, and none of them is superfluous.
 - Nobody leaves for a job that could not start with the chips, or that is beyond its user's limit.
-- Hosts that are reserved to be removed go to no job of the same band or a lower one.
+- Hosts that are reserved to be removed go to no job of the same band or a lower one, unless they are lent.
+- Slices are held only for a job that has waited for longer than the backfill bound, no more of them than it lacks, and
+  for one job at a time.
 
 And in calm ones nobody leaves in vain, and every job runs.
 """
@@ -35,7 +37,9 @@ from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME
+from iris_ray.scheduler.evictions import leaves_for
 from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.scheduler.victims import DEFAULT_RULES, LEAST_RUN_S
 from iris_ray.state.attempt_ends import BUDGET_S
 from iris_ray.state.events import (
@@ -78,6 +82,7 @@ class World(Jobs):
         self.state = self.cluster.state
         self.wanted: ChipsWanted | None = None
         self.made: defaultdict[str, int] = defaultdict(int)  # promises of slices to be removed, by job
+        self.held: defaultdict[str, int] = defaultdict(int)  # how often slices were held for each job
         self.in_vain: list[str] = []
         self.handle = self.state.handle_event
         self.state.handle_event = self.see  # type: ignore[method-assign]
@@ -100,16 +105,45 @@ class World(Jobs):
 
     def see(self, event: Event) -> Instructions:
         match event:
-            case PromiseEvent(job_id, removed_by=removed_by) if removed_by:
+            case PromiseEvent(job_id, removed_by=removed_by) if removed_by and event.leave:
                 self.judge(event, self.state.jobs[job_id])
+            case PromiseEvent(job_id, removed_by=removed_by) if removed_by:
+                self.judge_held(event, self.state.jobs[job_id])
             case GangAssignedEvent(job_id):
                 taken = {node_id for group in event.groups for node_id in group}
                 for other in self.state.pending():
                     if slices_to_remove(other, self.state.fleet) and other.promise is not None:
                         is_apart = taken.isdisjoint(other.promise.node_ids)
                         job = self.state.jobs[job_id]
-                        assert is_apart or job.spec.priority < other.spec.priority, f"{job_id} takes {other}'s hosts"
+                        is_lent = not other.promise.is_firm and leaves_for(job, other)
+                        may_be_there = is_apart or is_lent or job.spec.priority < other.spec.priority
+                        assert may_be_there, f"{job_id} takes {other}'s hosts"
         return self.handle(event)
+
+    def judge_held(self, event: PromiseEvent, taker: Job) -> None:
+        """Check slices that are held for a job until all of them are idle."""
+        state, wanted = self.state, self.wanted
+        assert wanted is not None
+        waited_s, bound_s = self.cluster.now - taker.gang.waiting_since, BACKFILL_BOUND_S
+        assert waited_s >= (0.0 if taker.spec.priority is PRODUCTION else bound_s), f"{event.job_id} may be passed"
+        self.held[event.job_id] += 1
+        chips = [
+            self.google.slices[name].config.chip_count
+            for name in {state.workers[node_id].slice_name or "" for node_id in event.node_ids}
+        ]
+        assert sum(chips) >= wanted.chips > sum(chips) - min(chips), f"{event.job_id} holds {chips} for {wanted.chips}"
+        for other in state.pending():
+            names = {*slices_to_remove(other, state.fleet)} - self.google.leaving
+            is_first = (other.spec.priority, other.number) < (taker.spec.priority, taker.number)
+            if names and is_first:  # a later job's hold ends at the next look
+                assert other.promise is not None
+                assert other.promise.is_firm, f"{event.job_id} and {other.spec.job_id} hold slices at once: {names}"
+        self.is_within_limits(taker)
+
+    def is_within_limits(self, taker: Job) -> None:
+        if taker.spec.user == "ann":
+            held = self.state.limits.held("ann", INTERACTIVE).chips
+            assert held + self.chips_of(taker) <= LIMIT, f"{taker.spec.job_id} is beyond its user's limit"
 
     def judge(self, event: PromiseEvent, taker: Job) -> None:
         now, state, wanted = self.cluster.now, self.state, self.wanted
@@ -120,10 +154,12 @@ class World(Jobs):
         for victim in event.leave:
             job = state.jobs[victim.job_id]
             gang, band = job.gangs[victim.gang], job.spec.priority
-            assert band > taker.spec.priority, f"{victim.job_id} of {band.name} leaves for {event.job_id}"
-            assert now >= gang.running_since + LEAST_RUN_S[band], f"{victim.job_id} has just begun"
+            lent = taker.promise.lent if taker.promise is not None else ()
+            is_lent = victim.job_id in lent and leaves_for(job, taker)
+            assert band > taker.spec.priority or is_lent, f"{victim.job_id} of {band.name} leaves for {event.job_id}"
+            assert is_lent or now >= gang.running_since + LEAST_RUN_S[band], f"{victim.job_id} has just begun"
             lately = [at for at in gang.evicted_at if at > now - BUDGET_S]
-            assert len(lately) < (DEFAULT_RULES.per_job or 0), f"{victim.job_id} had enough"
+            assert is_lent or len(lately) < (DEFAULT_RULES.per_job or 0), f"{victim.job_id} had enough"
             there = {task.node_id for task in gang.tasks}
             without = [
                 name for name in names if there.isdisjoint(host.node_id for host in state.fleet.slice_workers(name))
@@ -134,9 +170,7 @@ class World(Jobs):
             for host in state.fleet.slice_workers(name):
                 left = {who[1] for who in host.occupants.keys() - host.ending.keys()} - {*event.leave}
                 assert not left, f"{left} stay on {name}"
-        if taker.spec.user == "ann":
-            held = state.limits.held("ann", INTERACTIVE).chips
-            assert held + self.chips_of(taker) <= LIMIT, f"{event.job_id} is beyond its user's limit"
+        self.is_within_limits(taker)
         slices = self.google.slices
         requests = {name for name, one in slices.items() if one.listed.state is Q.ACCEPTED}
         goes = names | self.google.leaving | requests
@@ -331,6 +365,35 @@ def test_calm_world_of_teams_evicts_nobody_in_vain(seed: int, quotas: str, monke
             world.submit()
         world.turn()
     assert world.in_vain == []
+
+
+@pytest.mark.parametrize("band", [INTERACTIVE, BATCH])
+def test_large_job_starts_although_small_jobs_of_its_band_use_each_slice_that_becomes_idle(
+    band: PriorityBand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(1, False, monkeypatch, ())
+
+    def small() -> None:
+        world.length[job_id := f"small-{len(world.length)}"] = world.random.randint(10, 30) * TURN_S
+        world.cluster.submit(job_id, tpu_type="v4-8", user="bea", priority=band, **MANY)
+
+    for _ in range(9):
+        small()
+    for _ in range(15):
+        world.turn()
+    world.length["large"] = 10 * TURN_S
+    large = world.cluster.submit("large", tpu_type="v4-32", user="cy", priority=band, **MANY)
+    for _ in range(150):
+        if len([one for one in world.state.pending() if one is not large]) < 2:  # one always waits for the next slice
+            small()
+        world.turn()
+        if large.gang.placed:
+            break
+    assert large.gang.placed, "it would wait for ever"
+    assert world.held["large"] > 0
+    for _ in range(150):
+        world.turn()
+    assert world.is_over
 
 
 def test_worlds_take_chips_from_lower_bands_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,7 +302,7 @@ def test_malformed_location_is_refused(text: str) -> None:
 
 # -- slices in use -----------------------------------------------------------------------------------------------------
 
-EVICTS = replace(LARGE, may_evict=True)
+EVICTS = replace(LARGE, may_reserve=True)
 ALL_BUSY = {one.name: BUSY for one in FOUR}
 
 
@@ -390,7 +390,7 @@ def test_slices_reserved_for_another_gang_count_towards_those_that_go_above_the_
 
 
 def test_slices_are_deleted_together_once_all_jobs_have_left() -> None:
-    gang = replace(EVICTS, may_evict=False, removes=tuple(ALL_BUSY))
+    gang = replace(EVICTS, may_reserve=False, removes=tuple(ALL_BUSY))
     one_stays = take([gang], *FOUR, joined={**dict.fromkeys(ALL_BUSY, FREE), name(2): BUSY})
     assert not taken(one_stays)
     (text,) = texts(one_stays)
@@ -402,7 +402,7 @@ def test_slices_are_deleted_together_once_all_jobs_have_left() -> None:
 
 def test_slice_that_jobs_have_left_is_waited_for_while_the_provider_refuses_to_delete_it() -> None:
     """Its jobs would have left in vain if it were given up at the first refusal."""
-    history, gang = ProvisioningHistory(), replace(EVICTS, may_evict=False, removes=tuple(ALL_BUSY))
+    history, gang = ProvisioningHistory(), replace(EVICTS, may_reserve=False, removes=tuple(ALL_BUSY))
     history.not_deleted(name(0), LONG - 1.0, "refused")
     waiting = take([gang], *FOUR, history=history)
     assert not taken(waiting)
@@ -443,3 +443,70 @@ def test_no_job_is_asked_again_for_a_gang_before_a_pause_that_grows() -> None:
     history.evicts("large", LONG + 700.0)
     assert not asks(LONG + 759.0, history=history)
     assert asks(LONG + 760.0, history=history)
+
+
+# -- held slices -------------------------------------------------------------------------------------------------------
+
+HELD = replace(EVICTS, holds=(name(0), name(1), name(2), name(3)))
+
+
+def test_controller_is_asked_in_each_turn_while_slices_are_held() -> None:
+    history = ProvisioningHistory()
+    for now in (LONG, LONG + 1.0):
+        (question,) = asks(now, gangs=[HELD], joined={**ALL_BUSY, name(0): FREE}, history=history)
+        assert (question.wanted.chips, question.wanted.may_hold) == (64, True)
+        assert {one.name for one in question.wanted.slices} == {*ALL_BUSY}
+
+
+def test_held_slices_are_deleted_together_as_soon_as_all_are_idle() -> None:
+    found = take([HELD], *FOUR, joined=dict.fromkeys(ALL_BUSY, FREE), idle_for=0.0)
+    assert taken(found) == dict.fromkeys(ALL_BUSY, "large")
+
+
+def test_held_idle_slices_go_for_an_earlier_gang_and_for_no_later_one() -> None:
+    other, joined = WaitingGang("v6e-32", 1, "other"), {**ALL_BUSY, name(0): FREE, name(1): FREE}
+    later = turn(LONG, LONG + TAKEN_AFTER_S, gangs=[HELD, other], joined=joined)
+    assert not taken(later)
+    assert [one for one in waits(later) if "chips are kept for large" in one]
+    earlier = turn(LONG, LONG + TAKEN_AFTER_S, gangs=[other, HELD], joined=joined)
+    assert taken(earlier) == {name(0): "other", name(1): "other"}
+
+
+def test_slices_are_held_for_one_gang_of_a_source_at_a_time() -> None:
+    first = replace(EVICTS, job_id="first", tpu_type="v6e-32", holds=(name(0), name(1)))
+    second = replace(EVICTS, tpu_type="v6e-32")
+    found = turn(*LATER, gangs=[first, second])
+    questions = {one.wanted.job_id: one.wanted for one in found if isinstance(one, LeaveChips)}
+    assert [*questions] == ["first"]
+    busy = {name(2): BUSY, name(3): BUSY}
+    found = turn(*LATER, gangs=[replace(first, missing=0), second], joined={**busy, name(0): BUSY, name(1): BUSY})
+    (question,) = [one.wanted for one in found if isinstance(one, LeaveChips)]
+    assert (question.job_id, question.may_hold, {one.name for one in question.slices}) == ("large", False, {*busy})
+    found = turn(*LATER, gangs=[first, replace(second, holds=(name(2), name(3)))])
+    assert [one.wanted.job_id for one in found if isinstance(one, LeaveChips)] == ["first"]
+    assert KeepSlices("large") in found
+
+
+def test_held_slices_are_kept_while_the_controller_is_asked_for_an_earlier_gang() -> None:
+    first, held = replace(EVICTS, job_id="first"), replace(EVICTS, tpu_type="v6e-32", holds=(name(0), name(1)))
+    found = turn(*LATER, gangs=[first, held])
+    assert [one.wanted.job_id for one in found if isinstance(one, LeaveChips)] == ["first"]
+    assert KeepSlices("large") not in found
+    (text,) = texts(found)
+    assert f"32 chips back for 1 v6e-32 for large: holds {name(0)}, {name(1)} until all of them are idle" in text
+
+
+@pytest.mark.parametrize("why", ["refused", "limited"])
+def test_slices_are_no_longer_held_for_a_gang_that_could_not_start(why: str) -> None:
+    history = ProvisioningHistory()
+    if why == "refused":
+        history.at(RES.key, "v6e-64").failed(0.0, "out of stock")
+    gang = replace(HELD, may_take=why != "limited")
+    found = turn(*LATER, gangs=[gang], history=history)
+    assert KeepSlices("large") in found
+    assert not [one for one in found if isinstance(one, LeaveChips)]
+
+
+def test_held_slices_are_not_deleted_as_idle() -> None:
+    joined = {**ALL_BUSY, name(0): FREE}
+    assert deletes(turn(0.0, LONG, gangs=[replace(HELD, missing=0)], joined=joined, idle_s=100.0)) == []

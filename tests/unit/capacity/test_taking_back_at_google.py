@@ -349,7 +349,7 @@ def two_in_use(provisioner: Provisioner, server: Any, paper: BusyCluster) -> lis
     """Jobs use both slices of the reservation; a gang that may evict them has lacked the chips for some time."""
     small = two_idle(provisioner, server, paper)
     paper.joined = dict.fromkeys(small, Joined(True, True))
-    paper.gangs = [replace(LARGE, may_evict=True)]
+    paper.gangs = [replace(LARGE, may_reserve=True)]
     for _ in range(2):
         turn(provisioner, server, paper)
     assert paper.asked == []
@@ -440,7 +440,7 @@ def test_size_that_google_refuses_costs_lower_bands_their_slices_once(
     turn(provisioner, server, busy)
     busy.all_leave()
     turn(provisioner, server, busy)
-    busy.gangs = [replace(LARGE, may_evict=True)]
+    busy.gangs = [replace(LARGE, may_reserve=True)]
     server.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, "CreateQueuedResource")
     turn(provisioner, server, busy)
     assert names(server) == []
@@ -450,7 +450,7 @@ def test_size_that_google_refuses_costs_lower_bands_their_slices_once(
     small = names(server, "ACTIVE")
     assert len(small) == 2
     busy.joined = dict.fromkeys(small, Joined(True, True))
-    busy.gangs = [replace(LARGE, may_evict=True)]
+    busy.gangs = [replace(LARGE, may_reserve=True)]
     for _ in range(10):
         turn(provisioner, server, busy)
     assert len(busy.asked) == 1, "nobody knows that it would be taken now"

@@ -13,7 +13,7 @@ from iris_ray.state.events import (
     SliceReleasedEvent,
     WorkerFailedEvent,
 )
-from tests.support.worlds import PlannedWorld, World, add_slices, is_told_to_leave, promised
+from tests.support.worlds import MANY, PlannedWorld, World, add_slices, is_told_to_leave, promised
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 HOSTS = ("a-0", "a-1", "b-0", "b-1")
@@ -153,3 +153,51 @@ def test_successor_keeps_the_promise(world: PlannedWorld) -> None:
     new.turn(10.0)
     assert promised(large(new)) == HOSTS
     assert is_told_to_leave(new.state.jobs["first"])
+
+
+@pytest.fixture
+def held() -> PlannedWorld:
+    """Two v4-16, of which one is idle and an INTERACTIVE job has begun on the other one, both held for a v4-32."""
+    world = PlannedWorld("a", "b")
+    world.start("second", priority=INTERACTIVE)
+    world.submit("large", tpu_type="v4-32", owner="pool-b", priority=INTERACTIVE)
+    world.turn(1000.0)
+    world.do(PromiseEvent("large", HOSTS, removed_by=world.now + 5000.0))
+    world.turn()
+    return world
+
+
+def test_held_slice_is_lent_and_kept_from_jobs_that_stay(held: PlannedWorld) -> None:
+    stays = held.submit("stays", priority=INTERACTIVE)
+    held.turn()
+    assert not stays.gang.placed
+    borrower = held.submit("borrower", priority=BATCH, **MANY)
+    held.turn()
+    assert borrower.gang.placed
+    promise = large(held).promise
+    assert promise is not None
+    assert promise.lent == ("borrower",)
+    held.check()
+
+
+def test_idle_held_slices_are_lent_no_more(held: PlannedWorld) -> None:
+    second = held.state.jobs["second"]
+    held.finish(second)
+    late = held.submit("late", priority=BATCH, **MANY)
+    held.turn()
+    assert not late.gang.placed
+    assert promised(large(held)) == HOSTS
+
+
+def test_held_slices_that_idle_for_too_long_are_held_no_more(held: PlannedWorld) -> None:
+    stays = held.submit("stays", priority=INTERACTIVE)
+    held.state.jobs["second"].gang.running_since -= 5000.0
+    held.turn(1.0, times=2)
+    assert promised(large(held)) == ()
+    assert stays.gang.placed
+
+
+def test_job_that_needs_held_slices_no_more_loses_them(held: PlannedWorld) -> None:
+    held.do(LimitsSetEvent(large(held).spec.user, INTERACTIVE, Limits(chips=8)))
+    held.turn()
+    assert promised(large(held)) == ()
