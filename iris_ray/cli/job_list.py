@@ -69,7 +69,8 @@ class Filter:
               help="Only jobs in this state, finished ones too; repeatable.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the latest N of them.")
 @click.option("--watch", "-w", is_flag=True,
-              help="Refresh the list every two seconds, or less often on a large cluster, until Ctrl-C.")  # fmt: skip
+              help="Refresh the list every two seconds, or less often on a large cluster, until Ctrl-C. On a node of"
+              " the cluster only.")  # fmt: skip
 @list_options(list[JobStatus], "jobs' ids")
 @address_option
 def ls(
