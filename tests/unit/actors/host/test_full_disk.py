@@ -21,6 +21,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.processes import Waiting, WaitingActor
+from tests.support.waiting import wait_until
 
 AS_ACTOR = ProcessSpec(as_actor=True)
 FULL = Path("/dev/full")
@@ -68,7 +69,7 @@ def test_full_disk_is_reported_until_there_is_room(directory: Path, waiting: Wai
     assert refusal.why == "no task can start there: [Errno 28] No space left on device"
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
     assert taken == HostReady(second.identity.pid, (), "")
-    assert not first.identity.runs(), "nobody would end it"
+    wait_until(lambda: not first.identity.runs())  # else nobody would end it
     assert pumps == [second], "nobody reads the output of a process that was refused"
 
 
