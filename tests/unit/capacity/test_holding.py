@@ -252,7 +252,32 @@ def test_held_slices_stay_held_although_jobs_on_others_have_just_begun() -> None
     world.turn(1.0)
     young = world.state.jobs["young"]
     assert young.gang.placed
-    assert ask(world).slices == held, "before the young job runs"
+    assert {*ask(world).slices} == {*held, other}, "before the young job runs"
     world.report_all(young, S.RUNNING)
     world.turn(1.0)
-    assert ask(world).slices == held
+    assert {*ask(world).slices} == {*held, other}
+
+
+def test_slices_with_younger_jobs_are_held_besides_that_of_a_job_that_does_not_end() -> None:
+    """It has begun after the large job was submitted, so it would be waited for, and an idle slice kept, for ever."""
+    world = PlannedWorld()
+    add_slices(world, "a", "b", "c", tpu_type="v4-8")
+    for name in ("b", "c"):
+        start(world, name, **on(name))
+    world.submit("large", tpu_type="v4-16", priority=INTERACTIVE, owner="pool-large", **MANY)
+    world.turn(1.0)
+    start(world, "service", **on("a"))
+    past_the_bound(world)
+    end(world, "b")
+    assert {*ask(world).slices} == {"a", "b"}
+    end(world, "c")
+    start(world, "young", **on("c"))
+    for _ in range(5):
+        world.turn(SECONDS)
+        assert {*ask(world).slices} == {"a", "b", "c"}
+    assert not small(world, "long", max_runtime=500.0).gang.placed, "it is not lent for as long as that job may run"
+    end(world, "young")
+    later = small(world, "later", priority=BATCH)
+    assert not later.gang.placed, "it would have to leave at once"
+    assert {*ask(world).slices} == {"b", "c"}, "no more than it lacks once they are idle"
+    world.check()
