@@ -17,6 +17,7 @@ from iris_ray.cli.output import ListForm, list_options
 from iris_ray.cli.printing import duration, format_table, state_in_words, terminal_width
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.topology import get_tpu_config
 
 HEADERS: tuple[str, ...] = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
 WATCH_S = 2.0
@@ -68,7 +69,8 @@ class Filter:
               help="Only jobs in this state, finished ones too; repeatable.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the latest N of them.")
 @click.option("--watch", "-w", is_flag=True,
-              help="Refresh the list every two seconds, or less often on a large cluster, until Ctrl-C.")  # fmt: skip
+              help="Refresh the list every two seconds, or less often on a large cluster, until Ctrl-C. On a node of"
+              " the cluster only.")  # fmt: skip
 @list_options(list[JobStatus], "jobs' ids")
 @address_option
 def ls(
@@ -89,7 +91,7 @@ def ls(
       iris-ray ls --state failed --state worker_failed --team research
       iris-ray ls --watch
     """
-    chosen = Filter(finished, user, team, tpu_type, states, limit)
+    chosen = Filter(finished, user, team, tpu_type and get_tpu_config(tpu_type).name, states, limit)
     if watch and not (form.is_table and sys.stdout is not None and sys.stdout.isatty()):
         raise click.UsageError("--watch is for a terminal; scripts wait with `iris-ray wait JOB`.")
     with cluster():

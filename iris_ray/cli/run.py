@@ -13,7 +13,7 @@ from iris_ray.cli.address import address_option, cluster, head_of_dashboard
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
-from iris_ray.cli.printing import one_line
+from iris_ray.cli.printing import counted, one_line
 from iris_ray.cli.rerun import remember_command
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.sent_code import SentDirectory, sent_code
@@ -169,9 +169,9 @@ def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[st
     try:
         signature.bind(*arguments)
     except TypeError as error:
-        given = f"{len(arguments)} arguments" if arguments else "no arguments"
+        given = counted(len(arguments), "argument") if arguments else "no arguments"
         raise InvalidFunctionError(
-            f"{name}{signature} can't be called with {given} ({error}); give them as strings after --"
+            f"{name}{signature} can't be called with {given} ({error}); its arguments are the words after --"
         ) from None
 
 

@@ -190,11 +190,15 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Return the two parts of an address, or raise InvalidRequestError."""
     if not isinstance(address, str):
         raise InvalidRequestError(f"the address is {address!r}; {_WHICH}")
+    if address.startswith("ray://"):
+        raise InvalidRequestError(f"the address is {address}, and Ray Client can't own the actors of a gang; {_WHICH}")
+    if "://" in address and not address.startswith(("http://", "https://")):
+        raise InvalidRequestError(f"the address is {address!r}; {_WHICH}")
     if "://" in address:
         raise InvalidRequestError(
             f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."
-            " Ray Client and the dashboard's address are not enough for this: run iris-ray on a node of the cluster, or"
-            " with `ray job submit -- iris-ray ...`; a script goes there with `iris-ray submit --ray-job`"
+            " The dashboard's address is not enough for this: run iris-ray on a node of the cluster, or with"
+            " `ray job submit -- iris-ray ...`; a script goes there with `iris-ray submit --ray-job`"
         )
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):

@@ -23,6 +23,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.checks import is_job_id
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.options import GangOptions, default_of
+from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.terminal import live_line
 
@@ -138,6 +139,7 @@ def hold(
     if (type_ is None) == (flags.tpu_type is None):
         raise click.UsageError("give the TPU type once, as TPU_TYPE or by --tpu, such as v4-32.")
     tpu_type = type_ or flags.tpu_type or ""
+    get_tpu_config(tpu_type)  # refuses what is not a type
     name = flags.name or tpu_type
     if not is_job_id(name) or "/" in name:
         raise InvalidRequestError(f"--name is {name!r}; give letters, digits, dots, hyphens and underscores")

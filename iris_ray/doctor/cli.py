@@ -47,7 +47,8 @@ def doctor(as_json: bool) -> None:
     a minute at most: which processes hold its chips or libtpu's lock, its disks, the metadata server, versions. Hosts
     that do not answer are named.
 
-    The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing.
+    The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing. With the URL of a
+    dashboard, the head runs it, and "this machine" is the head.
 
     \b
       iris-ray doctor

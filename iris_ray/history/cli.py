@@ -34,6 +34,7 @@ from iris_ray.model.checks import unknown
 from iris_ray.model.goodput import productive_share
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.time_lost import FailureCause
+from iris_ray.model.topology import get_tpu_config
 
 Row = Mapping[str, Any]
 Ask = Callable[[Question, int], HistoryRows]
@@ -228,7 +229,7 @@ def history(
     if chosen and form.only_ids:
         raise click.UsageError(f"--quiet is for the list of jobs; it says nothing of {chosen[0]}.")
     as_json = form.as_json
-    wanted = Wanted(**filters, type=tpu_type)
+    wanted = Wanted(**filters, type=tpu_type and get_tpu_config(tpu_type).name)
     with _opened(path) as ask:
         if job is not None:
             _show_job(ask, job, as_json)

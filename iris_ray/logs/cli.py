@@ -110,6 +110,8 @@ def logs(
         raise click.UsageError("give TASK or --all-tasks, not both.")
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
+    if pattern is not None:
+        _require_regular_expression(pattern)
     if (head := head_of_dashboard()) is not None:
         if as_json or all_tasks or timestamps or any(one is not None for one in (task, attempt, tail, pattern, since)):
             head.run(words_for_head())  # jobs of Ray's job API have no tasks
@@ -170,6 +172,13 @@ def _pieces(controller: ControllerConnection, job: str, task: int, first: LogPos
         yield piece
 
 
+def _require_regular_expression(pattern: str) -> None:
+    try:
+        re.compile(pattern.encode())
+    except (re.error, UnicodeEncodeError) as error:
+        raise click.UsageError(f"--grep {pattern!r} is not a regular expression of Python's: {error}.") from None
+
+
 def _grep(
     controller: ControllerConnection,
     status: JobStatus,
@@ -183,10 +192,6 @@ def _grep(
     from iris_ray.logs.client import host_logs  # imports Ray
     from iris_ray.logs.search import LogSearch
 
-    try:
-        re.compile(pattern.encode())
-    except (re.error, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--grep {pattern!r} is not a regular expression of Python's: {error}.") from None
     count = sum(status.tasks.values()) * status.processes_per_host
     if task is not None and task not in range(count):
         raise unknown_number(f"task of {status.job_id}", task, range(count))

@@ -203,7 +203,9 @@ def test_listing_is_by_state_type_and_number(world: ControllerInProcess) -> None
     assert ids("--state", "failed", "--state", "RUNNING") == [failed, runs]
     assert ids("--all", "--limit", "2") == [runs, waits]
     assert ids("--tpu", "v4-16") == [runs, waits]
+    assert ids("--tpu", "V4-16") == [runs, waits]
     assert ids("--tpu", "v4-32") == []
+    assert "'v4' is not a TPU type" in world.iris("ls", "--tpu", "v4", code=USAGE).stderr
     assert "no killed jobs" in world.iris("ls", "--state", "killed").stderr
     assert "give --json or --quiet" in world.iris("ls", "-q", "--json", code=USAGE).stderr
 

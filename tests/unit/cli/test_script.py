@@ -109,8 +109,9 @@ def test_function_travels_by_value_with_arguments(home: Path) -> None:
     del sys.modules["functions"]
     sys.path.remove(str(home))
     assert cloudpickle.loads(made.pickled_function)() == ("word", 1)
-    with pytest.raises(InvalidFunctionError, match="after --"):
-        as_task(function, [], {}, ship=False)
+    for words, said in (([], "no arguments"), (["a", "b"], "2 arguments")):
+        with pytest.raises(InvalidFunctionError, match=f"with {said} .*; its arguments are the words after --"):
+            as_task(function, words, {}, ship=False)
 
 
 def test_submitted_remote_function_prints_its_error_and_keeps_its_options(

@@ -138,8 +138,10 @@ def test_address_left_by_ended_cluster_is_refused_at_once(monkeypatch: pytest.Mo
         (address_of_nobody(), NoClusterError, "nothing answers at 127.0.0.2:"),
         ("a..b:6379", NoClusterError, "nothing answers at a..b:6379"),
         ("http://10.0.0.2:8265", InvalidRequestError, "give HOST:PORT of the cluster's head"),
+        ("ray://10.0.0.2:10001", InvalidRequestError, r"Ray Client can't .* URL of its dashboard, such as http://"),
+        ("htp://10.0.0.2:8265", InvalidRequestError, "the address is .* URL of its dashboard, such as http://"),
     ],
-    ids=["nobody", "no name", "a dashboard"],
+    ids=["nobody", "no name", "a dashboard", "Ray Client", "a typo"],
 )
 def test_silent_address_from_environment_is_refused_at_once(
     address: str, error: type[IrisError], said: str, monkeypatch: pytest.MonkeyPatch

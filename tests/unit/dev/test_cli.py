@@ -77,6 +77,7 @@ def test_run_whose_hosts_are_gone_asks_cluster(hosts: HeldHosts, monkeypatch: py
     ("words", "says"),
     [
         (("dev", "v4-16", "--name", "a/b"), "--name is 'a/b'; give letters"),
+        (("dev", "hold", "v4-17", "--address", "127.0.0.1:1"), "'v4-17' is not a TPU type"),
         (("dev", "hold"), "give the TPU type once"),
         (("dev", "run", "mine"), "Missing argument 'COMMAND...'"),
     ],

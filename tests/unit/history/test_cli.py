@@ -67,6 +67,7 @@ def test_ended_jobs_are_listed_and_filtered(world: ControllerInProcess) -> None:
         (("--cause", "crashed"), ["train"]),
         (("--state", "failed"), []),
         (("--tpu", "v4-16", "--name", "ra"), ["train"]),
+        (("--tpu", "V4-16", "--name", "ra"), ["train"]),
         (("--since", "1h", "--until", "2999-01-01"), ["eval", "train"]),
         (("--until", "2001-01-01"), []),
         (("--limit", "1"), ["eval"]),

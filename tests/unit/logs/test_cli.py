@@ -12,7 +12,7 @@ from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.settings import LOG_ARCHIVE
-from tests.support.command_line import CTRL_C, Terminal
+from tests.support.command_line import CTRL_C, Terminal, invoke
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -116,6 +116,12 @@ def test_grep_finds_last_words_of_lost_host(world: ControllerInProcess) -> None:
 )
 def test_grep_that_can_not_work_is_refused(world: ControllerInProcess, words: tuple[str, ...], said: str) -> None:
     assert said in world.iris("logs", world.start("train"), *words, code=USAGE).stderr
+
+
+def test_invalid_pattern_is_refused_before_the_cluster_is_joined() -> None:
+    result = invoke("logs", "train", "--grep", "a(b", "--address", "127.0.0.1:1")
+    assert result.exit_code == USAGE
+    assert "--grep 'a(b' is not a regular expression" in result.output
 
 
 def test_logs_prints_last_lines(world: ControllerInProcess) -> None:
