@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.demand import WaitingGang
-from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted
+from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, SharedSlice
 from iris_ray.capacity.provider import HostSettings, Market, NewSlice, QueuedSlice, Source
 from iris_ray.capacity.provisioner import Provisioner
 from iris_ray.capacity.provisioning import Joined
@@ -64,11 +65,11 @@ class Cluster(PaperJobs):
 
 
 def slices_of(source: Source, *numbers: int, tpu_type: str = "v6e-16") -> list[QueuedSlice]:
-    about = {"accelerator_type": tpu_type, "reservation": source.reservation, "market": Market.RESERVED}
+    about: dict[str, Any] = {"accelerator_type": tpu_type, "reservation": source.reservation, "market": Market.RESERVED}
     return [queued(number, name=f"iris-ann-{tpu_type}-{number}", **about) for number in numbers]
 
 
-def names(slices: Sequence[QueuedSlice]) -> list[str]:
+def names(slices: Sequence[QueuedSlice | SharedSlice]) -> list[str]:
     return [one.name for one in slices]
 
 
