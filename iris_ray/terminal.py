@@ -9,6 +9,7 @@ streams do so with all that is written to them.
 """
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -387,6 +388,13 @@ def close_broken_pipes() -> None:
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
+
+
+def show_each_line() -> None:
+    """Write each line of this process to its place at once, also if that is a file or a pipe, as Ray's workers do."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import iris_ray
 from iris_ray.actors.protocol.services import Command, imported, installed_services
 from iris_ray.cli.address import address_option, remember_words
 from iris_ray.cli.conventions import SuggestingGroup, errors_as_lines, explained
-from iris_ray.terminal import close_broken_pipes, guarded_output
+from iris_ray.terminal import close_broken_pipes, guarded_output, show_each_line
 
 KERNEL: Final[Mapping[str, Command]] = {
     "job run": Command(
@@ -175,6 +175,7 @@ class Main(Commands):
         return context
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        show_each_line()
         try:
             with guarded_output():
                 return super().main(*args, **kwargs)

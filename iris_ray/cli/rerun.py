@@ -128,8 +128,8 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
 
     FLAGS are those of `iris-ray submit`, or of `iris-ray run` for a job that it ran; for an option that takes one
     value, yours replaces the job's. Type this where the job was submitted, or in that directory of another clone: its
-    commit and difference, as `iris-ray job status` shows them, are restored in a temporary directory and sent. The
-    values of --env are not kept; they are taken from your environment, or from --env here.
+    commit and difference, as `iris-ray job status` shows them, are restored in a temporary directory and sent, unless
+    you give --working-dir. The values of --env are not kept; they are taken from your environment, or from --env here.
     """
     if dashboard_address() is not None:
         raise InvalidRequestError(
@@ -139,6 +139,7 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
         raise click.UsageError(f"give JOB first, then its flags: rerun JOB {shlex.join([job, *flags])}")
     arguments: list[str] | None = context.meta[__name__]
     own = flags if arguments is None else flags[: len(flags) - len(arguments)]
+    current_code |= any(map(_names_directory, own))
     with cluster():
         typed = _command_of(job)
         record = None if current_code else code_of(job)
@@ -152,10 +153,14 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
         _run(context, typed.command, words)
 
 
+def _names_directory(word: str) -> bool:
+    return word.partition("=")[0] == "--working-dir"
+
+
 @contextlib.contextmanager
 def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
     """Be in the directory of the job's code within the block."""
-    has_directory = any(word.partition("=")[0] == "--working-dir" for word in typed.words)
+    has_directory = any(map(_names_directory, typed.words))
     if record is not None and not has_directory:
         with restored_code(record) as code, contextlib.chdir(code.directory), use_code(code):
             yield

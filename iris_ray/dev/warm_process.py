@@ -40,6 +40,7 @@ from iris_ray.processes.subtree import (
     reap,
     take_orphans,
 )
+from iris_ray.terminal import show_each_line
 
 FREE_S, FREE_POLL_S = 2.0, 0.02
 """The time in which the run before, which is being ended, must be gone."""
@@ -364,8 +365,7 @@ def _as_main(arguments: list[str], folder: str, run: Callable[[], object]) -> No
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]  # spawned processes look for their script there
     sys.argv = arguments
     sys.path.insert(0, folder)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    show_each_line()
     random.seed()
     if (of_numpy := sys.modules.get("numpy.random")) is not None:
         of_numpy.seed()  # else each run would draw the same numbers

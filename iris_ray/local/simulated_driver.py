@@ -24,6 +24,7 @@ from iris_ray.local.mode import LOSSES, PlannedFault
 from iris_ray.local.run import outcome_file
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.processes.subtree import end_with_parent
+from iris_ray.terminal import show_each_line
 from iris_ray.testing import SimulatedCluster
 
 POLL_S = 0.2
@@ -99,5 +100,6 @@ def main(job_file: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
+    show_each_line()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in its own processes
     main(Path(sys.argv[1]))

@@ -8,6 +8,7 @@ from iris_ray.actors.host.user_code import flush_output, import_all, raised, run
 from iris_ray.actors.protocol.task_files import LocalRun, TaskFiles, write_whole
 from iris_ray.errors import TaskSetupError
 from iris_ray.processes.subtree import end_with_parent
+from iris_ray.terminal import show_each_line
 
 
 def main(launch_file: Path) -> None:
@@ -25,4 +26,5 @@ def main(launch_file: Path) -> None:
 
 if __name__ == "__main__":
     end_with_parent(int(sys.argv[2]))
+    show_each_line()
     main(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""Commands whose output nobody reads to its end, as in ``iris-ray ls | head``."""
+"""Output of commands that is not shown on a terminal: in pipes that nobody reads to their end, and in files."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import command_line
+from tests.support.waiting import wait_until
 
 
 def unread(*command: str, cwd: Path) -> tuple[int, str]:
@@ -45,3 +46,15 @@ def test_tasks_of_an_unread_local_run_go_on(tmp_path: Path) -> None:
     assert code == 0
     assert "Traceback" not in said
     assert (tmp_path / "done").exists()
+
+
+def test_lines_of_a_run_arrive_in_a_file_at_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nprint('step 0')\ntime.sleep(600)\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""}
+    command = command_line("run", "train.py", "v4-8", "--mode", "simple")
+    log = tmp_path / "log"
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, cwd=tmp_path, env=environ) as running:
+        try:
+            wait_until(lambda: "step 0" in log.read_text(), 60)
+        finally:
+            running.kill()

@@ -68,6 +68,15 @@ def test_rerun_runs_the_code_of_that_time(world: ControllerInProcess, clone: Pat
     assert (clone / "work.py").read_text() == "print('of today')\n"
 
 
+def test_rerun_with_a_directory_sends_it_in_place_of_the_code_of_that_time(
+    world: ControllerInProcess, clone: Path, sent: list[bytes]
+) -> None:
+    job = submitted(world)
+    (clone / "work.py").write_text("print('of today')\n")
+    assert "--working-dir=." in world.iris("rerun", job, "--working-dir=.").stderr
+    assert sent[1] == b"print('of today')\n"
+
+
 def test_rerun_elsewhere_says_which_commit_is_missing(
     world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
