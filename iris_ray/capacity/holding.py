@@ -26,6 +26,10 @@ from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 
+MOST_BESIDES = 16
+"""The number of slices in use that are held besides as many as a job lacks: a job of a higher band that takes one ends
+the hold."""
+
 
 def slices_to_hold(
     job: Job,
@@ -75,10 +79,13 @@ def slices_to_hold(
         return NOTHING_BOUNDS if enough else "too few slices may be deleted for it"
     used = [one for one in in_time if one.name in in_use]
     last = max((empty_at[one.name] for one in used if one in chosen or one.name in held), default=now)
-    left = Counter(most_of_type)
+    names, left = {one.name for one in chosen}, Counter(most_of_type)
     left.subtract(one.tpu_type for one in chosen)
-    for one in used if in_use.intersection(one.name for one in chosen) else ():
-        if one not in chosen and empty_at[one.name] <= last and left[one.tpu_type] > 0:
+    most = len(chosen) + MOST_BESIDES if names & in_use else 0
+    for one in used:
+        if len(chosen) >= most:
+            break
+        if one.name not in names and empty_at[one.name] <= last and left[one.tpu_type] > 0:
             chosen.append(one)
             left[one.tpu_type] -= 1
     return tuple(one.name for one in chosen)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from iris_ray.capacity.demand import WaitingGang, demand_of
+from iris_ray.capacity.holding import MOST_BESIDES
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, SharedSlice, left_for, promise_for
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
@@ -158,6 +159,21 @@ def test_held_slice_is_lent_to_a_lower_band_which_leaves_it_once_the_others_are_
     assert is_told_to_leave(borrower)
     assert demand(world).removes == answer.slices
     world.check()
+
+
+def test_few_slices_are_held_of_a_large_fleet() -> None:
+    """All jobs have run for the same time."""
+    names = [f"s{number}" for number in range(2 * MOST_BESIDES)]
+    world = PlannedWorld()
+    add_slices(world, *names, tpu_type="v4-8")
+    for name in names:
+        world.submit(name, tpu_type="v4-8", priority=INTERACTIVE, owner=f"pool-{name}", **{**MANY, **on(name)})
+    world.turn(1.0)
+    for name in names:
+        world.report_all(world.state.jobs[name], S.RUNNING)
+    world.submit("large", tpu_type="v4-16", priority=INTERACTIVE, owner="pool-large", **MANY)
+    world.turn(1.0)
+    assert len(ask(past_the_bound(world)).slices) == 2 + MOST_BESIDES
 
 
 def test_batch_is_lent_what_is_held_for_batch() -> None:
