@@ -47,7 +47,7 @@ class WaitingGang:
         may_reserve: whether slices of other types may be reserved for it: idle ones, and those that jobs of lower bands
             leave for it.
         removes: the names of the slices of other types that jobs leave for it, reserved until they are deleted.
-        holds: the names of the slices of other types that are held for it until all of them are idle.
+        holds: the names of the slices of other types that are held for it until enough of them are idle.
     """
 
     tpu_type: str
@@ -90,7 +90,8 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
 
     Slices of other types may be reserved for a job that is one gang on whole slices and misses all of them, if it comes
     first among jobs with its requirement, and if it neither gets slices of its own type nor may take some from lower
-    bands later.
+    bands later. If slices are held for it already, it need no longer come first: the fair order changes with each small
+    job, and slices would be held for one job after the other, and enough of them would be idle for none.
     """
 
     @cache
@@ -129,7 +130,8 @@ def waiting_gangs(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> l
             removes = slices_to_remove(job, fleet) if job.promise is not None else ()
             is_held = bool(removes) and job.promise is not None and not job.promise.is_firm
             is_promised = job.promise is not None and not is_held
-            has_own = there > 0 or is_promised or waiting.protected is not None or waiting.ahead > 0
+            is_behind = waiting.ahead > 0 and not is_held
+            has_own = there > 0 or is_promised or waiting.protected is not None or is_behind
             may_reserve = may_take and is_whole and part is None and not has_own
             about = spec.job_id, -(-there // in_slice), waiting.kept, may_take, times, may_reserve
             gangs.append(WaitingGang(config.name, slices, *about, *(((), removes) if is_held else (removes, ()))))

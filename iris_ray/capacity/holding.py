@@ -2,11 +2,13 @@
 
 Without that, later jobs of the types of those slices use each one as soon as it is idle, and a job that needs the chips
 of several slices may wait for ever. So after the backfill bound the scheduler's rules for reservations apply
-(`scheduler/promises.py`): the slices that are expected to be idle first are reserved for the job; until all of them are
-expected to be idle, they are lent (`scheduler/calendar.py`); and none are reserved if that takes too long.
+(`scheduler/promises.py`): the slices that are expected to be idle first are reserved for the job; until enough of them
+are expected to be idle, they are lent (`scheduler/calendar.py`); and those for which that takes too long are not
+reserved.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from iris_ray.capacity.demand import slices_to_remove
@@ -24,6 +26,10 @@ from iris_ray.scheduler.team_quotas import TeamQuotas
 from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.state import ControllerState
 
+MOST_BESIDES = 16
+"""The number of slices in use that are held besides as many as a job lacks: a job of a higher band that takes one ends
+the hold."""
+
 
 def slices_to_hold(
     job: Job,
@@ -34,10 +40,12 @@ def slices_to_hold(
     rules: EvictionRules | None,
     now: float,
 ) -> tuple[str, ...] | str:
-    """Return the slices to hold for a job: those that are expected to be idle first, and no more than it lacks.
+    """Return the slices to hold for a job: those that are expected to be idle first, as many as it lacks.
 
-    Slices that are held for it already stay, unless others are idle by now: an attempt is expected to run for as long
-    again as it has run, so the expected times of slices with jobs that come and go remain short.
+    As long as too few are idle, slices in use that are held for it already stay held, and those that are expected to be
+    idle before the last of them are held in addition. So the job gets the slices that become idle first, whatever was
+    expected: an attempt is expected to run for as long again as it has run, and one that has begun lately may run for
+    ever. Idle slices are never held beyond what it lacks.
 
     Return why none are held otherwise; an empty string if the job may be passed for a while yet.
 
@@ -61,20 +69,26 @@ def slices_to_hold(
     in_use = {name for name, of_slice in hosts.items() if any(one.occupants.keys() - one.ending for one in of_slice)}
     held = slices_to_remove(job, state.fleet)
 
-    def as_held(one: Holder) -> tuple[bool, bool, float]:
+    def soonest(one: Holder) -> tuple[bool, bool, float]:
         return one.name in in_use, one.name not in held, empty_at[one.name]
 
-    def soonest(one: Holder) -> float:
-        return empty_at[one.name]
-
     too_late = now + horizon_s(now - gang.waiting_since)
-    for key in (as_held, soonest) if held else (soonest,):
-        chosen = _first(sorted(slices, key=key), chips, most_of_type)
-        if chosen is None:
-            return "too few slices may be deleted for it"
-        if max(map(soonest, chosen)) <= too_late:
-            return tuple(one.name for one in chosen)
-    return NOTHING_BOUNDS
+    in_time = sorted((one for one in slices if empty_at[one.name] <= too_late), key=soonest)
+    if (chosen := _first(in_time, chips, most_of_type)) is None:
+        enough = _first(slices, chips, most_of_type) is not None
+        return NOTHING_BOUNDS if enough else "too few slices may be deleted for it"
+    used = [one for one in in_time if one.name in in_use]
+    last = max((empty_at[one.name] for one in used if one in chosen or one.name in held), default=now)
+    names, left = {one.name for one in chosen}, Counter(most_of_type)
+    left.subtract(one.tpu_type for one in chosen)
+    most = len(chosen) + MOST_BESIDES if names & in_use else 0
+    for one in used:
+        if len(chosen) >= most:
+            break
+        if one.name not in names and empty_at[one.name] <= last and left[one.tpu_type] > 0:
+            chosen.append(one)
+            left[one.tpu_type] -= 1
+    return tuple(one.name for one in chosen)
 
 
 def _first(slices: Iterable[Holder], chips: int, most_of_type: Mapping[str, int]) -> list[Holder] | None:

@@ -90,8 +90,8 @@ class ChipsLeft:
         jobs: the jobs that leave them; none if the slices are only held.
         seconds: when the last of these has left, at the latest.
         why_not: why no slices are reserved.
-        is_held: whether the slices are held until all of them are idle. The provisioner must ask again before its time
-            is over.
+        is_held: whether the slices are held until enough of them are idle. The provisioner must ask again before its
+            time is over.
     """
 
     slices: tuple[str, ...] = ()
@@ -193,8 +193,9 @@ class _Search:
         self._promised = {
             node_id: self._comes_after(one) for one in others if one.promise for node_id in one.promise.node_ids
         }
-        self._before = {one.requirement for one in waiting if self._tier_of(one) < self._tier}
+        suits = _Suits({one.requirement for one in waiting if self._tier_of(one) < self._tier})
         self._slices = {one.name: one for one in wanted.slices}
+        self._usable = {name for name in self._slices if self._is_usable(name, suits)}
         self._there: dict[str, Victims] = {}
         for name in self._slices:
             hosts = state.fleet.slice_workers(name)
@@ -246,7 +247,7 @@ class _Search:
         return None
 
     def hold(self) -> tuple[str, ...] | str:
-        """Return the slices to hold until all of them are idle, or why there are none; see `slices_to_hold`.
+        """Return the slices to hold until enough of them are idle, or why there are none; see `slices_to_hold`.
 
         Slices that are reserved for later jobs of the same tier are held only if the others don't suffice.
         """
@@ -334,21 +335,25 @@ class _Search:
     def _chips(self, there: Mapping[str, Victims], victims: Victims) -> int:
         return sum(self._slices[name].chips for name in self._free(there, victims))
 
-    def _could_go(self, name: str, hosts: Collection[Worker], most: "_Reserved") -> bool:
-        """Return whether a slice is whole, and may serve the job's chips once its attempts have left it.
+    def _could_go(self, name: str, hosts: Iterable[Worker], most: "_Reserved") -> bool:
+        """Return whether a slice may serve the job's chips once its attempts have left it.
 
-        No host may be in use by other Ray work, or suit a waiting job of a higher band, which would get it instead.
         ``most``: how its hosts may be reserved for other jobs.
+        """
+        return name in self._usable and all(self._promised.get(host.node_id, most) <= most for host in hosts)
+
+    def _is_usable(self, name: str, suits: "_Suits") -> bool:
+        """Return whether a slice is whole, not in use by other Ray work, and suits no waiting job of a higher band.
+
+        Such a job would get it instead.
         """
         group = self._state.fleet.grouping(TPU_NAME).get(name)
         if group is None or group.defect is not None:
             return False
-        for host in hosts:
-            if self._promised.get(host.node_id, most) > most:
+        for host in self._state.fleet.slice_workers(name):
+            if host.draining or host.foreign or self._now < host.suspected_until or host.stuck(self._now):
                 return False
-            if host.draining or host.foreign or self._now < host.suspected_until:
-                return False
-            if host.stuck(self._now) or any(_suits(need, host) for need in self._before):
+            if suits.any_on(host):
                 return False
         return True
 
@@ -426,6 +431,23 @@ class _Offers:
     def _rank(self, attempts: Victims, lacking: float) -> _Rank:
         each, freed, more = self._offers[attempts]
         return (each if freed <= lacking else tuple(part * freed / lacking for part in each)), more
+
+
+class _Suits:
+    """Tells which hosts suit any of some requirements. Of hosts that are alike, one is looked at."""
+
+    def __init__(self, needs: Collection[Requirement]) -> None:
+        self._needs = needs
+        self._resources = sorted({name for need in needs for name, _ in need.resources})
+        self._keys = sorted({constraint.key for need in needs for constraint in need.constraints})
+        self._known: dict[object, bool] = {}
+
+    def any_on(self, host: Worker) -> bool:
+        """Return whether a task with any of the requirements could run on a host without tasks."""
+        like = *map(host.resources.get, self._resources), *map(host.attributes.get, self._keys)
+        if like not in self._known:
+            self._known[like] = any(_suits(need, host) for need in self._needs)
+        return self._known[like]
 
 
 def _suits(need: Requirement, host: Worker) -> bool:

@@ -21,7 +21,15 @@ from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.lower_bands import MOST_SECONDS, ChipsLeft, ChipsWanted
 from iris_ray.capacity.prices import Prices
-from iris_ray.capacity.provider import CANCELLABLE, HostSettings, NewSlice, Provider, QueuedSlice, QueuedState
+from iris_ray.capacity.provider import (
+    CANCELLABLE,
+    HostSettings,
+    NewSlice,
+    Provider,
+    QueuedSlice,
+    QueuedState,
+    Source,
+)
 from iris_ray.capacity.provisioning import (
     Action,
     Create,
@@ -246,19 +254,22 @@ class Provisioner:
                 deletion, self._location_of(deletion.name), unreachable
             ):
                 staying.add(deletion.name)
-        answers: dict[str, Action] = {}  # by the id of the job for which the Controller was asked
+        answers: dict[tuple[str, Source], Action] = {}  # by the job for which the Controller was asked
         while demand is not None:
             left = self._ask_jobs(actions, answers)
             demand = [_with_slices(gang, left.get(gang.job_id)) for gang in demand]  # for the next plan of this turn
             if all(one.slices for one in left.values()) or len(answers) >= MOST_ASKED:
                 break
             actions = make_plan()  # gangs behind one that gets no slices may have some
-        actions = [answers.get(one.wanted.job_id, one) if isinstance(one, LeaveChips) else one for one in actions]
+        actions = [answers.get(one.asked, one) if isinstance(one, LeaveChips) else one for one in actions]
         deletions = [action for action in actions if isinstance(action, Delete)]
         for job_id in dict.fromkeys(deletion.for_job for deletion in deletions if deletion.for_job):
             taken = [deletion for deletion in deletions if deletion.for_job == job_id]
-            if not any(staying.intersection(deletion.besides) for deletion in taken):
-                self._take_back(job_id, taken, unreachable)
+            if any(staying.intersection(deletion.besides) for deletion in taken):
+                continue
+            held = any(gang.holds for gang in demand or () if gang.job_id == job_id)
+            if self._take_back(job_id, taken, unreachable) and held:
+                self._keep_slices(job_id)  # these are closed to jobs, and the others that are held are not needed
         for _ in self._settings.sources:  # a source that refuses now pauses: the next one is asked in the same turn
             if not self._create_all(actions, unreachable):
                 break
@@ -348,49 +359,61 @@ class Provisioner:
         self._history.leaving[action.name] = True
         return True
 
-    def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> None:
-        """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone."""
+    def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> bool:
+        """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone.
+
+        Return whether the provider has accepted all deletions.
+        """
         places = {action.name: self._location_of(action.name) for action in actions}
         if any(location in unreachable for location in places.values()):
-            return
+            return False
         if not self._close([action.name for action in actions if action.if_unused], job_id):
-            return
+            return False
         if self._granted(places, unreachable):
-            return
+            return False
         for name, location in places.items():
             if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
                 self._history.leaving[name] = accepted is True
             else:
                 self._history.not_deleted(name, time.monotonic(), self._undeleted[name])
+        return all(self._history.leaving.get(name) for name in places)
 
-    def _ask_jobs(self, actions: Sequence[Action], answers: dict[str, Action]) -> dict[str, ChipsLeft]:
+    def _keep_slices(self, job_id: str) -> None:
+        """End the reservation of slices for a job."""
+        with suppress(NotPermittedError):
+            self._jobs.leave_chips(ChipsWanted(job_id, 0))
+
+    def _ask_jobs(self, actions: Sequence[Action], answers: dict[tuple[str, Source], Action]) -> dict[str, ChipsLeft]:
         """Have jobs of lower bands leave slices to gangs, and let them keep those that are no longer needed.
 
         Args:
             actions: a plan.
-            answers: what is done instead of each question, by job id; this call asks only the other ones, and adds
-                these.
+            answers: what is done instead of each question (`LeaveChips.asked`); this call asks only the other ones, and
+                adds these.
 
         Returns:
             What is left to each job that was asked for.
         """
         found: dict[str, ChipsLeft] = {}
+        held_at: set[Source] = set()  # slices are held for one gang of a source at a time
         for action in actions:
             if isinstance(action, KeepSlices):
-                with suppress(NotPermittedError):
-                    self._jobs.leave_chips(ChipsWanted(action.job_id, 0))
+                self._keep_slices(action.job_id)
         for action in actions:
-            if isinstance(action, LeaveChips) and action.wanted.job_id not in answers:
-                left = found[action.wanted.job_id] = self._ask_for(action)
-                answer = answers[action.wanted.job_id] = self._asked(action, left)
+            if isinstance(action, LeaveChips) and action.asked not in answers:
+                left = found[action.wanted.job_id] = self._ask_for(action, action.source not in held_at)
+                if left.is_held:
+                    held_at.add(action.source)
+                answer = answers[action.asked] = self._asked(action, left)
                 self._say(str(answer))
         return found
 
-    def _ask_for(self, action: LeaveChips) -> ChipsLeft:
+    def _ask_for(self, action: LeaveChips, may_hold: bool) -> ChipsLeft:
         if self._lease_s > MOST_SECONDS:
             return ChipsLeft(why_not=f"this provisioner looks only every {self._every_s:g} s (--every)")
         try:
-            return self._jobs.leave_chips(replace(action.wanted, seconds=self._lease_s))
+            wanted = replace(action.wanted, may_hold=may_hold and action.wanted.may_hold, seconds=self._lease_s)
+            return self._jobs.leave_chips(wanted)
         except NotPermittedError as error:
             return ChipsLeft(why_not=str(error))
 
@@ -398,10 +421,12 @@ class Provisioner:
         """Remember the answer to a question. Return what is done, or why the gang waits."""
         job_id, now = action.wanted.job_id, time.monotonic()
         if not left.slices:
-            self._history.not_left(job_id, now, left.why_not)
+            self._history.not_left(job_id, action.source.key, now, left.why_not)
             return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
         if left.is_held:
-            return TakeBack(action.tpu_type, holds_text(action.wanted.chips, action.goal, left.slices, action.source))
+            return TakeBack(
+                action.tpu_type, holds_text(action.wanted.chips, action.goal, left.slices, str(action.source))
+            )
         self._history.evicted(job_id, now)
         jobs = f"{listed(left.jobs)} leave within {left.seconds:.0f} s" if left.jobs else "no job runs there"
         text = (

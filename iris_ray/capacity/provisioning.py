@@ -93,15 +93,20 @@ class LeaveChips:
         wanted: the chips that the gang lacks, and the slices that could go.
         tpu_type: the gang's type.
         goal: what the chips become, for people.
-        source: which source is then asked.
+        source: the source of the slices, which is then asked.
         otherwise: why the gang waits if no job leaves.
     """
 
     wanted: ChipsWanted
     tpu_type: str
     goal: str
-    source: str
+    source: Source
     otherwise: str
+
+    @property
+    def asked(self) -> tuple[str, Source]:
+        """The job and the source."""
+        return self.wanted.job_id, self.source
 
     def __str__(self) -> str:
         return f"ask jobs to leave {self.wanted.chips} chips of other types for {self.goal}, or hold idle ones"
@@ -417,7 +422,10 @@ class _TypePlan:
             if fits:  # otherwise it can't use any
                 shared.claim(self.config.name, gang.there, given)
             short = gang.missing - given
-            ways = partial(self._take_back, gang, short, shared), partial(self._ask_jobs, gang, short, shared)
+            ways = (
+                partial(self._take_back, gang, short, shared),
+                partial(self._ask_jobs, gang, short, shared, holding_at),
+            )
             if short and not self._obtain(short, self._why, *ways):
                 limit = self.ledger.limits(self.config, short) + self._not_taken(gang, short, shared)
                 self.left_out.setdefault(limit, []).append(gang.missing)
@@ -497,6 +505,8 @@ class _TypePlan:
         config, lack = self.config, self.ledger.lack(self.config, source, slices)
         if not self._may_ask(gang, slices, source):
             return False
+        if gang.holds and source.key in shared.asked_at:  # an earlier gang may get its slices
+            return False
         idle, in_use, refused = shared.named(gang.removes)
         first = [*idle, *in_use, *refused, *shared.named(gang.holds)[0]]
         if (taken := shared.take(config.name, lack, left=first)) is None:
@@ -521,13 +531,19 @@ class _TypePlan:
         self.actions.append(TakeBack(config.name, text))
         return True
 
-    def _ask_jobs(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
-        """Ask whether jobs leave slices of other types whose chips complete a gang, or such slices are held for it."""
+    def _ask_jobs(
+        self, gang: WaitingGang, slices: int, shared: SharedChips, holding_at: Collection[str], source: Source
+    ) -> bool:
+        """Ask whether jobs leave slices of other types whose chips complete a gang, or such slices are held for it.
+
+        ``holding_at``: the sources of the slices that are held for it. No other source is asked meanwhile, and none if
+        another provisioner holds slices for it: the slices would no longer be held there.
+        """
         if gang.removes or not gang.may_reserve or gang.times > 1 or not self._may_ask(gang, slices, source):
             return False
         lack, is_held = self.ledger.lack(self.config, source, slices), bool(gang.holds)
         goal = f"{slices} {self.config.name} for {gang.job_id}"
-        if is_held and source.key in shared.held_at:
+        if is_held and (source.key not in holding_at or source.key in shared.held_at):
             return False
         if is_held and source.key in shared.asked_at:  # an earlier gang may get its slices
             self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
@@ -535,18 +551,16 @@ class _TypePlan:
             self.actions.append(TakeBack(self.config.name, holds_text(chips, goal, gang.holds, str(source))))
             return True
         offer = shared.offer(self.config.name, lack, is_held)
-        if offer is None or not (is_held or self.history.may_evict(gang.job_id, self.now)):
+        if offer is None or not (is_held or self.history.may_evict(gang.job_id, source.key, self.now)):
             return False
         limit = self.ledger.limits(self.config, slices)
         self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
-        may_hold = source.key not in shared.held_at | shared.asked_at
+        may_hold = source.key not in shared.held_at
         shared.kept |= {one.name for one in offer.slices}  # for this turn
         shared.asked_at.add(source.key)
         some = tuple(SharedSlice(one.name, one.tpu_type, one.chips) for one in offer.slices)
         wanted = ChipsWanted(gang.job_id, offer.chips, some, tuple(offer.most.items()), may_hold=may_hold)
-        self.actions.append(
-            LeaveChips(wanted, self.config.name, goal, str(source), _missed(slices, self.config, limit))
-        )
+        self.actions.append(LeaveChips(wanted, self.config.name, goal, source, _missed(slices, self.config, limit)))
         return True
 
     def _set_aside(self, gang: WaitingGang, slices: int, source: Source, freed: float, of_source: float) -> None:
@@ -568,7 +582,8 @@ class _TypePlan:
     def _not_taken(self, gang: WaitingGang, slices: int, shared: SharedChips) -> str:
         """Return why no chips are taken back for a gang, or an empty string if no other type has any."""
         could = shared.could_free(self.config.name)
-        _, why_none = self.history.lacking.get(gang.job_id, (0.0, ""))
+        asked = (self.history.lacking.get((gang.job_id, source.key), (0.0, "")) for source in self.settings.sources)
+        why_none = listed([*dict.fromkeys(why for _, why in asked if why)])
         in_use = f"; jobs of lower bands leave none: {why_none}" if why_none else ""
         if refused := sorted(self.history.undeletable):
             in_use += f"; the provider has refused to delete {listed(refused)}"
@@ -610,7 +625,7 @@ def _missed(slices: object, config: TPUConfig, limit: str) -> str:
 
 def holds_text(chips: float, goal: str, names: Sequence[str], source: str) -> str:
     """Return in words that slices are held for a goal."""
-    until = "until all of them are idle; once they are deleted"
+    until = "until enough of them are idle; once these are deleted"
     return f"takes {chips:g} chips back for {goal}: holds {listed(names)} {until}, {source} is asked"
 
 

@@ -75,7 +75,7 @@ class ProvisioningHistory:
         promises: the slices that gangs get from freed chips, by job id.
         undeletable: the slices whose deletion it has refused, by name.
         evictions: by job id, when jobs of lower bands were asked to leave slices for it; and the pause after that.
-        lacking: by job id, since when chips in use would complete it, or when and why they were last refused.
+        lacking: by job id and source, since when chips in use would complete it, or when and why they were refused.
     """
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ProvisioningHistory:
     promises: dict[str, Promise] = field(default_factory=dict)
     undeletable: dict[str, SourceHistory] = field(default_factory=dict)
     evictions: dict[str, SourceHistory] = field(default_factory=dict)
-    lacking: dict[str, tuple[float, str]] = field(default_factory=dict)
+    lacking: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
@@ -130,7 +130,7 @@ class ProvisioningHistory:
         self.evictions = {
             job_id: one for job_id, one in self.evictions.items() if job_id in jobs or now < one.not_before + GONE_S
         }
-        self.lacking = {job_id: one for job_id, one in self.lacking.items() if job_id in jobs}
+        self.lacking = {key: one for key, one in self.lacking.items() if key[0] in jobs}
         self.promises = {
             job_id: one for job_id, one in self.promises.items() if job_id in jobs and now - one.planned_at < GONE_S
         }
@@ -146,17 +146,17 @@ class ProvisioningHistory:
         else:
             known.not_before = now + known.pause_s
 
-    def not_left(self, job_id: str, now: float, why: str) -> None:
-        """Record why no job has left slices for a job."""
-        self.lacking[job_id] = now, why
+    def not_left(self, job_id: str, source: str, now: float, why: str) -> None:
+        """Record why no job has left slices of a source for a job."""
+        self.lacking[job_id, source] = now, why
 
-    def may_evict(self, job_id: str, now: float) -> bool:
-        """Return whether jobs may be asked to leave slices for a job.
+    def may_evict(self, job_id: str, source: str, now: float) -> bool:
+        """Return whether jobs may be asked to leave slices of a source for a job.
 
         It must have lacked them for a while, which begins anew when no job has left any.
         """
         pauses = job_id in self.evictions and now < self.evictions[job_id].not_before
-        return now - self.lacking.setdefault(job_id, (now, ""))[0] >= TAKEN_AFTER_S and not pauses
+        return now - self.lacking.setdefault((job_id, source), (now, ""))[0] >= TAKEN_AFTER_S and not pauses
 
     def not_deleted(self, name: str, now: float, why: str) -> None:
         """Record that the provider has refused to delete a slice."""

@@ -108,7 +108,7 @@ class Promise:
         lent: ids of jobs that run on some of the hosts until the job needs them.
         removed_by: when the slices of the hosts must be gone, if they are to be removed so that the job gets slices of
             another type with their chips; seconds. 0: the job is to run on the hosts. Without victims, the slices are
-            held until all of them are idle.
+            held until enough of them are idle.
     """
 
     node_ids: tuple[str, ...]

@@ -12,12 +12,13 @@ Until a reservation is complete, its hosts are lent to jobs that leave in time:
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.options import PriorityBand
-from iris_ray.model.workers import Worker, rounded
+from iris_ray.model.workers import TPU, Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evictions import Evictor, leaves_for, may_evict
 
@@ -68,6 +69,18 @@ class Calendar:
         """Return when these hosts are expected to be empty, if a job evicts what it may; seconds."""
         ends = (self._leaves_at(job, host, occupant) for host in hosts for occupant in host.occupants)
         return max(ends, default=self._now)
+
+    def chips_empty_at(self, job: Job, hosts: Iterable[Worker], chips: float) -> float:
+        """Return when slices with a number of chips are expected to be empty, or all if they have fewer; seconds."""
+        of_slice = defaultdict[str, list[Worker]](list)
+        for host in hosts:
+            of_slice[host.slice_name or ""].append(host)
+        empty_at = self._now
+        for at, name in sorted((self.empty_at(job, there), name) for name, there in of_slice.items()):
+            if chips > 0:
+                empty_at = at
+            chips -= sum(host.resources.get(TPU, 0.0) for host in of_slice[name])
+        return empty_at
 
     def _host_free_at(self, job: Job, host: Worker) -> float:
         """Return when a host has room for one of a job's tasks; when it is empty, for a group of jobs; seconds."""

@@ -485,7 +485,7 @@ class PlannedPromises:
             return limited.in_short
         if job.promise.removed_by:
             hosts = (self._fleet.workers[node_id] for node_id in node_ids)
-            return self._problem_with_date(promise, self._calendar.empty_at(job, hosts))
+            return self._problem_with_date(promise, self._calendar.chips_empty_at(job, hosts, least_chips(job)))
         names = self._names(job, node_ids)
         if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
             return "some of the hosts are gone"

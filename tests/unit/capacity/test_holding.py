@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from iris_ray.capacity.demand import WaitingGang, demand_of
+from iris_ray.capacity.holding import MOST_BESIDES
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted, SharedSlice, left_for, promise_for
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
@@ -160,6 +161,21 @@ def test_held_slice_is_lent_to_a_lower_band_which_leaves_it_once_the_others_are_
     world.check()
 
 
+def test_few_slices_are_held_of_a_large_fleet() -> None:
+    """All jobs have run for the same time."""
+    names = [f"s{number}" for number in range(2 * MOST_BESIDES)]
+    world = PlannedWorld()
+    add_slices(world, *names, tpu_type="v4-8")
+    for name in names:
+        world.submit(name, tpu_type="v4-8", priority=INTERACTIVE, owner=f"pool-{name}", **{**MANY, **on(name)})
+    world.turn(1.0)
+    for name in names:
+        world.report_all(world.state.jobs[name], S.RUNNING)
+    world.submit("large", tpu_type="v4-16", priority=INTERACTIVE, owner="pool-large", **MANY)
+    world.turn(1.0)
+    assert len(ask(past_the_bound(world)).slices) == 2 + MOST_BESIDES
+
+
 def test_batch_is_lent_what_is_held_for_batch() -> None:
     world = past_the_bound(busy("a", "b", priority=BATCH))
     assert ask(world).is_held
@@ -252,7 +268,32 @@ def test_held_slices_stay_held_although_jobs_on_others_have_just_begun() -> None
     world.turn(1.0)
     young = world.state.jobs["young"]
     assert young.gang.placed
-    assert ask(world).slices == held, "before the young job runs"
+    assert {*ask(world).slices} == {*held, other}, "before the young job runs"
     world.report_all(young, S.RUNNING)
     world.turn(1.0)
-    assert ask(world).slices == held
+    assert {*ask(world).slices} == {*held, other}
+
+
+def test_slices_with_younger_jobs_are_held_besides_that_of_a_job_that_does_not_end() -> None:
+    """It has begun after the large job was submitted, so it would be waited for, and an idle slice kept, for ever."""
+    world = PlannedWorld()
+    add_slices(world, "a", "b", "c", tpu_type="v4-8")
+    for name in ("b", "c"):
+        start(world, name, **on(name))
+    world.submit("large", tpu_type="v4-16", priority=INTERACTIVE, owner="pool-large", **MANY)
+    world.turn(1.0)
+    start(world, "service", **on("a"))
+    past_the_bound(world)
+    end(world, "b")
+    assert {*ask(world).slices} == {"a", "b"}
+    end(world, "c")
+    start(world, "young", **on("c"))
+    for _ in range(5):
+        world.turn(SECONDS)
+        assert {*ask(world).slices} == {"a", "b", "c"}
+    assert not small(world, "long", max_runtime=500.0).gang.placed, "it is not lent for as long as that job may run"
+    end(world, "young")
+    later = small(world, "later", priority=BATCH)
+    assert not later.gang.placed, "it would have to leave at once"
+    assert {*ask(world).slices} == {"b", "c"}, "no more than it lacks once they are idle"
+    world.check()

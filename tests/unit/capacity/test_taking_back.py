@@ -374,7 +374,7 @@ def test_idle_slices_go_with_those_that_jobs_leave_and_for_no_other_gang() -> No
 def test_question_is_repeated_after_a_while_if_no_job_leaves_and_why_says_so() -> None:
     history = ProvisioningHistory()
     assert asks(*LATER, history=history)
-    history.not_left("large", LATER[-1], "it is too early")
+    history.not_left("large", RES.key, LATER[-1], "it is too early")
     found = turn(LATER[-1] + 30.0, history=history)
     assert [one for one in waits(found) if one.endswith("; jobs of lower bands leave none: it is too early")]
     assert asks(LATER[-1] + TAKEN_AFTER_S, history=history)
@@ -493,7 +493,7 @@ def test_held_slices_are_kept_while_the_controller_is_asked_for_an_earlier_gang(
     assert [one.wanted.job_id for one in found if isinstance(one, LeaveChips)] == ["first"]
     assert KeepSlices("large") not in found
     (text,) = texts(found)
-    assert f"32 chips back for 1 v6e-32 for large: holds {name(0)}, {name(1)} until all of them are idle" in text
+    assert f"32 chips back for 1 v6e-32 for large: holds {name(0)}, {name(1)} until enough of them are idle" in text
 
 
 @pytest.mark.parametrize("why", ["refused", "limited"])
