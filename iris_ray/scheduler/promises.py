@@ -331,7 +331,7 @@ class PlannedPromises:
         taking = self._evictor.take(leader, room.node_ids, room.victims)
         promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
-        promise.complete_at = 0.0 if taking.leave else complete_at
+        promise.complete_at = 0.0 if taking.leave or promise.is_firm else complete_at
         if not lifted:
             self._of[leader.spec.job_id] = promise
             self._keep(promise, taking.node_ids)
@@ -475,6 +475,8 @@ class PlannedPromises:
         if job.members:
             if not all(i in self._fleet.workers for i in node_ids) or not self._groups.fits_on(job, node_ids):
                 return "its jobs no longer fit on the hosts together"
+            if job.promise.is_firm:
+                return ""
             hosts = (self._fleet.workers[node_id] for node_id in node_ids)
             return self._problem_with_date(promise, self._calendar.free_at(job, hosts))
         pauses = all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending)

@@ -158,7 +158,7 @@ def test_reference_lends_room_for_as_long_again_as_a_service_has_run() -> None:
     world = room_for_two()
     world.submit("short", max_runtime=LONG / 2)
     plan = Plan.of(world.plan())
-    assert plan.assignments == (get("short", "b"),)
+    assert plan.assignments == (replace(get("short", "b"), lent_by=("large",)),)
     judge(world, plan)
 
 
