@@ -96,6 +96,17 @@ def test_yielding_job_leaves_for_a_starving_group(world: World) -> None:
     assert job.gang.eviction.job_id == "trainer"
 
 
+def test_hosts_for_which_attempts_leave_for_a_group_are_not_lent(world: World) -> None:
+    jobs = [world.start(name, priority=PriorityBand.BATCH) for name in ("one", "two", "three")]
+    submit_group(world, gang_spec("trainer"), gang_spec("sampler", slices=(2,)))
+    world.now += 700.0
+    world.schedule()
+    assert all(job.gang.eviction is not None for job in jobs)
+    world.finish(jobs[0])
+    world.submit("short", user="bob", max_runtime=1.0)
+    assert not world.plan().assignments
+
+
 def test_group_that_can_not_fit_keeps_nothing_from_others(world: World) -> None:
     world.start("other", slices=(2,))
     submit_group(world, gang_spec("trainer", slices=(2,)), gang_spec("sampler", slices=(2,)))
