@@ -146,7 +146,7 @@ class Zone(Jobs):
     Args:
         simulation: the cluster.
         chips: the number of chips of the reservation.
-        reserves: whether slices of other sizes are reserved: those that lower bands leave, and those that are held.
+        reserves: whether slices of other sizes are reserved, both the ones that lower bands leave and held ones.
     """
 
     location = HERE

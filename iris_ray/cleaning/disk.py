@@ -138,7 +138,7 @@ class Cleaned:
 
 MOST_PROBLEMS: Final = 5
 FREE: Final = 10
-"""Core dumps leave one of so many parts of their disk free, within an hour."""
+"""The divisor for the part of a disk that must stay free: a tenth. Core dumps older than an hour go until it is."""
 
 
 KEEP_ALL: Final = Limits(None, None)

@@ -190,7 +190,7 @@ WORK_BYTES: Final = 4
 """Bytes of one number in the buffers of the computation."""
 SHARES: Final = Holds(
     lambda value: isinstance(value, (list, tuple)) and not any(map(Number(1e-6, most=1e9).problem, value)),
-    "numbers above 0, one for each device, such as [2, 1]",
+    "numbers from 0.000001 to a billion, one for each device, such as [2, 1]",
 )
 RUNTIME_BYTES: Final = 512 * 2**20
 """Bytes that a process needs on each device before it holds any model: the driver's context, and buffers."""

@@ -183,7 +183,7 @@ def test_memory_follows_from_gguf_file_context_and_concurrency(path: Path, gguf:
         (GGUF.replace('"weights/small.gguf"', '{ file = "x" }'), "there is no 'file'"),
         (
             GGUF.replace('"weights/small.gguf"', '{ path = "weights/small.gguf", split = [2, 0] }'),
-            "gguf: split is [2, 0]; give numbers above 0",
+            "gguf: split is [2, 0]; give numbers from 0.000001",
         ),
     ],
 )
