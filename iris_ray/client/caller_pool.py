@@ -34,6 +34,9 @@ REPEATED: dict[str, Any] = {"max_task_retries": -1}
 SILENT_S = 1.0
 """Seconds after which a wait for tasks is mentioned."""
 
+FOLLOW_UP = "after a SlicePoolManager"
+"""The name of the threads that follow up a pool that is idle or gone."""
+
 RESTART_S = 1.0
 """Seconds before a pool whose process died is asked again: Ray needs a while to start another process."""
 
@@ -135,7 +138,7 @@ class CallerPool:
             else:
                 follow_up = self._forget if error else self._end_if_unused
             with contextlib.suppress(RuntimeError):  # the interpreter ends, and the pool with it
-                threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
+                threading.Thread(target=follow_up, args=(pool, calls), name=FOLLOW_UP, daemon=True).start()
 
         idle.add_done_callback(idle_or_gone)
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pickle
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,7 @@ from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION
 from iris_ray.cli.conventions import FAILED, OK
-from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.caller_pool import FOLLOW_UP, pool_of_this_process
 from iris_ray.errors import IrisError
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
@@ -93,8 +94,11 @@ class ControllerInProcess(ClusterInProcess):
             for controller in self._controllers[-1:]:
                 self._in_loop(controller._state.check)
         finally:
-            pool_of_this_process.__init__()  # type: ignore[misc]  # its pool was of this cluster
             self.ray.end()
+            for thread in threading.enumerate():
+                if thread.name == FOLLOW_UP:  # it would call the real Ray, which starts a cluster for that
+                    thread.join(20)
+            pool_of_this_process.__init__()  # type: ignore[misc]  # its pool was of this cluster
 
     # -- its Controller --------------------------------------------------------------------------------------------
 
