@@ -46,16 +46,6 @@ def counts_hosts() -> bool:
     return hasattr(node_provider, "_worker_group_num_of_hosts")
 
 
-def pending_gang_demand() -> list[dict[str, float]]:
-    """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. This blocks."""
-    from ray.autoscaler.v2.sdk import get_cluster_resource_state
-
-    state = get_cluster_resource_state(internal_kv.global_gcs_client)
-    return [
-        dict(request.resources_bundle) for gang in state.pending_gang_resource_requests for request in gang.requests
-    ]
-
-
 def autoscaler_launches() -> tuple[str, ...]:
     """Return what version 2 of the autoscaler says about nodes that it launches, in words. This blocks.
 

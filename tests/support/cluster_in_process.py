@@ -104,7 +104,8 @@ class ClusterInProcess:
                 ("placement_group", self._reserve),
                 ("remove_placement_group", self._remove),
                 ("placement_group_table", self._group_table),
-                ("placement_group_by_id", self._groups.__getitem__),
+                ("placement_group_by_id", lambda group: self._groups.get(group, group)),
+                ("waiting_placement_groups", self._waiting_groups),
             ):
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, stand_in)
@@ -268,7 +269,7 @@ class ClusterInProcess:
         """Return the bundles of the reservations of exactly these nodes."""
         return [group.bundles for group in self._groups.values() if {*group.node_ids} == node_ids]
 
-    def _group_table(self, group: Reservation | None = None) -> dict[str, Any]:
+    def _group_table(self, group: Reservation | str | None = None) -> dict[str, Any]:
         found = {
             number: {
                 "name": one.name,
@@ -278,7 +279,12 @@ class ClusterInProcess:
             }
             for number, one in list(self._groups.items())
         }
-        return found | self._others if group is None else found[group.number]
+        everybodys: dict[str, Any] = found | self._others
+        return everybodys if group is None else everybodys[group if isinstance(group, str) else group.number]
+
+    def _waiting_groups(self) -> dict[str, list[Mapping[str, float]]]:
+        groups = self._group_table().items()
+        return {number: [*group["bundles"].values()] for number, group in groups if group["state"] == "PENDING"}
 
     def others_wait(self, name: str, *bundles: Mapping[str, float]) -> None:
         """Other Ray work makes a placement group, which waits."""

@@ -367,6 +367,20 @@ def placement_group_by_id(hex_id: str) -> PlacementGroup:
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
 
 
+def waiting_placement_groups() -> dict[str, list[dict[str, float]]]:
+    """Return the bundles of the placement groups that wait for nodes, by id, as the GCS tells Ray's autoscaler.
+
+    A group that Ray tries to place at this very moment may be missing. This blocks for as long as the GCS needs to list
+    the nodes. ``placement_group_table()`` would also list each group that was ever removed: 0.03 ms of CPU for each.
+    """
+    reply = autoscaler_pb2.GetClusterResourceStateReply()
+    reply.ParseFromString(internal_kv.global_gcs_client.get_cluster_resource_state())
+    return {
+        gang.details.partition(":")[0]: [dict(one.resources_bundle) for one in gang.requests]
+        for gang in reply.cluster_resource_state.pending_gang_resource_requests
+    }
+
+
 class ClusterStore:
     """Ray's key-value store, in the GCS. Values should stay far below 100 KB.
 

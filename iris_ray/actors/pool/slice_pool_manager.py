@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -17,6 +17,7 @@ from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.names import NAMESPACE, take_incarnation
+from iris_ray.actors.calls.ray_internals import placement_group_by_id, waiting_placement_groups
 from iris_ray.actors.pool.children import differences, latest_adopter, may_adopt, may_replace, note_adopter
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.job_run import JobRun
@@ -483,22 +484,22 @@ class OthersWaiting:
     def __init__(self) -> None:
         self._waiting: set[str] = set()
         self._yielded: set[str] = set()
+        self._names: dict[str, str] = {}
 
     def look(self) -> float | None:
         """Return the least number of chips on a host that helps a group that has waited since the last look.
 
         None if there is none. This blocks for a few milliseconds.
         """
-        chips = dict(_waiting_for_chips(placement_group_table().items()))
-        new = (chips.keys() & self._waiting) - self._yielded
-        self._waiting = set(chips)
-        self._yielded = (self._yielded & chips.keys()) | new
+        groups = waiting_placement_groups().items()
+        chips = {group: max((bundle.get(TPU, 0.0) for bundle in bundles), default=0.0) for group, bundles in groups}
+        self._names = {group: self._names.get(group) or _name_of(group) for group, most in chips.items() if most > 0}
+        theirs = {group for group, name in self._names.items() if not name.startswith(NAMESPACE)}
+        new = (theirs & self._waiting) - self._yielded
+        self._waiting = theirs
+        self._yielded = (self._yielded & theirs) | new
         return min((chips[group] for group in new), default=None)
 
 
-def _waiting_for_chips(groups: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterable[tuple[str, float]]:
-    """Yield the id and the chips of the largest bundle of each waiting group of others."""
-    for group_id, group in groups:
-        chips = max((bundle.get(TPU, 0.0) for bundle in group["bundles"].values()), default=0.0)
-        if chips > 0 and group["state"] == "PENDING" and not group["name"].startswith(NAMESPACE):
-            yield group_id, chips
+def _name_of(group: str) -> str:
+    return str(placement_group_table(placement_group_by_id(group)).get("name", ""))

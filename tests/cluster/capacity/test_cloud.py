@@ -12,11 +12,11 @@ from google.cloud import tpu_v2
 
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.calls.ray_internals import waiting_placement_groups
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.capacity import autoscaler as autoscaler_demand
 from iris_ray.capacity.autoscaler import NAME_PREFIX, AutoscalerDemand
 from iris_ray.capacity.calls import CapacityCalls
-from iris_ray.capacity.ray_internals import pending_gang_demand
 from iris_ray.client.connection import current_user
 from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing import SimulatedCluster
@@ -75,7 +75,7 @@ def demand_groups() -> list[str]:
 
 def gang_demand() -> list[dict[str, float]]:
     """What Ray's autoscaler gets to see."""
-    return pending_gang_demand()
+    return [bundle for bundles in waiting_placement_groups().values() for bundle in bundles]
 
 
 @pytest.mark.parametrize(

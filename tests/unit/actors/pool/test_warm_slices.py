@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from iris_ray.actors.pool import reserved_slice
+from iris_ray.actors.pool import reserved_slice, slice_pool_manager
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_pool_manager import IDLE_LOOK_S
+from iris_ray.actors.pool.slice_pool_manager import IDLE_LOOK_S, OthersWaiting
 from iris_ray.actors.protocol.messages import ProcessSpec
 from tests.support.hosts_in_process import Process, Task, returns_at_once
 from tests.support.virtual_cluster import VirtualCluster, played
@@ -159,3 +159,21 @@ async def test_group_that_stays_pending_ends_no_second_warm_time(cluster: Virtua
         await cluster.run(f"run-{held}", (1,), returns_at_once, keep_warm=600.0)
         await asyncio.sleep(3 * IDLE_LOOK_S)
         assert held_slices(cluster) == held
+
+
+def test_look_for_others_reads_no_group_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps each removed group for ever, so a look at all of them would take longer from day to day."""
+    waiting = {"aa": [{"TPU": 4.0}], "bb": [{"TPU": 2.0}, {"CPU": 1.0}], "cc": [{"CPU": 1.0}]}
+    names = {"aa": "iris_ray/owner/1", "bb": "train"}
+    read: list[str] = []
+
+    def table(group: str) -> dict[str, str]:
+        read.append(group)
+        return {"name": names[group]}
+
+    monkeypatch.setattr(slice_pool_manager, "waiting_placement_groups", lambda: waiting)
+    monkeypatch.setattr(slice_pool_manager, "placement_group_by_id", lambda group: group)
+    monkeypatch.setattr(slice_pool_manager, "placement_group_table", table)
+    others = OthersWaiting()
+    assert [others.look() for _ in range(3)] == [None, 2.0, None]
+    assert sorted(read) == ["aa", "bb"]
