@@ -4,7 +4,7 @@
 
 The process is only read, through ``/proc/PID/mem``, and not stopped. A heap that changes meanwhile may be unreadable.
 Python's pools are laid out as in CPython 3.11 (Objects/obmalloc.c), and the heaps as in glibc 2.36 (malloc/malloc.c and
-arena.c) on 64 bits. Chunks in a thread's cache count as in use. Large blocks that glibc maps one by one are not counted.
+arena.c) on 64 bits. Chunks in a thread's cache count as in use. Large blocks that glibc maps one by one don't count.
 """
 
 import re
