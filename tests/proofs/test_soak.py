@@ -102,3 +102,8 @@ def test_pool_may_grow_by_what_ray_keeps_for_lost_hosts_in_an_actor_that_starts_
 def test_after_few_jobs_what_there_is_at_last_counts(name: str, unit: str, last: float, fails: bool) -> None:
     row = Row("jobs", Thing(name, unit), Slope(math.nan, math.nan, last, 0, 0.0), 1.0)
     assert row.fails is fails
+
+
+def test_what_plain_ray_leaves_has_no_ceiling() -> None:
+    """Each driver that comes and goes leaves a descriptor in the GCS."""
+    assert not Row("plain drivers", Thing("GCS", "descriptors"), Slope(800.0, 8.0, 320.0, 1, 188.0), None).fails

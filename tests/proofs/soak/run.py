@@ -53,8 +53,8 @@ CEILINGS: Mapping[str, Mapping[str, float]] = {
     **{name: {"": 32} for name in ("actors ", "placement groups CREATED", "keys iris_ray")},
     "GCS": {"descriptors": 256, "threads": 64},
 }
-"""How much of each there may be after the jobs or the storm, by the beginning of the name and the unit, after however few
-jobs: about twice what there is."""
+"""How much of each there may be after the jobs or the storm, by the beginning of the name and the unit, however few
+jobs there were: about twice what there is."""
 GCS = Thing("GCS", "MB")
 LOST = Thing("hosts lost", "")
 RAYS_OWN = {
