@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from iris_ray.actors.calls.ray_internals import placement_group_by_id
+from iris_ray.actors.calls.ray_internals import placement_group_by_id, placement_groups_in_use
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL
 from iris_ray.capacity.demand import Arrivals, net_demand
 from iris_ray.capacity.ray_internals import autoscaler_launches, has_autoscaler_v2
@@ -169,8 +169,8 @@ class AutoscalerDemand(Demand):
 
     def _remove_leftovers(self) -> None:
         """Remove all groups: they are from before a restart of this process, or from before a call failed."""
-        for group_id, group in placement_group_table().items():
-            if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED":
+        for group_id, name in placement_groups_in_use().items():
+            if name.startswith(NAME_PREFIX):
                 remove_placement_group(placement_group_by_id(group_id))
         self._groups, self._kept_off = {}, {}
 

@@ -105,6 +105,7 @@ class ClusterInProcess:
                 ("remove_placement_group", self._remove),
                 ("placement_group_table", self._group_table),
                 ("placement_group_by_id", lambda group: self._groups.get(group, group)),
+                ("placement_groups_in_use", self._group_names),
                 ("waiting_placement_groups", self._waiting_groups),
             ):
                 if hasattr(module, name):
@@ -281,6 +282,9 @@ class ClusterInProcess:
         }
         everybodys: dict[str, Any] = found | self._others
         return everybodys if group is None else everybodys[group if isinstance(group, str) else group.number]
+
+    def _group_names(self) -> dict[str, str]:
+        return {number: group["name"] for number, group in self._group_table().items()}
 
     def _waiting_groups(self) -> dict[str, list[Mapping[str, float]]]:
         groups = self._group_table().items()

@@ -9,13 +9,13 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import placement_group_table, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 
 from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.asking_again import ask_again
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.names import forget_incarnations, reservations_of
-from iris_ray.actors.calls.ray_internals import placement_group_by_id
+from iris_ray.actors.calls.ray_internals import placement_group_by_id, placement_groups_in_use
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import PoolProcess, PoolView
@@ -260,8 +260,8 @@ async def _forget_incarnations(owner: str) -> None:
 def remove_reservations(owners: Iterable[str]) -> None:
     """Remove the placement groups that vanished pools left behind. Their names begin with the owner."""
     prefixes = tuple(map(reservations_of, owners))
-    for group_id, group in placement_group_table().items():
-        if group["name"].startswith(prefixes) and group["state"] != "REMOVED":
+    for group_id, name in placement_groups_in_use().items():
+        if name.startswith(prefixes):
             remove_placement_group(placement_group_by_id(group_id))
 
 

@@ -26,10 +26,8 @@ class Groups:
         self.there[f"group-{self.made}"] = name
         return f"group-{self.made}"
 
-    def table(self, group: str | None = None) -> dict[str, Any]:
-        if group is not None:
-            return {"state": "PENDING"} if group in self.there else {}
-        return {group: {"name": name, "state": "PENDING"} for group, name in self.there.items()}
+    def table(self, group: str) -> dict[str, Any]:
+        return {"state": "PENDING"} if group in self.there else {}
 
     def remove(self, group: str) -> None:
         self._work("remove")
@@ -47,6 +45,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
     groups = Groups()
     monkeypatch.setattr(autoscaler_demand, "placement_group", groups.make)
     monkeypatch.setattr(autoscaler_demand, "placement_group_table", groups.table)
+    monkeypatch.setattr(autoscaler_demand, "placement_groups_in_use", lambda: dict(groups.there))
     monkeypatch.setattr(autoscaler_demand, "remove_placement_group", groups.remove)
     monkeypatch.setattr(autoscaler_demand, "placement_group_by_id", lambda group_id: group_id)
     monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
