@@ -152,10 +152,10 @@ class SliceActor:
         failed = [reply for reply in answers if isinstance(reply, SetupFailed)]
         if len(failed) + len(ready) < len(answers):
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
-        each = list(dict.fromkeys(reply.reason for reply in failed))
-        reasons = "; ".join(each[:REASONS_NAMED])
-        if len(each) > REASONS_NAMED:
-            reasons += f"; and so on, {len(each)} in all"
+        whys = list(dict.fromkeys(reply.reason for reply in failed))
+        reasons = "; ".join(whys[:REASONS_NAMED])
+        if len(whys) > REASONS_NAMED:
+            reasons += f"; and so on, {len(whys)} in all"
         hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
         kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
         return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))
