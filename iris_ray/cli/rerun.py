@@ -51,7 +51,7 @@ class TypedCommand:
         anew = {word.removeprefix("--env=").partition("=")[0] for word in flags}
         kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
         kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
-        _, *more = _without_flags(self.command, own[:end])
+        more = list(_without_flags(self.command, own[:end]))[1:]  # after the script or function
         if self.command == "run" and more and not any(map(_is_type, own[:end])):
             if any(map(_is_type, flags)):
                 kept.remove(more[0])

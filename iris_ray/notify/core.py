@@ -16,6 +16,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.time_lost import FailureCause
 from iris_ray.notify.destination import Destination, What
+from iris_ray.state.attempt_ends import dispatch_backoff_s
 from iris_ray.terminal import one_line
 
 OFTEN_S: Final = 3600.0
@@ -128,7 +129,7 @@ def facts_of(job: Job, destination: Destination, now: float, stalls: int = 0) ->
         at = _last_end(job.times, {FailureCause.HUNG}, now)
         yield Fact(What.STALLED, number, at, f"attempt {number} made no progress for too long, and was ended")
     if What.WAITING in wanted and (since := waits_since(job)) is not None and now - since >= destination.wait_s:
-        # its number is that of the wait, as a job may wait again after it has lost hosts; launches that fail are one wait
+        # its number is that of the wait, as a job may wait again after it has lost hosts; failed launches are one wait
         words = f"it has waited for hosts for {_hours(now - since)}; iris-ray why {job.spec.job_id} says what it lacks"
         failed = job.gangs[0].dispatch_failures if len(job.gangs) == 1 else 0
         yield Fact(What.WAITING, job.requeues - failed + 1, since + destination.wait_s, words)
@@ -140,15 +141,12 @@ def facts_of(job: Job, destination: Destination, now: float, stalls: int = 0) ->
 def waits_since(job: Job) -> float | None:
     """Return since when a job waits for hosts with all of its tasks, in seconds; None if it does not.
 
-    Launches that fail, after each of which the job queues anew, belong to the same wait.
+    A job queues anew after a failed launch. The pauses between such launches count, and are most of that wait.
     """
     if job.over is not None or job.awaits or job.counts[TaskState.PENDING] != job.size:
         return None
     since = max(gang.waiting_since for gang in job.gangs[:100])
-    if len(job.gangs) == 1 and job.gangs[0].dispatch_failures and (attempts := job.times.attempts):
-        ran = [one.ended_at for one in attempts if one.began_at is not None and one.ended_at is not None]
-        since = min(since, ran[-1] if ran else attempts[0].assigned_at)
-    return since
+    return since - sum(map(dispatch_backoff_s, range(1, job.gangs[0].dispatch_failures)))
 
 
 def chip_hours(job: Job, now: float) -> float:

@@ -30,7 +30,7 @@ class SetClock(Clock):
 async def test_copies_of_unreadable_records_go_at_their_age(
     monkeypatch: pytest.MonkeyPatch, limits: Limits, left: list[str]
 ) -> None:
-    nothing = {"files": {}, "bytes": {}, "problems": []}
+    nothing: dict[str, Any] = {"files": {}, "bytes": {}, "problems": []}
     monkeypatch.setattr(cleaning, "clean_this_machine", lambda *_: nothing)  # it would clean the one of the test
     store: Any = Store()
     contained = Containment(store, clock := SetClock())

@@ -93,7 +93,7 @@ def elsewhere() -> Iterator[tuple[int, list[str]]]:
     class Other(BaseHTTPRequestHandler):
         def _answer(self) -> None:
             asked.append(f"{self.command} {self.path}")
-            leads = {"/moved": "/well", "/away": f"http://localhost:{self.server.server_address[1]}/well"}
+            leads = {"/moved": "/well", "/away": f"http://localhost:{server.server_port}/well"}
             self.send_response(307 if self.path in leads else 200)
             if self.path in leads:
                 self.send_header("Location", leads[self.path])
