@@ -494,7 +494,8 @@ class Cycle:
         """
         kept: tuple[str, ...] = ()
         if self._promises.has_firm(job):
-            lasts = self._is_within_soon(job, reached)
+            left = self._evictor.given_back()
+            lasts = self._allowances.limit_once_left(job, reached.needed, left, is_asked=True) is None
         else:
             lasts = self._deadlines.is_returning(job) and self._lacks_only_its_own_chips(job, gang, reached)
         if lasts:
@@ -530,12 +531,6 @@ class Cycle:
 
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:
         return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
-
-    def _is_within_soon(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether a job with victims is within a limit once all victims have left."""
-        if reached.what == "running jobs":
-            return False
-        return self._allowances.may_keep_within(job, reached, self._evictor.given_back())
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, including those in use."""

@@ -10,7 +10,7 @@ notices, then those that saved or began most recently.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, takewhile
@@ -198,8 +198,6 @@ class Evictor:
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan never takes hosts back
             return self._protected(search, room, available)
-        if not self._allowances.may_take(job, most_chips_of(found, available)):
-            return None
         return self._taking(job, found, available)
 
     def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
@@ -267,8 +265,8 @@ class Evictor:
                 return None
             given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
             room = {name: needs for name, needs in found.items() if needs}
-            above = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
-            if above is None:
+            above = self._allowances.limit_once_left(job, chips, given_back)
+            if above is None or above.team is None or reached.team is None:
                 break
             limit = above
         if len(found) < least:
@@ -277,12 +275,10 @@ class Evictor:
             if found is None:
                 return None
         found = self._with_fewer_victims(job, found, search, available, reached.needed)
-        given_back = self._specs_of(found)
-        if not self._allowances.may_take(job, max(reached.needed, most_chips_of(found, available)), given_back):
-            return None
-        if reached.team is None:
+        given_back, taking = self._specs_of(found), self._taking(job, found, available, reached.needed)
+        if taking is not None and reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
-        return self._taking(job, found, available)
+        return taking
 
     def _with_fewer_victims(
         self, job: Job, found: Room, search: VictimSearch, available: Availability, least_chips: float
@@ -302,7 +298,8 @@ class Evictor:
             fewer = {name: needs for name, needs in found.items() if name not in names}
             fewer |= dict.fromkeys(free[: len(names)], frozenset())
             chips, leave = max(least_chips, most_chips_of(fewer, available)), self._specs_of(fewer)
-            if self._reclaim(job, leave).rights == rights and self._allowances.may_take(job, chips, leave):
+            within = self._allowances.limit_once_left(job, chips, leave) is None
+            if within and self._reclaim(job, leave).rights == rights:
                 found, free = fewer, free[len(names) :]
         return found
 
@@ -367,7 +364,11 @@ class Evictor:
             found[account(jobs[attempt.job_id].spec)].append(attempt)
         return found
 
-    def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
+    def _taking(self, job: Job, found: Room, available: Availability, needed: float = 0.0) -> Taking | None:
+        """Take these groups for a job, which needs this number of chips or more, if it is then within its limits."""
+        chips = max(needed, most_chips_of(found, available))
+        if self._allowances.limit_once_left(job, chips, self._specs_of(found)) is not None:
+            return None
         names = tuple(sorted(found))
         node_ids = (node_id for name in names for node_id in available.group(name).node_ids)
         return self.take(job, node_ids, frozenset[AttemptId]().union(*found.values()), names)
@@ -406,12 +407,13 @@ class Evictor:
 
         A job of independent tasks needs a host for each task that does not pause.
         """
+        chips, most = chips_per_group(job), self._allowances.most_once_left
         if job.spec.coscheduling is not None:
             least = num_groups(job)[0]
-            return least if self._allowances.may_take(job, least * chips_per_group(job)) else 0
+            return least * most(job, least * chips, 1)
         waiting = (position for position in job.pending if job.gangs[position].not_before <= self._now)
         needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
-        return self._allowances.most_groups(job, needed)
+        return most(job, chips, needed)
 
     def _complete(self, search: VictimSearch, room: Room, names: Iterable[str] | None = None) -> Room | None:
         """Return enough groups, within the eviction budgets of users and teams, or None.
@@ -555,10 +557,6 @@ class Evictor:
             else:
                 yield attempt
         yield from last
-
-    def frees(self, counts: Callable[[JobSpec], bool]) -> float:
-        """Return the number of chips that attempts hold which leave or have ended, for the jobs that count."""
-        return sum(chips for spec, chips in self.given_back().values() if counts(spec))
 
     def given_back(self) -> GivenBack:
         """Return the attempts that leave or have ended, with the chips that they hold."""

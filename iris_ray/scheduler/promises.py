@@ -34,7 +34,7 @@ from iris_ray.scheduler.calendar import Calendar, horizon_s
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.group_rooms import GroupRooms
-from iris_ray.scheduler.limits import Allowances, least_chips
+from iris_ray.scheduler.limits import Allowances, chips_per_group, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
@@ -428,9 +428,8 @@ class PlannedPromises:
         job, wanted = promise.job, min(waiting, len(node_ids))
         if job.spec.coscheduling is not None:
             return node_ids
-        account = job.spec.user, job.spec.priority
-        freed = self._evictor.frees(lambda spec: (spec.user, spec.priority) == account) if promise.is_firm else None
-        most = self._allowances.most_groups(job, wanted, freed)
+        left = self._evictor.given_back() if promise.is_firm else {}
+        most = self._allowances.most_once_left(job, chips_per_group(job), wanted, left, promise.is_firm)
         if most == len(node_ids):
             return node_ids
         workers = {node_id: self._fleet.workers[node_id] for node_id in node_ids}
