@@ -317,23 +317,23 @@ class PlannedPromises:
         """
         if lifted:
             self.put_back(lifted)
-            self._reserve(self._of[leader.spec.job_id])
             self._evictor.go_on(leader)
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
         room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)
         if room is None:
             return ()
-        hosts = [self._fleet.workers[node_id] for node_id in room.node_ids]
-        complete_at = self._calendar.free_at(leader, hosts)
-        if self._is_too_late(complete_at, leader):
+        complete_at = self._calendar.free_at(leader, [self._fleet.workers[node_id] for node_id in room.node_ids])
+        if not lifted and self._is_too_late(complete_at, leader):
             return ()
         taking = self._evictor.take(leader, room.node_ids, room.victims)
-        promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
+        promise = self._of[leader.spec.job_id] = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
-        promise.complete_at = 0.0 if taking.leave or promise.is_firm else complete_at
-        if not lifted:
-            self._of[leader.spec.job_id] = promise
+        promise.is_firm |= bool(taking.leave)
+        promise.complete_at = 0.0 if promise.is_firm else complete_at
+        if lifted:
+            self._reserve(promise)
+        else:
             self._keep(promise, taking.node_ids)
         return taking.node_ids
 
@@ -395,20 +395,12 @@ class PlannedPromises:
 
     def _reserve(self, promise: _Promise) -> None:
         """Count a promise towards its team's quota and its user's limit."""
-        job, chips = promise.job, self._chips(promise.job, promise.node_ids)
-        for member in job.members:
+        count = self._allowances.promised if promise.is_firm else self._allowances.expects
+        for job in promise.job.members or (promise.job,):
             if promise.node_ids:
-                self._allowances.expects(member, self._chips(member, ()))
+                count(job, self._chips(job, promise.node_ids))
             else:
-                self._allowances.released(member)
-        if job.members:
-            return
-        if not promise.node_ids:
-            self._allowances.released(job)
-        elif promise.is_firm:
-            self._allowances.promised(job, chips)
-        else:
-            self._allowances.expects(job, chips)
+                self._allowances.released(job)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return the number of chips that a job takes of its promised hosts, which the jobs of a group share."""

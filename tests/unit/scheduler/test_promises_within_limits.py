@@ -16,11 +16,13 @@ from tests.support.worlds import (
     PlannedWorld,
     add_slices,
     asked_to_leave,
+    gang_spec,
     host,
     hosts_of,
     is_told_to_leave,
     on,
     promised,
+    submit_group,
 )
 
 S = TaskState
@@ -253,3 +255,22 @@ def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_runnin
     world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
     world.turn()
     assert (promised(job), is_told_to_leave(victim)) == ((), False)
+
+
+def test_job_of_the_same_user_leaves_the_limit_to_the_group_that_victims_leave_for(world: PlannedWorld) -> None:
+    """Otherwise the victims would leave in vain: the group would exceed the limit."""
+    add_slices(world, "c")
+    victims = [world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab"]
+    busy = world.run("busy", user="bob", priority=PRODUCTION, **on("c"))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=16)))
+    group = submit_group(world, *(gang_spec(name, user="ann", priority=PRODUCTION) for name in ("trainer", "sampler")))
+    world.turn()
+    assert all(map(is_told_to_leave, victims))
+    world.finish(busy)
+    later = world.submit("later", user="ann", priority=PRODUCTION, **on("c"))
+    world.turn()
+    assert not later.gang.placed
+    for victim in victims:
+        world.finish(victim)
+    world.turn()
+    assert all(job.gang.placed for job in group)
