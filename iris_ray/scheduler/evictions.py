@@ -28,7 +28,15 @@ from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import GivenBack, Reclaim
-from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, Victims, VictimSearch
+from iris_ray.scheduler.victims import (
+    EvictionCosts,
+    EvictionRules,
+    Room,
+    Running,
+    Victims,
+    VictimSearch,
+    victims_in,
+)
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 
@@ -202,22 +210,13 @@ class Evictor:
 
     def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
         """Return the attempts on some hosts that may leave for a group: those without use and those of lower bands."""
-        lent, reclaim, band = self._lent_by(leader), self._reclaim(leader), leader.spec.priority
-        bands = self._bands(leader)
-        if not (bands or self._idle or self._leaving):
+        taker, lent = leader.spec.priority if may_evict(leader) else None, self._lent_by(leader)
+        if not (lent or self._idle or self._leaving or self._bands(leader)):
             return frozenset()
+        by_band = self._reclaim(leader).by_band_only()
         there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
-
-        def may_leave(attempt: AttemptId) -> bool:
-            if attempt in self._idle or attempt in self._leaving:
-                return True
-            spec = self._running.jobs[attempt.job_id].spec if attempt.job_id in self._running.jobs else None
-            if spec is None or not bands or not (spec.priority > band or attempt in lent):
-                return False
-            by_band = attempt in lent or reclaim.by_band(spec)
-            return by_band and self._costs.of(attempt, band, reclaim, patient=False, lent=lent) is not None
-
-        return frozenset(filter(may_leave, there))
+        known = (attempt for attempt in there if attempt.job_id in self._running.jobs)
+        return frozenset(a for a in known if self._costs.of(a, taker, by_band, patient=False, lent=lent) is not None)
 
     def take(self, job: Job, node_ids: Iterable[str], victims: Victims, names: tuple[str, ...] = ()) -> Taking:
         """Take hosts for a job, or for the group that it leads: these victims leave them. ``names``: see `Taking`."""
@@ -228,11 +227,15 @@ class Evictor:
             del self._idle[attempt]
         return Taking(names, tuple(node_ids), tuple(sorted(victims)), self._costs.deadline)
 
-    def are_within_budgets(self, victims: Collection[AttemptId], leader: Job) -> bool:
-        """Return whether these victims may leave for a group at once."""
-        charged = set(victims) - self._idle.keys() - self._leaving - self._lent_by(leader)
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, charged)))
-        return not any(self._costs.owner_waits_s(owner, count) for owner, count in counts.items())
+    def over_budgets(self, victims: Victims, job: Job) -> list[tuple[Owner, float]]:
+        """Return the owners whose eviction budgets victims would exceed, each with the seconds until they don't."""
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(victims, job))))
+        waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
+        return [(owner, wait_s) for owner, wait_s in waits if wait_s]
+
+    def _chargeable(self, victims: Victims, job: Job) -> Victims:
+        """Return the victims that would lose hosts which they were not merely lent."""
+        return victims - self._idle.keys() - self._leaving - self._lent_by(job)
 
     @property
     def held_ready(self) -> Collection[AttemptId]:
@@ -371,7 +374,7 @@ class Evictor:
             return None
         names = tuple(sorted(found))
         node_ids = (node_id for name in names for node_id in available.group(name).node_ids)
-        return self.take(job, node_ids, frozenset[AttemptId]().union(*found.values()), names)
+        return self.take(job, node_ids, victims_in(found), names)
 
     def _leave(self, victims: Iterable[AttemptId], job: Job) -> None:
         """Count that attempts leave their chips to a job, or to the jobs of the group that it leads."""
@@ -427,7 +430,8 @@ class Evictor:
             if found is None:
                 return None
             beyond = self._beyond(search, found, room)
-            spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
+            over = [] if search.patient else self.over_budgets(victims_in(found), search.job)
+            spared = {owner for owner, _ in over}
             if not spared and not beyond:
                 return found
             search.spare(spared, beyond)
@@ -456,7 +460,7 @@ class Evictor:
 
     def _specs_of(self, found: Room) -> dict[AttemptId, tuple[JobSpec, float]]:
         """Return the victims in a room, each with its job's spec and its chips."""
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        victims = sorted(victims_in(found))
         return {attempt: (self._running.jobs[attempt.job_id].spec, self._chips_of(attempt)) for attempt in victims}
 
     def _beyond(self, search: VictimSearch, found: Room, room: Room) -> frozenset[AttemptId]:
@@ -466,22 +470,12 @@ class Evictor:
         """
         if not search.reclaim:
             return frozenset()
-        jobs, leave = self._running.jobs, frozenset[AttemptId]().union(*room.values())
-        victims = self._chargeable(search, found)
+        jobs, leave = self._running.jobs, victims_in(room)
+        victims = self._chargeable(victims_in(found), search.job)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
         in_turn = sorted(others, key=lambda attempt: (attempt not in leave, search.cost_of(attempt) or (), attempt))
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn)) - leave
-
-    def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
-        """Return the victims that would lose hosts which they were not merely lent."""
-        return frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving - search.lent
-
-    def _at_budget(self, search: VictimSearch, found: Room) -> list[tuple[Owner, float]]:
-        """Return the owners whose eviction budgets these victims would exceed, with the seconds until they don't."""
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(search, found))))
-        waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
-        return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return the hosts that a job can take once the victims have run for the minimum time of their band."""
@@ -492,9 +486,9 @@ class Evictor:
         found = self._complete(patient, room)
         if found is None:
             return None
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        victims, some = sorted(victims_in(found)), self.over_budgets(victims_in(found), search.job)
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        some, jobs = self._at_budget(patient, found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        jobs = [(victim.job_id, self._costs.job_waits_s(victim)) for victim in victims]
         at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {owner}" for owner, _ in some))
         wait_s = max([*waits, *(wait_s for _, wait_s in some)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)

@@ -135,7 +135,7 @@ class GroupRooms:
             fewer = needed - {victim}
             if self._fits_on(leader, found, fewer) is not None:
                 needed = fewer
-        return GroupRoom(found, needed) if needed and self._evictor.are_within_budgets(needed, leader) else None
+        return GroupRoom(found, needed) if needed and not self._evictor.over_budgets(needed, leader) else None
 
     @staticmethod
     def _too_few_exist(job: Job, available: Availability) -> bool:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
@@ -140,7 +141,7 @@ class Allowances:
         The quota is reserved in every account that jobs with that source draw on.
         """
         needed = num_groups(job)[0] * chips_per_group(job)
-        found = self.teams.quota_source_within_team(job, needed)
+        found = self.teams.quota_source_without(job, needed, (one for one in PriorityBand if one > job.spec.priority))
         source = found if isinstance(found, QuotaSource) else found.in_turn_as
         if source <= min(quota_source, QuotaSource.SHARED) and self._reached_by_user(job) is None:
             own, *above = self.teams.path(job.spec)[:-1]
