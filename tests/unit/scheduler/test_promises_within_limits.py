@@ -22,6 +22,7 @@ from tests.support.worlds import (
     is_told_to_leave,
     on,
     promised,
+    set_teams,
     submit_group,
 )
 
@@ -274,3 +275,16 @@ def test_job_of_the_same_user_leaves_the_limit_to_the_group_that_victims_leave_f
         world.finish(victim)
     world.turn()
     assert all(job.gang.placed for job in group)
+
+
+def test_returning_gang_over_its_teams_quota_keeps_nothing(world: PlannedWorld) -> None:
+    """It would not run even once its own last attempt has left."""
+    quotas = "[teams.ads]\nquota.v4-16 = {{ chips = {}, borrow = 0 }}\n[teams.vision]\nquota.v4-16 = 0"
+    set_teams(world, quotas.format(8))
+    gang = world.run("gang", team="ads")
+    set_teams(world, quotas.format(4))
+    world.report(gang, S.WORKER_FAILED)
+    other = world.submit("other", team="vision", **on("b"))
+    world.turn()
+    assert "the limit of team ads" in str(world.planner.pending_reasons["gang"])
+    assert other.gang.placed
