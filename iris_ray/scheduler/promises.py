@@ -97,7 +97,6 @@ class PlannedPromises:
         groups: GroupRooms,
     ) -> None:
         self._groups = groups
-        self._group_comes = False  # a group starves, and hosts that it needs are promised to other jobs
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
@@ -320,7 +319,7 @@ class PlannedPromises:
             self._evictor.go_on(leader)
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
-        room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)
+        room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id))
         if room is None:
             return ()
         complete_at = self._calendar.free_at(leader, [self._fleet.workers[node_id] for node_id in room.node_ids])
@@ -336,13 +335,6 @@ class PlannedPromises:
         else:
             self._keep(promise, taking.node_ids)
         return taking.node_ids
-
-    def _group_comes_next(self) -> None:
-        """Make no promises to jobs after a starving group that needs hosts promised to other jobs.
-
-        The group's turn comes once those jobs run.
-        """
-        self._group_comes = True
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
         """Return the events for changed promises: first those that end, then those that begin.
@@ -432,7 +424,7 @@ class PlannedPromises:
         # If a job lost its promise in this plan, an earlier job may be due for one, which the next plan makes.
         if job.yields or job.spec.spare_for is not None:
             return False
-        return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
+        return self._deadlines.is_starving(job, gang) and not (self.given_up or self._groups.comes_next)
 
     def _complete_at(self, job: Job, names: Iterable[str], available: Availability) -> float:
         """Return when these groups are expected to be free for a job; seconds."""
