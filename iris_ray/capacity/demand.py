@@ -168,7 +168,7 @@ def within_limits(gangs: Sequence[WaitingGang], jobs: Mapping[str, Job], allowan
         else:
             groups = min(len(job.pending), config.vm_count // (job.spec.replicas if job.spec.coscheduling else 1))
         chips = groups * chips_per_group(job)
-        count = next((n for n in range(gang.times, 0, -1) if allowances.may_take(job, n * chips)), 0)
+        count = allowances.most_once_left(job, chips, gang.times)
         if count:
             allowances.granted(job, {TPU: count * chips})
         found[number] = replace(gang, may_take=gang.may_take and count == gang.times)

@@ -28,6 +28,7 @@ from iris_ray.capacity.holding import slices_to_hold
 from iris_ray.capacity.reservations import Holder, cover
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import AttemptId
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, UNCONFIRMED_S, Worker
@@ -224,7 +225,7 @@ class _Search:
 
     def _tier_after(self, victim: Job) -> Tier:
         """Return the first place in the queue that a job may have once it and others of its team have left."""
-        source = self._quotas.quota_source_alone(victim, least_chips(victim))
+        source = self._quotas.quota_source_without(victim, least_chips(victim), PriorityBand)
         return source if isinstance(source, QuotaSource) else source.in_turn_as, victim.spec.priority
 
     def find(self, patient: bool = False) -> tuple[tuple[str, ...], Victims] | None:

@@ -449,11 +449,7 @@ class Cycle:
 
     def _own_chips_ending(self, job: Job, gang: Gang) -> float:
         """Return the chips that a gang's last attempt still holds; 0 if the gang has only one possible group count."""
-        return self._chips_of_last_attempt(job, gang) if len(num_groups(job)) > 1 else 0.0
-
-    def _chips_of_last_attempt(self, job: Job, gang: Gang) -> float:
-        """Return the chips that a gang's last attempt still holds; 0 for independent tasks."""
-        if job.spec.coscheduling is None:
+        if job.spec.coscheduling is None or len(num_groups(job)) == 1:
             return 0.0
         grouping, job_id = self._fleet.grouping(job.spec.coscheduling.group_by), job.spec.job_id
         workers = (worker for name in gang.groups for worker in grouping.members(name))
@@ -493,11 +489,7 @@ class Cycle:
         ``may_make_room``: see `Evictor.may_make_room`.
         """
         kept: tuple[str, ...] = ()
-        if self._promises.has_firm(job):
-            lasts = self._is_within_soon(job, reached)
-        else:
-            lasts = self._deadlines.is_returning(job) and self._lacks_only_its_own_chips(job, gang, reached)
-        if lasts:
+        if self._keeps_its_hosts(job, reached):
             kept = self._promises.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, reason=reached.in_short)
@@ -515,12 +507,17 @@ class Cycle:
         if job.is_plain and not (kept or lifted):
             self._over[job.kind] = limited(job, replace(reached, kept=False), kept=()) if reached.kept else reason
 
-    def _lacks_only_its_own_chips(self, job: Job, gang: Gang, reached: ReachedLimit) -> bool:
-        """Return whether a returning gang may be within a limit once the end of its last attempt is confirmed."""
-        if job.spec.spare_for is not None or reached.what == "running jobs":
+    def _keeps_its_hosts(self, job: Job, reached: ReachedLimit) -> bool:
+        """Return whether a job with victims, or a returning gang, is within its limits once some attempts have left.
+
+        These are all that leave or have ended; for a gang without victims, only those of its own job.
+        """
+        is_firm, returns = self._promises.has_firm(job), self._deadlines.is_returning(job)
+        if not is_firm and (job.spec.spare_for is not None or not returns):
             return False
-        ending = self._chips_of_last_attempt(job, gang)
-        return reached.team is not None or reached.held - ending + reached.needed <= reached.limit
+        given_back = self._evictor.given_back().items()
+        left = {attempt: held for attempt, held in given_back if is_firm or attempt.job_id == job.spec.job_id}
+        return self._allowances.limit_once_left(job, reached.needed, left, is_asked=True) is None
 
     def _pass_over(self, job: Job, quota_source: int) -> None:
         """Reserve its team's quota for a starving job, so that the team's lower bands don't take it first."""
@@ -530,12 +527,6 @@ class Cycle:
 
     def _waits_too_long(self, job: Job, gang: Gang) -> bool:
         return self._deadlines.is_starving(job, gang) and not comes_last(job) and self._has_hosts_for(job)
-
-    def _is_within_soon(self, job: Job, reached: ReachedLimit) -> bool:
-        """Return whether a job with victims is within a limit once all victims have left."""
-        if reached.what == "running jobs":
-            return False
-        return self._allowances.may_keep_within(job, reached, self._evictor.given_back())
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, including those in use."""

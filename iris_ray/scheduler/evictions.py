@@ -10,7 +10,7 @@ notices, then those that saved or began most recently.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice, takewhile
@@ -28,7 +28,15 @@ from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.team_quotas import GivenBack, Reclaim
-from iris_ray.scheduler.victims import EvictionCosts, EvictionRules, Room, Running, Victims, VictimSearch
+from iris_ray.scheduler.victims import (
+    EvictionCosts,
+    EvictionRules,
+    Room,
+    Running,
+    Victims,
+    VictimSearch,
+    victims_in,
+)
 from iris_ray.state.attempt_ends import Owner
 from iris_ray.state.fleet import Fleet
 
@@ -198,28 +206,17 @@ class Evictor:
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan never takes hosts back
             return self._protected(search, room, available)
-        if not self._allowances.may_take(job, most_chips_of(found, available)):
-            return None
         return self._taking(job, found, available)
 
     def victims_of_group(self, leader: Job, node_ids: Iterable[str]) -> frozenset[AttemptId]:
         """Return the attempts on some hosts that may leave for a group: those without use and those of lower bands."""
-        lent, reclaim, band = self._lent_by(leader), self._reclaim(leader), leader.spec.priority
-        bands = self._bands(leader)
-        if not (bands or self._idle or self._leaving):
+        taker, lent = leader.spec.priority if may_evict(leader) else None, self._lent_by(leader)
+        if not (lent or self._idle or self._leaving or self._bands(leader)):
             return frozenset()
+        by_band = self._reclaim(leader).by_band_only()
         there = {who[1] for node_id in node_ids for who in self._fleet.workers[node_id].occupants}
-
-        def may_leave(attempt: AttemptId) -> bool:
-            if attempt in self._idle or attempt in self._leaving:
-                return True
-            spec = self._running.jobs[attempt.job_id].spec if attempt.job_id in self._running.jobs else None
-            if spec is None or not bands or not (spec.priority > band or attempt in lent):
-                return False
-            by_band = attempt in lent or reclaim.by_band(spec)
-            return by_band and self._costs.of(attempt, band, reclaim, patient=False, lent=lent) is not None
-
-        return frozenset(filter(may_leave, there))
+        known = (attempt for attempt in there if attempt.job_id in self._running.jobs)
+        return frozenset(a for a in known if self._costs.of(a, taker, by_band, patient=False, lent=lent) is not None)
 
     def take(self, job: Job, node_ids: Iterable[str], victims: Victims, names: tuple[str, ...] = ()) -> Taking:
         """Take hosts for a job, or for the group that it leads: these victims leave them. ``names``: see `Taking`."""
@@ -230,11 +227,15 @@ class Evictor:
             del self._idle[attempt]
         return Taking(names, tuple(node_ids), tuple(sorted(victims)), self._costs.deadline)
 
-    def are_within_budgets(self, victims: Collection[AttemptId], leader: Job) -> bool:
-        """Return whether these victims may leave for a group at once."""
-        charged = set(victims) - self._idle.keys() - self._leaving - self._lent_by(leader)
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, charged)))
-        return not any(self._costs.owner_waits_s(owner, count) for owner, count in counts.items())
+    def over_budgets(self, victims: Victims, job: Job) -> list[tuple[Owner, float]]:
+        """Return the owners whose eviction budgets victims would exceed, each with the seconds until they don't."""
+        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(victims, job))))
+        waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
+        return [(owner, wait_s) for owner, wait_s in waits if wait_s]
+
+    def _chargeable(self, victims: Victims, job: Job) -> Victims:
+        """Return the victims that would lose hosts which they were not merely lent."""
+        return victims - self._idle.keys() - self._leaving - self._lent_by(job)
 
     @property
     def held_ready(self) -> Collection[AttemptId]:
@@ -267,8 +268,8 @@ class Evictor:
                 return None
             given_back, chips = victims, max(reached.needed, most_chips_of(found, available))
             room = {name: needs for name, needs in found.items() if needs}
-            above = self._allowances.reached_once_left(job, chips, given_back) if reached.team is not None else None
-            if above is None:
+            above = self._allowances.limit_once_left(job, chips, given_back)
+            if above is None or above.team is None or reached.team is None:
                 break
             limit = above
         if len(found) < least:
@@ -277,12 +278,10 @@ class Evictor:
             if found is None:
                 return None
         found = self._with_fewer_victims(job, found, search, available, reached.needed)
-        given_back = self._specs_of(found)
-        if not self._allowances.may_take(job, max(reached.needed, most_chips_of(found, available)), given_back):
-            return None
-        if reached.team is None:
+        given_back, taking = self._specs_of(found), self._taking(job, found, available, reached.needed)
+        if taking is not None and reached.team is None:
             self._allowances.given_back(job, sum(chips for _, chips in given_back.values()))
-        return self._taking(job, found, available)
+        return taking
 
     def _with_fewer_victims(
         self, job: Job, found: Room, search: VictimSearch, available: Availability, least_chips: float
@@ -302,7 +301,8 @@ class Evictor:
             fewer = {name: needs for name, needs in found.items() if name not in names}
             fewer |= dict.fromkeys(free[: len(names)], frozenset())
             chips, leave = max(least_chips, most_chips_of(fewer, available)), self._specs_of(fewer)
-            if self._reclaim(job, leave).rights == rights and self._allowances.may_take(job, chips, leave):
+            within = self._allowances.limit_once_left(job, chips, leave) is None
+            if within and self._reclaim(job, leave).rights == rights:
                 found, free = fewer, free[len(names) :]
         return found
 
@@ -367,10 +367,14 @@ class Evictor:
             found[account(jobs[attempt.job_id].spec)].append(attempt)
         return found
 
-    def _taking(self, job: Job, found: Room, available: Availability) -> Taking:
+    def _taking(self, job: Job, found: Room, available: Availability, needed: float = 0.0) -> Taking | None:
+        """Take these groups for a job, which needs this number of chips or more, if it is then within its limits."""
+        chips = max(needed, most_chips_of(found, available))
+        if self._allowances.limit_once_left(job, chips, self._specs_of(found)) is not None:
+            return None
         names = tuple(sorted(found))
         node_ids = (node_id for name in names for node_id in available.group(name).node_ids)
-        return self.take(job, node_ids, frozenset[AttemptId]().union(*found.values()), names)
+        return self.take(job, node_ids, victims_in(found), names)
 
     def _leave(self, victims: Iterable[AttemptId], job: Job) -> None:
         """Count that attempts leave their chips to a job, or to the jobs of the group that it leads."""
@@ -406,12 +410,13 @@ class Evictor:
 
         A job of independent tasks needs a host for each task that does not pause.
         """
+        chips, most = chips_per_group(job), self._allowances.most_once_left
         if job.spec.coscheduling is not None:
             least = num_groups(job)[0]
-            return least if self._allowances.may_take(job, least * chips_per_group(job)) else 0
+            return least * most(job, least * chips, 1)
         waiting = (position for position in job.pending if job.gangs[position].not_before <= self._now)
         needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
-        return self._allowances.most_groups(job, needed)
+        return most(job, chips, needed)
 
     def _complete(self, search: VictimSearch, room: Room, names: Iterable[str] | None = None) -> Room | None:
         """Return enough groups, within the eviction budgets of users and teams, or None.
@@ -425,7 +430,8 @@ class Evictor:
             if found is None:
                 return None
             beyond = self._beyond(search, found, room)
-            spared = {owner for owner, _ in self._at_budget(search, found)} if not search.patient else set()
+            over = [] if search.patient else self.over_budgets(victims_in(found), search.job)
+            spared = {owner for owner, _ in over}
             if not spared and not beyond:
                 return found
             search.spare(spared, beyond)
@@ -454,7 +460,7 @@ class Evictor:
 
     def _specs_of(self, found: Room) -> dict[AttemptId, tuple[JobSpec, float]]:
         """Return the victims in a room, each with its job's spec and its chips."""
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        victims = sorted(victims_in(found))
         return {attempt: (self._running.jobs[attempt.job_id].spec, self._chips_of(attempt)) for attempt in victims}
 
     def _beyond(self, search: VictimSearch, found: Room, room: Room) -> frozenset[AttemptId]:
@@ -464,22 +470,12 @@ class Evictor:
         """
         if not search.reclaim:
             return frozenset()
-        jobs, leave = self._running.jobs, frozenset[AttemptId]().union(*room.values())
-        victims = self._chargeable(search, found)
+        jobs, leave = self._running.jobs, victims_in(room)
+        victims = self._chargeable(victims_in(found), search.job)
         specs = {attempt: jobs[attempt.job_id].spec for attempt in victims}
         others = [a for a in victims if not search.reclaim.by_band(specs[a])]
         in_turn = sorted(others, key=lambda attempt: (attempt not in leave, search.cost_of(attempt) or (), attempt))
         return frozenset(search.reclaim.beyond((a, specs[a], self._chips_of(a)) for a in in_turn)) - leave
-
-    def _chargeable(self, search: VictimSearch, found: Room) -> frozenset[AttemptId]:
-        """Return the victims that would lose hosts which they were not merely lent."""
-        return frozenset[AttemptId]().union(*found.values()) - self._idle.keys() - self._leaving - search.lent
-
-    def _at_budget(self, search: VictimSearch, found: Room) -> list[tuple[Owner, float]]:
-        """Return the owners whose eviction budgets these victims would exceed, with the seconds until they don't."""
-        counts = Counter(chain.from_iterable(map(self._costs.owners_of, self._chargeable(search, found))))
-        waits = [(owner, self._costs.owner_waits_s(owner, count)) for owner, count in sorted(counts.items())]
-        return [(owner, wait_s) for owner, wait_s in waits if wait_s]
 
     def _protected(self, search: VictimSearch, room: Room, available: Availability) -> Protected | None:
         """Return the hosts that a job can take once the victims have run for the minimum time of their band."""
@@ -490,9 +486,9 @@ class Evictor:
         found = self._complete(patient, room)
         if found is None:
             return None
-        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        victims, some = sorted(victims_in(found)), self.over_budgets(victims_in(found), search.job)
         waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
-        some, jobs = self._at_budget(patient, found), [(a.job_id, self._costs.job_waits_s(a)) for a in victims]
+        jobs = [(victim.job_id, self._costs.job_waits_s(victim)) for victim in victims]
         at_budget = (*(job_id for job_id, wait_s in jobs if wait_s), *(f"jobs of {owner}" for owner, _ in some))
         wait_s = max([*waits, *(wait_s for _, wait_s in some)])
         return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), wait_s, at_budget)
@@ -555,10 +551,6 @@ class Evictor:
             else:
                 yield attempt
         yield from last
-
-    def frees(self, counts: Callable[[JobSpec], bool]) -> float:
-        """Return the number of chips that attempts hold which leave or have ended, for the jobs that count."""
-        return sum(chips for spec, chips in self.given_back().values() if counts(spec))
 
     def given_back(self) -> GivenBack:
         """Return the attempts that leave or have ended, with the chips that they hold."""

@@ -53,6 +53,8 @@ class GroupRooms:
 
     Attributes:
         limit: the limit at which the latest trial ended, or None.
+        comes_next: whether a starving group needs hosts promised to other jobs. Then the plan makes no promises to
+            jobs after it, so that its turn comes once those jobs run.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class GroupRooms:
         now: float,
     ) -> None:
         self.limit: ReachedLimit | None = None
+        self.comes_next = False
         self._fleet = fleet
         self._cache = cache
         self._plan = plan
@@ -88,16 +91,13 @@ class GroupRooms:
         about = self._fleet, self._cache, self._plan, self._available
         return place_together(members, *about, now, allowances)
 
-    def hosts_for(self, leader: Job, own: tuple[str, ...], comes_next: Callable[[], None]) -> GroupRoom | None:
+    def hosts_for(self, leader: Job, own: tuple[str, ...]) -> GroupRoom | None:
         """Return the hosts on which a group fits once their occupants have ended; None if there are too few.
 
         Also returns None if suitable hosts are promised to other jobs: only one of the competing jobs has a promise at
         a time. Spares, jobs that yield and lower bands leave if the group then runs.
 
-        Args:
-            leader: the job that represents the group.
-            own: the hosts promised to it.
-            comes_next: is called if it needs hosts promised to other jobs, so that no more promises are made before it.
+        ``leader`` represents the group, and ``own`` has the hosts promised to it.
         """
         jobs, needs = self._running.jobs, [(job, self._available.to(job)) for job in leader.members]
         if own:
@@ -109,12 +109,11 @@ class GroupRooms:
             return None
         gangs = [(job, one) for job, one in needs if job.spec.coscheduling or accelerators(job.spec.resources)]
         if any(available.is_any_kept(buckets_for(job, available)) for job, available in gangs):
-            comes_next()
+            self.comes_next = True
             return None
         away = self._plan.kept.keys() | self._plan.taken.keys()
         if (found := self._fits_once_left(leader, away)) is None:
-            if away and self._fits_once_left(leader, ()) is not None:
-                comes_next()
+            self.comes_next |= bool(away) and self._fits_once_left(leader, ()) is not None
             return None
         hosts = self._fleet.workers.keys() - away
         return self._evicting(leader, hosts, partial(self._fits_once_left, leader, away)) or GroupRoom(found)
@@ -135,7 +134,7 @@ class GroupRooms:
             fewer = needed - {victim}
             if self._fits_on(leader, found, fewer) is not None:
                 needed = fewer
-        return GroupRoom(found, needed) if needed and self._evictor.are_within_budgets(needed, leader) else None
+        return GroupRoom(found, needed) if needed and not self._evictor.over_budgets(needed, leader) else None
 
     @staticmethod
     def _too_few_exist(job: Job, available: Availability) -> bool:

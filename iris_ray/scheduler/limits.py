@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability, num_groups
 from iris_ray.scheduler.pending_reason import LimitAccount, ReachedLimit
@@ -42,20 +43,19 @@ class _Allowance:
     expected: dict[str, float] = field(default_factory=dict)
     spares: set[str] = field(default_factory=set)
 
-    def is_new(self, job: Job) -> bool:
-        """Return whether a job will count as an additional running job once it has hosts."""
-        job_id = job.spec.job_id
-        return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
+    def is_new(self, job: Job, once_left: bool = False) -> bool:
+        """Return whether a job will count as an additional running job once it has hosts.
+
+        ``once_left``: once all attempts have left their hosts that have ended.
+        """
+        job_id, all_wait = job.spec.job_id, len(job.pending) == len(job.gangs)
+        holds = job_id in self.running and not (once_left and all_wait)
+        return job.spec.spare_for is None and not holds and job_id not in self.started
 
     def chips_beside(self, job: Job, expected: bool = False) -> float:
         """Return the user's chips, including those promised (and optionally expected) for the user's other jobs."""
         promised = self.promised | self.expected if expected else self.promised
         return self.chips + sum(more for job_id, more in promised.items() if job_id != job.spec.job_id)
-
-    def is_new_once_ended(self, job: Job) -> bool:
-        """Return what `is_new` would if all attempts had left their hosts that have ended."""
-        job_id, all_wait = job.spec.job_id, len(job.pending) == len(job.gangs)
-        return self.is_new(job) or (all_wait and job.spec.spare_for is None and job_id not in self.started)
 
     def jobs_beside(self, job: Job, expected: bool = False) -> int:
         """Return the number of the user's other jobs that run or have promised (optionally expected) hosts."""
@@ -81,8 +81,36 @@ class Allowances:
         self._of: dict[Account, _Allowance] = {}
 
     def reached(self, job: Job) -> ReachedLimit | None:
-        """Return the limit that keeps a job from getting the smallest group count that it can use, or None."""
+        """Return the limit that keeps a job from getting now the smallest group count that it can use, or None."""
         return self._reached_by_user(job) or self._reached_by_team(job)
+
+    def limit_once_left(
+        self, job: Job, chips: float, left: GivenBack = MappingProxyType({}), is_asked: bool = False
+    ) -> ReachedLimit | None:
+        """Return the limit that keeps a job from this number of chips once some attempts have left, or None.
+
+        This is asked before attempts are asked to leave for the job, and by each plan until they have left.
+
+        Args:
+            job: the job.
+            chips: the number of chips that it would get.
+            left: these attempts, each with its job's spec and its chips.
+            is_asked: whether attempts leave for the job already. The reservations without victims for its user's other
+                jobs then don't count: those jobs wait, and nobody leaves in vain.
+        """
+        if self.teams.exist:
+            found = self.teams.quota_source_once_left(job, chips, left)
+            if (reached := _limit_of_team(job, chips, found)) is not None:
+                return reached
+        freed = sum(held for spec, held in left.values() if (spec.user, spec.priority) == _account(job))
+        return self._limit_of_user(job, chips, freed, once_left=True, expected=not is_asked)
+
+    def most_once_left(
+        self, job: Job, chips: float, wanted: int, left: GivenBack = MappingProxyType({}), is_asked: bool = False
+    ) -> int:
+        """Return how many times, of those wanted, a job may get a number of chips; see `limit_once_left`."""
+        counts = range(wanted, 0, -1)
+        return next((n for n in counts if self.limit_once_left(job, n * chips, left, is_asked) is None), 0)
 
     def accounts(self, job: Job, reached: ReachedLimit) -> tuple[LimitAccount, ...]:
         """Return the accounts that determine when a job that has reached a limit is within its limits again."""
@@ -113,7 +141,7 @@ class Allowances:
         The quota is reserved in every account that jobs with that source draw on.
         """
         needed = num_groups(job)[0] * chips_per_group(job)
-        found = self.teams.quota_source_within_team(job, needed)
+        found = self.teams.quota_source_without(job, needed, (one for one in PriorityBand if one > job.spec.priority))
         source = found if isinstance(found, QuotaSource) else found.in_turn_as
         if source <= min(quota_source, QuotaSource.SHARED) and self._reached_by_user(job) is None:
             own, *above = self.teams.path(job.spec)[:-1]
@@ -125,23 +153,28 @@ class Allowances:
         needed = num_groups(job)[0] * chips_per_group(job)
         return _limit_of_team(job, needed, self.teams.quota_source_if_all_stay(job, needed))
 
-    def reached_once_left(self, job: Job, chips: float, given_back: GivenBack) -> ReachedLimit | None:
-        """Return the team's limit that keeps a job from this number of chips even once some attempts have left."""
-        if not self.teams.exist:
-            return None
-        return _limit_of_team(job, chips, self.teams.quota_source_once_left(job, chips, given_back))
-
     def _reached_by_user(self, job: Job) -> ReachedLimit | None:
         mine = self._allowance(job)
-        if mine is None:
-            return None
-        jobs = mine.jobs_beside(job)
-        if mine.is_new(job) and jobs >= mine.most_jobs:
-            return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
-        needed = num_groups(job)[0] * chips_per_group(job) if mine.most_chips < math.inf else 0.0
-        is_kept = mine.kept_for is not None and not mine.promised.get(job.spec.job_id)
-        if needed and (is_kept or rounded(mine.chips_beside(job) + needed) > mine.most_chips):
+        needed = num_groups(job)[0] * chips_per_group(job) if mine and mine.most_chips < math.inf else 0.0
+        reached = self._limit_of_user(job, needed)
+        if reached is None and needed and mine and mine.kept_for is not None and not mine.promised.get(job.spec.job_id):
             return self.short_of_chips(job, needed)
+        return reached
+
+    def _limit_of_user(
+        self, job: Job, chips: float, freed: float = 0.0, once_left: bool = False, expected: bool = False
+    ) -> ReachedLimit | None:
+        """Return the user's limit that keeps a job from this number of chips once others are freed, or None.
+
+        ``once_left``: see `_Allowance.is_new`; ``expected``: see `_Allowance.chips_beside`.
+        """
+        if (mine := self._allowance(job)) is None:
+            return None
+        jobs = mine.jobs_beside(job, expected)
+        if mine.is_new(job, once_left) and jobs >= mine.most_jobs:
+            return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
+        if chips and rounded(mine.chips_beside(job, expected) - freed + chips) > mine.most_chips:
+            return self.short_of_chips(job, chips)
         return None
 
     def short_of_chips(self, job: Job, needed: float) -> ReachedLimit:
@@ -200,48 +233,11 @@ class Allowances:
         if (mine := self._allowance(job)) is not None:
             mine.started.discard(job.spec.job_id)
 
-    def may_take(
-        self, job: Job, chips: float, given_back: GivenBack = MappingProxyType({}), freed: float | None = None
-    ) -> bool:
-        """Return whether a job may take chips from victims, given the chips promised to its user's other jobs.
-
-        Args:
-            job: the job.
-            chips: the number of chips that it would get.
-            given_back: the attempts that leave for it because of its limit, each with its job and its chips.
-            freed: for chips that victims already leave, or have left, for it: the number of its user's chips that
-                attempts will free which leave or have ended. Reservations without victims for the user's other jobs
-                then don't count: those jobs wait, and nobody leaves in vain.
-        """
-        if self.reached_once_left(job, chips, given_back) is not None:
-            return False
-        if (mine := self._allowance(job)) is None:
-            return True
-        if mine.is_new_once_ended(job) and mine.jobs_beside(job, freed is None) >= mine.most_jobs:
-            return False
-        left = sum(held for spec, held in given_back.values() if (spec.user, spec.priority) == _account(job))
-        beside = mine.chips_beside(job, freed is None) - left - (freed or 0.0)
-        return not chips or rounded(beside + chips) <= mine.most_chips
-
-    def may_keep_within(self, job: Job, reached: ReachedLimit, given_back: GivenBack) -> bool:
-        """Return whether a job is within a limit once some attempts have left, of which any counts towards it."""
-        chips = sum(chips for spec, chips in given_back.values() if self.counts_for(reached, spec))
-        if not chips:
-            return False
-        if reached.team is None:
-            return self.may_take(job, reached.needed, freed=chips)
-        return self.reached_once_left(job, reached.needed, given_back) is None
-
     def counts_for(self, reached: ReachedLimit, spec: JobSpec) -> bool:
         """Return whether a job's resources count towards a limit."""
         if reached.team is None:
             return (spec.user, spec.priority) == (reached.user, reached.band)
         return self.teams.counts_for(spec, reached.team, reached.type)
-
-    def most_groups(self, job: Job, wanted: int, freed: float | None = None) -> int:
-        """Return how many of the wanted groups a job may take from victims; ``freed``: see `may_take`."""
-        each = chips_per_group(job)
-        return next((n for n in range(wanted, 0, -1) if self.may_take(job, n * each, freed=freed)), 0)
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of a firm promise to a job, and the job as running unless it is a spare."""

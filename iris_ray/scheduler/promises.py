@@ -34,7 +34,7 @@ from iris_ray.scheduler.calendar import Calendar, horizon_s
 from iris_ray.scheduler.evictions import GROUPS_COMPARED, Evictor, Taking, leaves_for
 from iris_ray.scheduler.fair_queue import Deadlines, Tier
 from iris_ray.scheduler.group_rooms import GroupRooms
-from iris_ray.scheduler.limits import Allowances, least_chips
+from iris_ray.scheduler.limits import Allowances, chips_per_group, least_chips
 from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import PromiseEvent
 from iris_ray.state.fleet import Fleet
@@ -97,7 +97,6 @@ class PlannedPromises:
         groups: GroupRooms,
     ) -> None:
         self._groups = groups
-        self._group_comes = False  # a group starves, and hosts that it needs are promised to other jobs
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
@@ -317,32 +316,25 @@ class PlannedPromises:
         """
         if lifted:
             self.put_back(lifted)
-            self._reserve(self._of[leader.spec.job_id])
             self._evictor.go_on(leader)
         elif not self._may_have_one(leader, leader.gangs[0]):
             return ()
-        room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id), self._group_comes_next)
+        room = self._groups.hosts_for(leader, self.hosts_of(leader.spec.job_id))
         if room is None:
             return ()
-        hosts = [self._fleet.workers[node_id] for node_id in room.node_ids]
-        complete_at = self._calendar.free_at(leader, hosts)
-        if self._is_too_late(complete_at, leader):
+        complete_at = self._calendar.free_at(leader, [self._fleet.workers[node_id] for node_id in room.node_ids])
+        if not lifted and self._is_too_late(complete_at, leader):
             return ()
         taking = self._evictor.take(leader, room.node_ids, room.victims)
-        promise = self._of[leader.spec.job_id] if lifted else _Promise(leader)
+        promise = self._of[leader.spec.job_id] = self._of[leader.spec.job_id] if lifted else _Promise(leader)
         promise.taking = taking if taking.leave else None
-        promise.complete_at = 0.0 if taking.leave or promise.is_firm else complete_at
-        if not lifted:
-            self._of[leader.spec.job_id] = promise
+        promise.is_firm |= bool(taking.leave)
+        promise.complete_at = 0.0 if promise.is_firm else complete_at
+        if lifted:
+            self._reserve(promise)
+        else:
             self._keep(promise, taking.node_ids)
         return taking.node_ids
-
-    def _group_comes_next(self) -> None:
-        """Make no promises to jobs after a starving group that needs hosts promised to other jobs.
-
-        The group's turn comes once those jobs run.
-        """
-        self._group_comes = True
 
     def changes(self, placed: Collection[str]) -> list[PromiseEvent]:
         """Return the events for changed promises: first those that end, then those that begin.
@@ -395,20 +387,12 @@ class PlannedPromises:
 
     def _reserve(self, promise: _Promise) -> None:
         """Count a promise towards its team's quota and its user's limit."""
-        job, chips = promise.job, self._chips(promise.job, promise.node_ids)
-        for member in job.members:
+        count = self._allowances.promised if promise.is_firm else self._allowances.expects
+        for job in promise.job.members or (promise.job,):
             if promise.node_ids:
-                self._allowances.expects(member, self._chips(member, ()))
+                count(job, self._chips(job, promise.node_ids))
             else:
-                self._allowances.released(member)
-        if job.members:
-            return
-        if not promise.node_ids:
-            self._allowances.released(job)
-        elif promise.is_firm:
-            self._allowances.promised(job, chips)
-        else:
-            self._allowances.expects(job, chips)
+                self._allowances.released(job)
 
     def _chips(self, job: Job, node_ids: Iterable[str]) -> float:
         """Return the number of chips that a job takes of its promised hosts, which the jobs of a group share."""
@@ -428,9 +412,8 @@ class PlannedPromises:
         job, wanted = promise.job, min(waiting, len(node_ids))
         if job.spec.coscheduling is not None:
             return node_ids
-        account = job.spec.user, job.spec.priority
-        freed = self._evictor.frees(lambda spec: (spec.user, spec.priority) == account) if promise.is_firm else None
-        most = self._allowances.most_groups(job, wanted, freed)
+        left = self._evictor.given_back() if promise.is_firm else {}
+        most = self._allowances.most_once_left(job, chips_per_group(job), wanted, left, promise.is_firm)
         if most == len(node_ids):
             return node_ids
         workers = {node_id: self._fleet.workers[node_id] for node_id in node_ids}
@@ -441,7 +424,7 @@ class PlannedPromises:
         # If a job lost its promise in this plan, an earlier job may be due for one, which the next plan makes.
         if job.yields or job.spec.spare_for is not None:
             return False
-        return self._deadlines.is_starving(job, gang) and not (self.given_up or self._group_comes)
+        return self._deadlines.is_starving(job, gang) and not (self.given_up or self._groups.comes_next)
 
     def _complete_at(self, job: Job, names: Iterable[str], available: Availability) -> float:
         """Return when these groups are expected to be free for a job; seconds."""

@@ -234,18 +234,13 @@ class TeamQuotas:
             return source
         return QuotaSource.BORROWED
 
-    def quota_source_within_team(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
-        """Return the job's quota source as if lower bands of its own team had no chips."""
+    def quota_source_without(
+        self, job: Job, chips: float, bands: Iterable[PriorityBand]
+    ) -> QuotaSource | QuotaExhausted:
+        """Return the job's quota source as if jobs of some bands of its own team had no chips."""
         team, kind = self.account(job.spec)
         usage: Mapping[str, float] = self._use.usage.get(team, {})
-        lower = (usage.get(in_band(kind, band), 0.0) for band in PriorityBand if kind and band > job.spec.priority)
-        return self.quota_source(job, chips, less=sum(lower))
-
-    def quota_source_alone(self, job: Job, chips: float) -> QuotaSource | QuotaExhausted:
-        """Return the job's quota source as if its team had no chips."""
-        team, kind = self.account(job.spec)
-        usage: Mapping[str, float] = self._use.usage.get(team, {})
-        return self.quota_source(job, chips, less=usage.get(kind, 0.0) if kind else 0.0)
+        return self.quota_source(job, chips, less=sum(usage.get(in_band(kind, one), 0.0) for one in bands if kind))
 
     def took(self, job: Job, chips: float) -> None:
         """Count chips that the plan grants to a job; a negative number for chips that are freed."""
@@ -517,6 +512,10 @@ class Reclaim:
     def is_partial(self) -> bool:
         """Whether the job may reclaim quota in some of the teams above its own, but not in all."""
         return 0 < len(self.rights) < len(self._path) - 1
+
+    def by_band_only(self) -> "Reclaim":
+        """Return the job's right to hosts of lower bands, without its right to reclaim quota from other teams."""
+        return Reclaim(self._quotas, self._kind, self._path, frozenset(), self._in_part)
 
     def by_band(self, victim: JobSpec) -> bool:
         """Return whether bands decide if a job must leave: both jobs are of one team, or no quota applies to it."""

@@ -265,6 +265,11 @@ Room = dict[str, Victims]
 """Groups, each with the victims that must end so that it is free."""
 
 
+def victims_in(room: Room) -> Victims:
+    """Return all victims that must end so that the groups are free."""
+    return frozenset[AttemptId]().union(*room.values())
+
+
 class VictimSearch:
     """Finds victims for a job.
 

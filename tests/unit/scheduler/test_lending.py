@@ -8,7 +8,16 @@ from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.calendar import HORIZON_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
-from tests.support.worlds import MANY, PlannedWorld, is_told_to_leave, on, promised, set_teams
+from tests.support.worlds import (
+    MANY,
+    PlannedWorld,
+    gang_spec,
+    is_told_to_leave,
+    on,
+    promised,
+    set_teams,
+    submit_group,
+)
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
@@ -198,3 +207,20 @@ def test_job_that_comes_first_by_its_quota_takes_a_reserved_host_for_good() -> N
     world.finish(others[0])
     world.turn(1.0)
     assert not is_told_to_leave(small), "its team is within its quota"
+
+
+@pytest.mark.parametrize("band", [INTERACTIVE, BATCH])
+def test_host_lent_by_a_group_is_given_back_once_its_jobs_can_run(world: PlannedWorld, band: PriorityBand) -> None:
+    one, other = (world.run(name, user="other", priority=band) for name in ("one", "other"))
+    trainer, _ = submit_group(world, *(gang_spec(name, user="me", priority=band) for name in ("trainer", "sampler")))
+    world.turn(LATE)
+    assert len(promised(trainer)) == 4
+    world.finish(one)
+    small = world.submit("small", user="new", priority=BATCH, max_retries_preemption=3)
+    world.turn()
+    world.report_all(small, TaskState.RUNNING)
+    world.turn(1.0)
+    assert not is_told_to_leave(small), "the other slice is still in use"
+    world.finish(other)
+    world.turn(1.0)
+    assert is_told_to_leave(small)

@@ -16,11 +16,14 @@ from tests.support.worlds import (
     PlannedWorld,
     add_slices,
     asked_to_leave,
+    gang_spec,
     host,
     hosts_of,
     is_told_to_leave,
     on,
     promised,
+    set_teams,
+    submit_group,
 )
 
 S = TaskState
@@ -253,3 +256,35 @@ def test_nobody_leaves_for_a_returning_gang_that_a_lower_limit_keeps_from_runnin
     world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=8)))
     world.turn()
     assert (promised(job), is_told_to_leave(victim)) == ((), False)
+
+
+def test_job_of_the_same_user_leaves_the_limit_to_the_group_that_victims_leave_for(world: PlannedWorld) -> None:
+    """Otherwise the victims would leave in vain: the group would exceed the limit."""
+    add_slices(world, "c")
+    victims = [world.run(f"batch-{name}", priority=BATCH, **on(name)) for name in "ab"]
+    busy = world.run("busy", user="bob", priority=PRODUCTION, **on("c"))
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(chips=16)))
+    group = submit_group(world, *(gang_spec(name, user="ann", priority=PRODUCTION) for name in ("trainer", "sampler")))
+    world.turn()
+    assert all(map(is_told_to_leave, victims))
+    world.finish(busy)
+    later = world.submit("later", user="ann", priority=PRODUCTION, **on("c"))
+    world.turn()
+    assert not later.gang.placed
+    for victim in victims:
+        world.finish(victim)
+    world.turn()
+    assert all(job.gang.placed for job in group)
+
+
+def test_returning_gang_over_its_teams_quota_keeps_nothing(world: PlannedWorld) -> None:
+    """It would not run even once its own last attempt has left."""
+    quotas = "[teams.ads]\nquota.v4-16 = {{ chips = {}, borrow = 0 }}\n[teams.vision]\nquota.v4-16 = 0"
+    set_teams(world, quotas.format(8))
+    gang = world.run("gang", team="ads")
+    set_teams(world, quotas.format(4))
+    world.report(gang, S.WORKER_FAILED)
+    other = world.submit("other", team="vision", **on("b"))
+    world.turn()
+    assert "the limit of team ads" in str(world.planner.pending_reasons["gang"])
+    assert other.gang.placed

@@ -7,7 +7,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.scheduler.victims import EvictionRules
+from iris_ray.scheduler.victims import LEAST_RUN_S, EvictionRules
 from iris_ray.state.events import GangMovedEvent, LimitsSetEvent
 from tests.support.worlds import S, World, add_slices, gang_spec, promised, set_teams, submit_group
 
@@ -563,3 +563,14 @@ def test_spare_of_another_team_leaves_for_its_users_limit(world: World) -> None:
     submit(world, "job", "ads", user="ann")
     world.schedule()
     assert set(world.schedule()) == {"job"}
+
+
+def test_group_with_a_reservation_takes_hosts_within_the_quota_that_is_left(world: World) -> None:
+    """The chips that are reserved for the group's jobs don't count beside those that they would get."""
+    two_teams(world, ads="64", vision="0")
+    victims = start(world, *"wxyz", team="ads", priority=BATCH)
+    specs = [gang_spec(name, team="ads", priority=PRODUCTION, slices=(2,)) for name in ("trainer", "sampler")]
+    trainer, _ = submit_group(world, *specs)
+    assert (leaving(world), len(promised(trainer))) == (set(), 8)
+    world.now += LEAST_RUN_S[BATCH] + 1.0
+    assert leaving(world) == {job.spec.job_id for job in victims}
