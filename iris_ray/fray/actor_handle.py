@@ -433,7 +433,8 @@ class ActorGroup:
     def shutdown(self) -> None:
         """End all actors. If they end by themselves within 3 s, their job has succeeded; if not, it is stopped.
 
-        An actor in the middle of its methods, as many as it may run at a time, does not hear of it, and is stopped.
+        It is stopped at once if an actor does not take calls yet. An actor that runs as many methods as it may at a
+        time does not hear of the end, and is stopped.
         """
         if not self._ends_cleanly():
             self._job.terminate()

@@ -43,15 +43,18 @@ class Client:
 
     Args:
         iris: a client whose process has joined the cluster, such as ``IrisClient.remote("HOST:6379")`` on one of its
-            nodes; None: the cluster on this machine.
+            nodes; None: `IrisClient()`, which joins the cluster of ``RAY_ADDRESS`` or of this machine, unless the
+            process has joined one.
         detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
         children: what happens to the jobs that tasks of its jobs submit when the tasks restart: they "end", or the next
-            attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks.
+            attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks. It concerns the
+            jobs of `submit`; for actors, it is always as with None.
 
     Raises:
         FrayMissingError: Fray is not installed here.
         NoClusterError: there is no cluster to connect to.
-        InvalidRequestError: ``detached`` in a task, or a client that reaches nothing but a dashboard.
+        InvalidRequestError: ``detached`` in a task, a client that reaches nothing but a dashboard, or another value of
+            ``children``.
     """
 
     def __init__(self, iris: IrisClient | None = None, *, detached: bool = False, children: str | None = None) -> None:
@@ -73,15 +76,15 @@ class Client:
     def submit(self, request: "JobRequest", adopt_existing: bool = True) -> JobHandle:
         """Put a job into the cluster's queue; return as soon as it is there.
 
-        A name is unique among the unfinished jobs of a user; jobs that tasks submit have names of their own, within the
-        job of the task.
+        The name is looked up among the unfinished jobs of this user; in a task, among those that the task's job has
+        submitted. Two processes that submit a name at the same moment may both submit a job.
 
         Args:
             request: the job.
             adopt_existing: whether to return an unfinished job of this name, whichever process submitted it. In a task,
-                a job that an earlier attempt of the task has submitted is returned only if the request is the same;
-                otherwise it is ended, and the log says what differs. Of a job that has succeeded meanwhile, the handle
-                has the end.
+                a job that an earlier attempt of the task has left (``children="adopt"``) is returned only if the
+                request is the same; otherwise it is ended, and the log says what differs. It may have succeeded
+                meanwhile; then the handle has its end.
 
         Raises:
             fray.client.JobAlreadyExists: there is one, and ``adopt_existing`` is False; the error has its handle.
@@ -175,7 +178,8 @@ class Client:
         """End the actors that this client has made in tasks. Jobs that are not detached end with this process.
 
         Args:
-            wait: whether to wait for the ends of the jobs that this client has submitted.
+            wait: whether to wait for the ends of the jobs that this client has submitted, without those that it has
+                found by their names.
         """
         for group in self._groups:
             with suppress(UnknownNameError):  # it has ended, and the Controller keeps only the newest ended jobs

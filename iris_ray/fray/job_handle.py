@@ -74,10 +74,10 @@ class JobHandle:
         return fray_status(status.state)
 
     def logs(self, max_lines: int = 0) -> tuple[str, ...]:
-        """Return the output of the tasks' latest attempts, task by task, at most 1 MiB of each.
+        """Return the output of the tasks' latest attempts, task by task.
 
         Args:
-            max_lines: the number of lines in all, the last ones of each task; 0: all lines.
+            max_lines: the number of lines in all, the last ones of each task; 0: the first 1 MiB of each task.
         """
         tasks = self.tasks()
         each = max(1, max_lines // len(tasks)) if max_lines else None

@@ -142,7 +142,10 @@ def runners(client: SlotClient, form: ListForm) -> None:
 @json_option(SlotEvicted)
 @of_models
 def evict(client: SlotClient, slot: str, as_json: bool) -> None:
-    """End a slot after its running requests, or after a minute; then they run again."""
+    """End a slot after its running requests.
+
+    Requests that still run after drain_s, a minute by default, are cut off. Those that may be repeated run again.
+    """
     client.evict(slot)
     if as_json:
         return print_json(SlotEvicted(slot_id=slot))

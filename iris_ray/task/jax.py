@@ -36,8 +36,9 @@ def initialize(**kwargs: Any) -> None:
     program of its own. Outside a task, and in a task without peers, it joins nobody, so that
     a script also runs on its own.
 
-    JAX's compilation cache is then in the task's ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says otherwise, so
-    the next attempt compiles nothing again. ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off.
+    JAX's compilation cache is then in the task's ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says otherwise. So
+    the next attempt compiles nothing again, if it has as many slices and not all of its hosts are new.
+    ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off.
 
     Args:
         kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).

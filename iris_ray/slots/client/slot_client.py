@@ -241,7 +241,10 @@ class SlotClient:
         return _get(self._there().call(SlotManager.status))
 
     def evict(self, slot_id: str) -> None:
-        """Have a slot end after its running requests, or after `ServingPolicy.drain_s`; then they run again."""
+        """Have a slot end after its running requests, or after `ServingPolicy.drain_s`.
+
+        Requests that are cut off then run again if they may be repeated.
+        """
         _get(self._there().call(SlotManager.evict, slot_id))
 
     def prewarm(self, model: str) -> None:
