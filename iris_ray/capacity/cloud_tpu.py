@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.capacity.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Patience, Reply, refusal
-from iris_ray.capacity.provider import Market, NewSlice, QueuedSlice, QueuedState, request_id
+from iris_ray.capacity.provider import Market, NewSlice, QueuedSlice, QueuedState, new_request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
 from iris_ray.model.topology import TPUConfig
@@ -111,9 +111,7 @@ class CloudTpu(GoogleApi):
         from google.api_core.exceptions import InternalServerError, Unknown
         from google.cloud import tpu_v2
 
-        request = tpu_v2.DeleteQueuedResourceRequest(
-            name=self._queued(name), request_id=request_id("delete", name), force=True
-        )
+        request = tpu_v2.DeleteQueuedResourceRequest(name=self._queued(name), request_id=new_request_id(), force=True)
         try:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:

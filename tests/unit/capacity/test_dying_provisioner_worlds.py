@@ -42,7 +42,8 @@ class DyingWorld(World):
         deaths, pauses: how often it has happened.
     """
 
-    chips, types = 64, ("v6e-16", "v6e-32", "v6e-64")
+    chips: int = 64
+    types: Sequence[str] = ("v6e-16", "v6e-32", "v6e-64")
 
     def __init__(self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         self.interrupts = 0.0

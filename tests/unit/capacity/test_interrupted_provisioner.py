@@ -8,10 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from google.cloud import tpu_v2
 
 from iris_ray.capacity import provisioner as provisioner_module
 from iris_ray.capacity.board import CapacityBoard
 from iris_ray.capacity.cloud_tpu import CloudTpu
+from iris_ray.capacity.compute_engine import ComputeEngine
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.google_api import Patience
 from iris_ray.capacity.lower_bands import ChipsLeft, ChipsWanted
@@ -19,6 +21,7 @@ from iris_ray.capacity.provisioner import CHECK_S, CLOSED_S, Jobs, Provisioner
 from iris_ray.capacity.provisioning import Joined
 from iris_ray.errors import ProviderError, ProvisionerTakenError
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from iris_ray.testing.compute_server import ComputeServer
 from tests.support.controller_in_process import ControllerInProcess
 from tests.unit.capacity.test_taking_back_at_google import (
     CHIPS,
@@ -360,6 +363,37 @@ def test_slice_with_hosts_in_the_cluster_counts_although_a_list_omits_it(
     monkeypatch.setattr(cloud, "queued_slices", lambda: listed()[1:])
     provisioner.turn()
     assert server.count("CreateQueuedResource") == 3, "its hosts are gone"
+
+
+def test_slice_that_stands_again_after_an_accepted_deletion_is_deleted_anew(
+    server: CloudTpuServer, provisioner: Provisioner, paper: Cluster
+) -> None:
+    """Google answers a request whose id it knows with the earlier operation, and does nothing."""
+    small = two_idle(provisioner, server, paper)
+    turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small
+    for name in small:
+        server.set_queued(name, tpu_v2.QueuedResourceState.State.ACTIVE)
+    for _ in range(63):
+        turn(provisioner, server, paper, steps=0)
+    assert names(server, "DELETING") == small, "half an hour later"
+
+
+def test_group_that_stands_again_after_an_accepted_deletion_is_deleted_anew(paper: Cluster) -> None:
+    with ComputeServer() as server:
+        server.reservations = {"res": CHIPS}
+        provisioner = provisioner_of(ComputeEngine(server.location, server.address), paper)
+        two_idle(provisioner, server, paper)
+        turn(provisioner, server, paper, steps=0)
+        groups = list(server.groups.values())
+        assert all(group.is_going for group in groups)
+        for group in groups:
+            group.is_going = False
+            for vm in group.vms.values():
+                vm.action = "NONE"
+        for _ in range(63):
+            turn(provisioner, server, paper, steps=0)
+        assert all(group.is_going for group in groups), "half an hour later"
 
 
 # -- many that ask -----------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ class World(Jobs):
         types: the types of slices.
     """
 
-    chips, types = CHIPS, TYPES
+    chips: int = CHIPS
+    types: Sequence[str] = TYPES
 
     def __init__(
         self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch, bands: Sequence[PriorityBand]

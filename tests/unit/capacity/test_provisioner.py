@@ -61,7 +61,7 @@ class PaperJobs(Jobs):
             raise self.error
         return None if self.demand is None else gangs({self.type: self.demand}), self.joined
 
-    def lease(self, owner: str, instance: str, seconds: float) -> bool:
+    def lease(self, owner: str, instance: str, seconds: float) -> bool | None:
         if self.holder not in (None, instance):
             raise ProvisionerTakenError(f"another provisioner is named {owner}: {self.holder}")
         is_last = self.holder == instance
