@@ -13,7 +13,7 @@ from iris_ray.actors.calls.ray_internals import on_host
 from iris_ray.actors.calls.service_parts import RunningPart
 from iris_ray.actors.controller.services import Controller, ControllerPart, Happening, Published
 from iris_ray.actors.protocol.services import module_of
-from iris_ray.cleaning.core import Limits
+from iris_ray.cleaning.core import DAY_S, Limits
 from iris_ray.cleaning.disk import KEEP_ALL, clean_this_machine
 from iris_ray.cleaning.settings import HOST_FILES_DAYS, HOST_FILES_GB
 from iris_ray.errors import ServiceUnavailableError
@@ -70,6 +70,8 @@ class CleaningInController(ControllerPart):
         if limits.keep_all and of_outputs.keep_all:
             return
         self._trouble = None
+        if limits.days is not None and (gone := await self.controller.contained.forget_records(limits.days * DAY_S)):
+            logger.info("removed %d copies of unreadable records, which were older than %g days", gone, limits.days)
         self._tell("the head", await self.in_thread(clean_this_machine, limits, of_outputs, False))
         free = asyncio.Semaphore(AT_A_TIME)
 

@@ -8,7 +8,8 @@ HOST_FILES_DAYS = ClusterSetting(
     "host_files_days",
     "14",
     f"days, or {OFF}",
-    "Age at which unused files of libtpu, Ray and iris_ray, and core dumps of tasks, are removed from all machines.",
+    "Age at which unused files of libtpu, Ray and iris_ray, and core dumps of tasks, are removed from all machines,"
+    " and copies of unreadable records from the cluster's store.",
     count_or_off,
 )
 HOST_FILES_GB = ClusterSetting(

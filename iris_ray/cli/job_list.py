@@ -11,7 +11,7 @@ import click
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.status import JobStatus
-from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.options import tpu_option
 from iris_ray.cli.output import ListForm, list_options
 from iris_ray.cli.printing import duration, format_table, state_in_words, terminal_width
@@ -94,6 +94,11 @@ def ls(
     chosen = Filter(finished, user, team, tpu_type and get_tpu_config(tpu_type).name, states, limit)
     if watch and not (form.is_table and sys.stdout is not None and sys.stdout.isatty()):
         raise click.UsageError("--watch is for a terminal; scripts wait with `iris-ray wait JOB`.")
+    if watch and (url := dashboard_address()) is not None:
+        raise click.UsageError(
+            "--watch works on a node of the cluster only, not at the address of a dashboard; let your shell repeat the"
+            f" list instead (watch -n 10 iris-ray ls --address {url})"
+        )
     with cluster():
         controller = ControllerConnection()
         if watch:

@@ -1,5 +1,7 @@
 """``iris-ray``: the group of all commands, and the groups by subject."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, cached_property
 from typing import Any, Final
@@ -176,6 +178,8 @@ class Main(Commands):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         show_each_line()
+        if os.environ.get("NO_COLOR") or not all(stream and stream.isatty() for stream in (sys.stdout, sys.stderr)):
+            os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray would colour its prefixes in files and pipes as well
         try:
             with guarded_output():
                 return super().main(*args, **kwargs)

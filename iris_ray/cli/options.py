@@ -1,9 +1,10 @@
 """The options that several commands share."""
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,7 +14,7 @@ from iris_ray.actors.protocol.services import module_of
 from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.times import Duration
-from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.checks import Check, Holds, ListOf, OneOf, Seconds, Whole, is_job_id, of_text, require, shown
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.durations import written_duration
@@ -205,7 +206,9 @@ def job_options(group: type, but: Collection[str] = ()) -> Callable[[Callable[..
         @functools.wraps(command)
         def with_flags(**given: Any) -> None:
             own = {field.name: given.pop(field.name, None) for field in fields(JobFlags) if field.name != "options"}
-            command(flags=JobFlags(**own, options={name: given.pop(name) for name in options}), **given)
+            chosen = JobFlags(**own, options={name: given.pop(name) for name in options})
+            with _flags_named(click.get_current_context().command):
+                command(flags=chosen, **given)
 
         table = {name: _flag(name, option, f"iris-ray {command.__name__}") for name, option in options.items()}
         for name, flag in reversed((_BEFORE | table | _AFTER).items()):
@@ -213,6 +216,31 @@ def job_options(group: type, but: Collection[str] = ()) -> Callable[[Callable[..
         return with_flags
 
     return decorate
+
+
+@contextlib.contextmanager
+def _flags_named(command: click.Command) -> Iterator[None]:
+    """Have refusals of a request, which speak of options as in Python, name the flags of a command."""
+    flags = {one.name: max(one.opts, key=len) for one in command.params if isinstance(one, click.Option) and one.name}
+    try:
+        yield
+    except InvalidFunctionError:  # speaks of the function's own parameters
+        raise
+    except InvalidRequestError as error:
+        error.args = (in_flags(str(error), flags), *error.args[1:])
+        raise
+
+
+def in_flags(message: str, flags: Mapping[str, str]) -> str:
+    """Return a message with the flags of options in place of their names in Python.
+
+    A name of several words is one wherever it stands. One of a single word, such as ``name``, is one before "=", or at
+    the beginning of the message.
+    """
+    several, each = "|".join(name for name in flags if "_" in name) or "(?!)", "|".join(flags)
+    begins = rf"^(?:{each})(?= (?:is|has|holds|names|must|can't|needs)\b)"
+    pattern = rf"(?<![\w.$/'\"-])(?:(?:{several})\b(?![\w(/]|\.\w)|(?:{each})(?==)|{begins})"
+    return re.sub(pattern, lambda found: flags[found[0]], message)
 
 
 def _flag(name: str, option: Option, command: str) -> Callable[[Command], Command]:

@@ -15,7 +15,6 @@ from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import say_error
-from iris_ray.cli.script import is_tpu_type
 from iris_ray.cli.sent_code import code_of, restored_code, use_code
 from iris_ray.errors import InvalidRequestError
 
@@ -52,11 +51,34 @@ class TypedCommand:
         anew = {word.removeprefix("--env=").partition("=")[0] for word in flags}
         kept = [place for place in range(end) if not (own[place - 1] in _ENV and own[place] in anew)]
         kept = [place for place in kept if not (own[place] in _ENV and place + 1 not in kept)]
-        if self.command == "run" and any(word.partition("=")[0] == "--tpu" for word in flags):
-            types = (place for place in kept[1:] if is_tpu_type(own[place]) and not own[place - 1].startswith("-"))
-            argument = next(types, None)
-            kept = [place for place in kept if place != argument]
+        more = list(_without_flags(self.command, own[:end]))[1:]  # after the script or function
+        if self.command == "run" and more and not any(map(_is_type, own[:end])):
+            if any(map(_is_type, flags)):
+                kept.remove(more[0])
+            more = more[1:]
+        if arguments is not None:
+            kept = [place for place in kept if place not in more]
         return [*(own[place] for place in kept), *flags, *(["--", *after] if after else [])]
+
+
+def _is_type(word: str) -> bool:
+    return word.partition("=")[0] == "--tpu"
+
+
+def _without_flags(name: str, words: Sequence[str]) -> Iterator[int]:
+    """Yield the places of the words of a command that are neither options nor their values."""
+    command = _command(name)
+    takers = {
+        word
+        for one in command.params
+        if isinstance(one, click.Option) and not (one.is_flag or one.count)
+        for word in one.opts
+    }
+    is_value = False
+    for place, word in enumerate(words):
+        if not is_value and not word.startswith("-"):
+            yield place
+        is_value = not is_value and word in takers
 
 
 def remember_command(job_id: str, command: str, words: Sequence[str]) -> None:
@@ -173,11 +195,16 @@ def _code(typed: TypedCommand, record: object, current: bool) -> Iterator[None]:
         yield
 
 
-def _run(context: click.Context, name: str, words: Sequence[str]) -> None:
+def _command(name: str) -> click.Command:
     from iris_ray.cli.main import main
 
-    command = main.get_command(context, name)
+    command = main.get_command(click.Context(main), name)
     if command is None:
         raise InvalidRequestError(f"this iris_ray has no command {name}")
+    return command
+
+
+def _run(context: click.Context, name: str, words: Sequence[str]) -> None:
+    command = _command(name)
     with command.make_context(name, list(words), parent=context.parent) as inner:
         command.invoke(inner)

@@ -17,6 +17,8 @@ MOST_STORED_BYTES = 48 << 10
 """The limit for a compressed record, which lies in the memory of the cluster's GCS: a longer difference is cut."""
 MOST_BYTES = 16 << 20
 """The limit for a record that was unpacked: a few bytes can be packed gigabytes."""
+WHOLE = "all of --working-dir, also files that git ignores or that look like secrets"
+"""What `CodeRecord.sent` says of a directory that the user has named."""
 CUT = "\n… cut here: the difference is too large to be kept\n"
 
 
@@ -29,7 +31,7 @@ class CodeRecord:
         difference: between the commit and the sent files, as ``git diff`` shows it, with files that git does not track
             yet. It has the content of binary files if the record has room for it; bytes that are not UTF-8 are
             surrogates, as ``surrogateescape`` makes them.
-        sent: the number of sent files and the names of files that were left out, in words.
+        sent: the number of sent files and the names of files that were left out, in words; or `WHOLE`.
     """
 
     commit: str
@@ -42,6 +44,10 @@ class CodeRecord:
         branch = f" ({self.branch})" if self.branch else ""
         changed = f" and {len(lines)} changed line{'s' * (len(lines) != 1)}" if self.difference else ""
         return f"commit {self.commit[:12]}{branch}{changed}"
+
+    def of_whole_directory(self) -> "CodeRecord":
+        """Return the record of the same code in a directory that was sent as it is."""
+        return replace(self, sent=WHOLE)
 
     def to_bytes(self) -> bytes:
         """Return it as it is stored, with as much of the difference as there is room for."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from iris_ray.cli.conventions import say_error
-from iris_ray.dev.checkout import CUT, Checkout, CodeRecord, keep_record, sent_record
+from iris_ray.dev.checkout import CUT, WHOLE, Checkout, CodeRecord, keep_record, sent_record
 from iris_ray.dev.code_directory import git, looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
@@ -48,7 +48,10 @@ class TravellingCode:
             except InvalidRequestError as error:
                 if working_dir is None:
                     say_error(f"your checkout stays here, and only the script travels: {error}")
-        return TravellingCode(working_dir, checkout, checkout.record if checkout is not None else None)
+        record = None if checkout is None else checkout.record
+        if record is not None and working_dir is not None:
+            record = record.of_whole_directory()
+        return TravellingCode(working_dir, checkout, record)
 
     @property
     def travels(self) -> bool:
@@ -104,6 +107,11 @@ def restored(record: CodeRecord) -> Iterator[TravellingCode]:
                     f" too large to be kept; {instead}"
                 )
             Path(directory, ".difference").unlink()
+        if record.sent == WHOLE:
+            say_error(
+                "the job had all of its --working-dir. Its commit and difference are restored; files that git ignores,"
+                " and files that look like secrets, are missing. --working-dir DIR sends a directory as it is now"
+            )
         yield TravellingCode(directory, None, record)
 
 

@@ -72,9 +72,9 @@ class GoodputInController(ControllerPart):
 
     def _facts(self) -> ControllerFacts:
         of = self.controller
-        jobs, records = {**of.contained.jobs, **of.planner.left_out}, of.contained.records
-        aside = {"job": len(jobs), "record": len(records)}
-        return ControllerFacts(of.epoch(), iris_ray.__version__, time.time(), *of.measurements(), aside)
+        aside = {"job": {**of.contained.jobs, **of.planner.left_out}, "record": of.contained.records}
+        since = {kind: [self._clock.wall(one.since or 0.0) for one in found.values()] for kind, found in aside.items()}
+        return ControllerFacts(of.epoch(), iris_ray.__version__, time.time(), *of.measurements(), since)
 
     # -- sums ------------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,9 @@ JOURNAL_WAITING = _gauge("iris_journal_waiting_seconds", "", "time that the curr
 SET_ASIDE = _gauge(
     "iris_set_aside", "kind", "jobs that the Controller could not handle, and records that it can't read"
 )
+SET_ASIDE_AT = _gauge(
+    "iris_set_aside_newest_timestamp_seconds", "kind", "Unix time at which the newest of them was set aside; 0 for none"
+)
 SERVICE_FAILING = _gauge("iris_service_failing", "service", "1 while a service fails, otherwise 0")
 SERVICE_FAILURES = _counter("iris_service_failures_total", "service", "failures of a service's part")
 
@@ -224,7 +227,7 @@ class ControllerFacts:
         wall: the time, in Unix time.
         writings: how long the journal's latest writings took; seconds.
         writing_for: for how long the present writing has waited; 0 if nothing is being written; seconds.
-        set_aside: how many jobs and records were set aside, by kind.
+        set_aside: when the jobs and records that are set aside were, by kind, in Unix time.
     """
 
     epoch: int
@@ -232,7 +235,7 @@ class ControllerFacts:
     wall: float
     writings: Sequence[float]
     writing_for: float
-    set_aside: Mapping[str, int]
+    set_aside: Mapping[str, Sequence[float]]
 
 
 class Measurements:
@@ -291,7 +294,8 @@ class Measurements:
         for seconds in facts.writings:
             self._meter.observe(JOURNAL, seconds, {})
         self._set(JOURNAL_WAITING, {(): facts.writing_for})
-        self._set(SET_ASIDE, {(kind,): count for kind, count in facts.set_aside.items()})
+        self._set(SET_ASIDE, {(kind,): len(times) for kind, times in facts.set_aside.items()})
+        self._set(SET_ASIDE_AT, {(kind,): max(times, default=0.0) for kind, times in facts.set_aside.items()})
 
     def look_at_services(self, health: Iterable[ServiceHealth], gauges: Iterable[Gauge]) -> None:
         """Measure the services' parts, and set the gauges that services publish. Unknown gauges are left out."""

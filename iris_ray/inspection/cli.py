@@ -125,7 +125,9 @@ SECONDS, SECONDS_OF_JAX = 10, 3
 @click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
 @click.option("--idle", is_flag=True, help="Count waiting threads as well.")
 @click.option("--xprof", is_flag=True, help="What JAX and its chips do, for TensorBoard or XProf.")
-@click.option(ALL_TASKS, "everywhere", is_flag=True, help="With --xprof: all tasks of the job, at the same time.")
+@click.option(
+    ALL_TASKS, "everywhere", is_flag=True, help="With --xprof: all running tasks of the job, up to 64 at the same time."
+)
 @json_option(list[FileWritten])
 @address_option
 @click.pass_context

@@ -22,6 +22,7 @@ from ray.exceptions import RayTaskError
 from iris_ray.actors.host.exit_status import ProcessExit, diagnose
 from iris_ray.actors.host.owned import end_owned
 from iris_ray.actors.host.task_environment import PORTS_HELD, hold_ports, kept_in_memory, task_environment
+from iris_ray.actors.pool.attempt_end import FAILED_EXIT_S
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.gang_run import failure_error
 from iris_ray.actors.pool.launch import launch_plan
@@ -55,7 +56,7 @@ def run_gang(request: RunRequest) -> list[Any]:
     """Run a request on the largest number of slices whose tasks can run at once, or else on the smallest number.
 
     Return its results by task. The first task that fails ends the others. After success the processes have
-    ``exit_grace`` seconds for threads and exit handlers.
+    ``exit_grace`` seconds for threads and exit handlers, and the first that fails has `FAILED_EXIT_S`.
 
     Raises:
         ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
@@ -93,6 +94,9 @@ def run_gang(request: RunRequest) -> list[Any]:
         ends = _wait(len(launches), tasks, start_next, tell if by_slice else None)
         verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
         if verdict.cause is not None:
+            for key in tasks.keys() - {verdict.cause}:
+                tasks[key].kill()
+            tasks[verdict.cause].process.wait(min(request.exit_grace, FAILED_EXIT_S))
             where = f"{place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
             raise _as_of_a_cluster(failure_error(request.spec.name, request.spec.job_id, where, verdict.result))
         deadline = time.monotonic() + request.exit_grace

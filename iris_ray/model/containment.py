@@ -17,7 +17,7 @@ class SetAside:
     Attributes:
         name: the id of a job, a model, or the display name of a record, such as "the taints".
         why: what happened, and what the reader should do.
-        since: when it was set aside, in seconds on this process's clock; None if an earlier process did it.
+        since: when it was set aside, in seconds on this process's clock; None if that is unknown.
         until: when it will be retried, on the same clock; None if that is unknown or never happens.
     """
 
@@ -45,11 +45,18 @@ def others_go_on(others: str, process: str) -> str:
     return f"Other {others} continue. The {process}'s log has more: please report it"
 
 
-def lost(name: str, why: str) -> SetAside:
-    """Return the report of a record that can't be read, such as a job's."""
+def lost(name: str, why: str, since: float | None = None, is_kept: bool = True) -> SetAside:
+    """Return the report of a record that can't be read, such as a job's.
+
+    Args:
+        name: the id of its job, or the record's name.
+        why: why it can't be read.
+        since: when that was found.
+        is_kept: whether a copy is kept.
+    """
+    copy = "is kept in the cluster's store, under corrupt/," if is_kept else "was too large to be kept"
     words = (
-        "its record was damaged when this Controller took over, so iris_ray no longer knows it. Its running tasks"
-        " continue until its caller ends. Submit it again. The rest of the record is kept in the cluster's store,"
-        f" under corrupt/ ({why})"
+        "its record was damaged when a Controller took over, so iris_ray no longer knows it. Its running tasks"
+        f" continue until its caller ends. Submit it again. The rest of the record {copy} ({why})"
     )
-    return SetAside(name, words)
+    return SetAside(name, words, since)

@@ -20,7 +20,7 @@ from iris_ray.model.requirement import Requirement
 _S = TaskState
 
 MOST_FAILED_LAUNCHES = 10
-"""The number of consecutive failed launches of a gang after which a job that has run is charged a preemption."""
+"""The number of consecutive failed launches of a gang after which the pauses between them grow longer."""
 
 
 @dataclass(slots=True)
@@ -324,7 +324,7 @@ class Job:
         promise: the hosts reserved for it until it runs, or None.
         awaits: the unmet conditions on other jobs for it to enter the queue, by their ids; see `JobSpec.after`.
         ready_at: when its last such condition was met; 0 if it had none; seconds.
-        started: whether any of its tasks ever ran; then only failed launches can make it unschedulable.
+        started: whether any of its tasks ever ran; then nothing makes it unschedulable.
         began_at: when its first task ran; infinite before that; seconds.
         furthest_step: the furthest step that its attempts have reported, or None; only with ``stop_without_progress``.
         fruitless: the number of consecutive attempts without a new step; only with ``stop_without_progress``.

@@ -424,7 +424,8 @@ class GangOptions(ContainerOptions, total=False):
             check=Seconds(),
             help="How long threads and exit handlers may run after all tasks of the gang have returned.",
             more="Use it for an upload or an asynchronous checkpoint. The caller already has the results; the hosts"
-            " stay busy until the processes have ended, and a script that exits waits for them. A gang that fails, is"
+            " stay busy until the processes have ended, and a script that exits waits for them. In a gang"
+            " that fails, a task that has raised an error gets at most 5 s, and the others none; a gang that is"
             " cancelled or moves gets no such time.",
             example="900",
             flag="--exit-grace",

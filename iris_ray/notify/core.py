@@ -16,6 +16,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.time_lost import FailureCause
 from iris_ray.notify.destination import Destination, What
+from iris_ray.state.attempt_ends import dispatch_backoff_s
 from iris_ray.terminal import one_line
 
 OFTEN_S: Final = 3600.0
@@ -128,19 +129,24 @@ def facts_of(job: Job, destination: Destination, now: float, stalls: int = 0) ->
         at = _last_end(job.times, {FailureCause.HUNG}, now)
         yield Fact(What.STALLED, number, at, f"attempt {number} made no progress for too long, and was ended")
     if What.WAITING in wanted and (since := waits_since(job)) is not None and now - since >= destination.wait_s:
-        # its number is that of the wait, as a job may wait again after it has lost hosts
+        # its number is that of the wait, as a job may wait again after it has lost hosts; failed launches are one wait
         words = f"it has waited for hosts for {_hours(now - since)}; iris-ray why {job.spec.job_id} says what it lacks"
-        yield Fact(What.WAITING, job.requeues + 1, since + destination.wait_s, words)
+        failed = job.gangs[0].dispatch_failures if len(job.gangs) == 1 else 0
+        yield Fact(What.WAITING, job.requeues - failed + 1, since + destination.wait_s, words)
     limit = destination.chip_hours
     if What.BUDGET in wanted and limit is not None and (used := chip_hours(job, now)) >= limit:
         yield Fact(What.BUDGET, 1, now, f"it has used {used:.1f} chip-hours, of {limit:g}, and goes on")
 
 
 def waits_since(job: Job) -> float | None:
-    """Return since when a job waits for hosts with all of its tasks, in seconds; None if it does not."""
+    """Return since when a job waits for hosts with all of its tasks, in seconds; None if it does not.
+
+    A job queues anew after a failed launch. The pauses between such launches count, and are most of that wait.
+    """
     if job.over is not None or job.awaits or job.counts[TaskState.PENDING] != job.size:
         return None
-    return max(gang.waiting_since for gang in job.gangs[:100])
+    since = max(gang.waiting_since for gang in job.gangs[:100])
+    return since - sum(map(dispatch_backoff_s, range(1, job.gangs[0].dispatch_failures)))
 
 
 def chip_hours(job: Job, now: float) -> float:

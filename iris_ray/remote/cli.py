@@ -313,12 +313,15 @@ def _sent_directory(path: Path, whole: bool, variables: str | None) -> Iterator[
     checkout = None
     with contextlib.suppress(InvalidRequestError) if whole else contextlib.nullcontext():
         checkout = checkouts.Checkout.of(path, variables)
-    with checkouts.record_package(None if checkout is None else checkout.record) as packages:
+    record = None if checkout is None else checkout.record
+    if record is not None and whole:
+        record = record.of_whole_directory()
+    with checkouts.record_package(record) as packages:
         if whole:
             yield path, packages
             return
         code = directories.CodeDirectory.look(path, variables) if checkout is None else checkout.code
-        what = path if checkout is None else checkout.record
+        what = path if record is None else record
         click.echo(f"iris-ray: sending {what}: {code.in_words()}", err=True)
         with code.package() as package:
             yield package, packages

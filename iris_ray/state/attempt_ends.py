@@ -110,7 +110,7 @@ class AttemptEnds:
     def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
         """Requeue a gang whose launch failed. It pauses, and its job avoids hosts that may be at fault.
 
-        No budget is charged unless too many consecutive launches have failed; see `too_many_failed_launches`.
+        No budget is charged; a job that has never run may end; see `too_many_failed_launches`.
         """
         if (found := self._table.live(event.attempt)) is None:
             return
@@ -314,8 +314,7 @@ class AttemptEnds:
             error = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"
         self._requeue(job, gang, error, change.now)
         if counts and too_many_failed_launches(job, gang):
-            spent = f" (max_retries_preemption={job.spec.max_retries_preemption} is used up)" if job.started else ""
-            self._give_up(job, gang, error + spent, change)
+            self._give_up(job, gang, error, change)
 
     def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         """End a job as unschedulable because one of its waiting gangs can't be started."""
@@ -512,15 +511,11 @@ def too_many_failed_launches(job: Job, gang: Gang) -> bool:
     """Return whether a job ends because too many consecutive launches of a gang failed. Spares are retried for ever.
 
     A job that never ran ends after `MOST_LAUNCHES_BEFORE_A_RUN`, or else at its ``scheduling_timeout``. A job that has
-    run, and may have days of work to lose, is charged a preemption after every `MOST_FAILED_LAUNCHES`.
+    run may have days of work to lose: it waits until a launch succeeds, and says why.
     """
-    if job.spec.spare_for is not None:
+    if job.spec.spare_for is not None or job.started:
         return False
-    if not job.started:
-        return job.spec.scheduling_timeout is None and gang.dispatch_failures >= MOST_LAUNCHES_BEFORE_A_RUN
-    if gang.dispatch_failures % MOST_FAILED_LAUNCHES:
-        return False
-    return charge(job, gang, TaskState.WORKER_FAILED, started=True)
+    return job.spec.scheduling_timeout is None and gang.dispatch_failures >= MOST_LAUNCHES_BEFORE_A_RUN
 
 
 def returns_to_move(job: Job, gang: Gang, now: float) -> None:

@@ -339,6 +339,23 @@ def test_exit_handlers_find_children_that_end_with_task(cluster: SimulatedCluste
     wait_until(lambda: not any(map(alive, daemons)), 15)
 
 
+@pytest.mark.parametrize("start", ["fork", "actor"])
+def test_exit_handlers_run_after_an_exception(cluster: SimulatedCluster, trace: Trace, start: Any) -> None:
+    directory = trace.directory
+
+    def fail(facts: dict[str, Any]) -> None:
+        import atexit
+
+        atexit.register((directory / f"flushed-{facts['attempt']}").touch)
+        if facts["index"] == 1:
+            raise ValueError("the loss is not a number")
+        time.sleep(600)
+
+    with pytest.raises(ValueError, match="not a number"):
+        run_on_pod(trace.gang(fail), "v4-16", max_retries_failure=1, start=start)
+    assert sorted(path.name for path in directory.glob("flushed-*")) == ["flushed-1", "flushed-2"]
+
+
 # -- ends ----------------------------------------------------------------------------------------------------------
 
 

@@ -255,19 +255,22 @@ class ChildRunner:
         pass
 
 
-def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]]) -> Any:
+def watched(
+    child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]], runner: ChildRunner | None = None
+) -> Any:
     """Do something with the watch that TPUHostActor has over a process, from before its start.
 
     Args:
         child: the process.
         tmp_path: the host's directory.
         what: what to do.
+        runner: the way to the process; None: that to a child that has not told how its task ended.
     """
 
     async def run() -> Any:
         one = tree(psutil.Process(child.process.pid))
         process = WatchedProcess(one.root)
-        watch = TaskWatch(ChildRunner(child), process, one, ProcessLedger(tmp_path), None, NoOutput())
+        watch = TaskWatch(runner or ChildRunner(child), process, one, ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)
         finally:

@@ -7,7 +7,7 @@ Controller of both. Their keys are listed in `journal.py`.
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
+from dataclasses import dataclass
 from typing import TypeVar
 
 from iris_ray.actors.calls.ray_internals import ClusterStore
@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 MOST_JOBS = 1000
 """The number of jobs that are remembered; the oldest are forgotten first."""
 MOST_RECORDS = 100
-"""The number of records that are kept apart; further ones are only named in the log."""
+"""The number of records that are kept apart; the oldest give way."""
+MOST_BYTES = 2**24
+"""And the size of all of them together."""
 _ASIDE, _UNRESTORABLE, _CORRUPT = "aside/", "unrestorable/", "corrupt/"
 
 Made = TypeVar("Made")
@@ -44,7 +46,7 @@ class Containment:
     Attributes:
         jobs: the jobs that were ended, by id.
         records: the unreadable records, by the id of the job or the name of the record. `keep_records` adds those that
-            earlier Controllers have found.
+            earlier Controllers have found; `forget_records` removes old ones.
     """
 
     def __init__(self, store: ClusterStore, clock: Clock) -> None:
@@ -133,13 +135,52 @@ class Containment:
         self.records[name] = lost(name, why)
 
     def keep_records(self) -> None:
-        """Store the unreadable records apart, and add the records that earlier Controllers have stored there."""
-        there = self._store.items(_CORRUPT)
-        for name, found in islice(self._found.items(), max(0, MOST_RECORDS - len(there))):
-            self._store.put(f"{_CORRUPT}{name}", pickle.dumps((found[0], dict(found[1]))))
-        for key, value in there.items():
+        """Store the unreadable records apart, and add the records that earlier Controllers have stored there.
+
+        Beyond `MOST_RECORDS` and `MOST_BYTES`, the oldest are no longer kept.
+        """
+        stored = self._stored()
+        now = self._clock.now()
+        new = {
+            name: _Kept(now, why, values)
+            for name, (why, values) in self._found.items()
+            if name not in stored or stored[name].values != values  # else the service has not replaced it since
+        }
+        size = 0
+        for count, (name, record) in enumerate(sorted({**stored, **new}.items(), key=_age), 1):
+            is_kept = count <= MOST_RECORDS and size + record.size <= MOST_BYTES
+            size += record.size if is_kept else 0
+            if is_kept and name in new:
+                self._store.put(f"{_CORRUPT}{name}", pickle.dumps((record.since, record.why, dict(record.values))))
+            elif not is_kept and name in stored:
+                self._store.delete(f"{_CORRUPT}{name}")
+            if is_kept or name in new:
+                self.records[name] = lost(name, record.why, record.since, is_kept)
+            else:
+                self.records.pop(name, None)
+        self._found.clear()
+
+    def _stored(self) -> dict[str, "_Kept"]:
+        """Return the records that were kept apart. One that can't be read is found once more, as it is."""
+        found = {}
+        for key, value in self._store.items(_CORRUPT).items():
             name = key.removeprefix(_CORRUPT)
-            self.records.setdefault(name, lost(name, _why(value)))
+            try:
+                since, why, values = pickle.loads(value)
+                found[name] = _Kept(float(since), str(why), dict(values))
+            except Exception as error:
+                why = f"the copy that was kept apart can't be read either: {error}"
+                self._found.setdefault(name, (why, {key: value}))
+        return found
+
+    async def forget_records(self, older_than_s: float) -> int:
+        """Delete the unreadable records that were found longer ago than this; return how many."""
+        before = self._clock.now() - older_than_s
+        old = [name for name, one in self.records.items() if one.since is not None and one.since < before]
+        for name in old:
+            await self._store.set(f"{_CORRUPT}{name}", None)
+            del self.records[name]
+        return len(old)
 
     # -- notes for the next Controller ------------------------------------------------------------------------------
 
@@ -188,8 +229,20 @@ def _job_to_blame(event: object, state: ControllerState) -> str:
     return job_id if job is None or job.spec.spare_for is None else job.spec.spare_for.job_id
 
 
-def _why(kept: bytes) -> str:
-    try:
-        return str(pickle.loads(kept)[0])
-    except Exception as error:
-        return f"the copy that was kept apart can't be read either: {error}"
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An unreadable record: since when it is kept apart, why, and its values by key."""
+
+    since: float
+    why: str
+    values: Mapping[str, bytes]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.values.values()))
+
+
+def _age(named: tuple[str, _Kept]) -> tuple[float, str]:
+    """Return a key that sorts records, the newest first."""
+    name, record = named
+    return -record.since, name

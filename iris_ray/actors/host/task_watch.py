@@ -124,6 +124,7 @@ class TaskWatch:
         self._background = BackgroundTasks()
         self._notices = TaskNotices(process, self.files, lambda: self.has_started, self._background)
         self._oom_kills = RecentOomKills()
+        self._has_failed = False  # user code has raised an error, or called sys.exit; its process waits for its end
         self._stopped_for: str | None = None
         self._killed_for_memory: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
@@ -177,6 +178,7 @@ class TaskWatch:
                 return await gone
             if end.kind is EndKind.OUT_OF_MEMORY and not self.has_started:
                 return replace(await gone, error=f"the waiting {end.error.removeprefix('the ')}")
+            self._has_failed = end.kind is not EndKind.RETURNED and self.has_started
             return await asyncio.to_thread(with_stored_payload, end)
         finally:
             answer.cancel()
@@ -224,8 +226,8 @@ class TaskWatch:
         """End every process of the task. Later calls wait for that end; a call with a reason cuts its grace short.
 
         Args:
-            reason: why the task is stopped; None if its function has returned, so that exit handlers may run.
-            exit_grace: how long exit handlers may run; seconds.
+            reason: why the task is stopped; None if its function has returned.
+            exit_grace: how long exit handlers may run after the function has returned or failed; seconds.
 
         Returns:
             None if the host's chips are free afterwards, or why not, as part of a sentence about the host.
@@ -283,26 +285,28 @@ class TaskWatch:
         return None if held is None else held.why
 
     async def _end_process(self, reason: str | None, exit_grace: float) -> None:
-        """End the task's own process: let it exit if the task has returned, then kill it."""
+        """End the task's own process: let it exit if the task has returned or failed, then kill it."""
         self._stopped_for = reason or "the task had returned"
         if reason is None:
-            await self._let_exit(exit_grace)
+            await self._let_exit(exit_grace, "returned", self._hurry)
+        elif self._has_failed and exit_grace:
+            await self._let_exit(exit_grace, "failed", asyncio.Event())
         self._runner.kill()
         await self._process.wait_at_most(KILL_GRACE_S)
 
-    async def _let_exit(self, exit_grace: float) -> None:
-        """Let the process exit by itself, until its grace is over or a call of `end` has a reason."""
+    async def _let_exit(self, exit_grace: float, had: str, hurry: asyncio.Event) -> None:
+        """Let the process exit by itself, until its grace is over or somebody is in a hurry."""
         self._runner.let_exit()
-        waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
+        waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(hurry.wait())]
         try:
             await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
         if not self.ended:
-            why = "was asked to end" if self._hurry.is_set() else f"has had its exit_grace of {exit_grace:g} s"
+            why = "was asked to end" if hurry.is_set() else f"has had {exit_grace:g} s for them"
             logger.warning(
-                "pid %d had returned and still ran threads or exit handlers; it %s and is killed", self._tree.pid, why
+                "pid %d had %s and still ran threads or exit handlers; it %s and is killed", self._tree.pid, had, why
             )
 
     @property

@@ -31,6 +31,9 @@ from iris_ray.model.verdict import Verdict, judge_gang
 
 ALONE_TIMEOUT_S = 1.0
 """The time that each host of a silent SliceActor has to answer the pool directly."""
+FAILED_EXIT_S = 5.0
+"""The time for the exit handlers of a task that has failed; `exit_grace`, if that is shorter. It is short because JAX's
+own handler waits for the other tasks of the gang, which are killed: each failure of such a gang takes that long."""
 FETCH_S = 2.0
 """The time to fetch a large payload from the actor of its host, which may hang."""
 CONTROLLER_AWAY_S = 10.0
@@ -338,14 +341,15 @@ class AttemptShutdown:
         """End all tasks and wait until their processes are gone. Return the end of each, as far as its host knows it.
 
         Args:
-            reason: why; None after success, to let exit handlers of user code run. A later call with a reason ends the
-                processes while their exit handlers still run.
+            reason: why; None after success. A later call with a reason ends the processes while their exit handlers
+                still run. Exit handlers of tasks that have failed run for at most `FAILED_EXIT_S`.
         """
         names = self._place.names
         slices = self._attempt.slices
         actors = {name: slices.actor(name) for name in names if name in slices and name not in self.hung}
         self.lose(self.hung)
-        grace = self._attempt.request.exit_grace if reason is None else 0.0
+        exit_grace = self._attempt.request.exit_grace
+        grace = exit_grace if reason is None else min(exit_grace, FAILED_EXIT_S)
         attempt, ping = self._attempt.id, SliceActor.ping
         asks = {name: actor.ask_once(SliceActor.stop, attempt, reason, grace) for name, actor in actors.items()}
         replies = await answers_unless_silent(

@@ -250,9 +250,10 @@ class SliceActor:
 
         Args:
             attempt: the tasks' attempt.
-            reason: why; None after all have returned, to let exit handlers of user code run. A later call with a reason
-                ends the processes while their exit handlers still run.
-            exit_grace: how long exit handlers may run; seconds.
+            reason: why; None after all have returned. A later call with a reason ends the processes while their exit
+                handlers still run.
+            exit_grace: how long exit handlers of tasks that have returned may run; with a reason, those of tasks that
+                have failed; seconds.
 
         Returns:
             The end of each process; None if its host can't confirm it. Empty if that attempt does not run here.

@@ -62,8 +62,8 @@ class HostInterface(Protocol):
 
         Args:
             pid: its process.
-            reason: why it is stopped if it still runs; None after it returned, so that exit handlers may run.
-            exit_grace: how long exit handlers may run; seconds.
+            reason: why it is stopped if it still runs; None after it returned.
+            exit_grace: how long exit handlers may run if it has returned, or has failed; seconds.
 
         Returns:
             How the task ended; None if another process holds the chips.

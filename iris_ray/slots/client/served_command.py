@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from typing import Any, Final
-from urllib.request import ProxyHandler, build_opener
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, ProxyHandler, build_opener
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.checks import VARIABLES, Check, Holds, Seconds, is_name, is_texts, require_fields
@@ -105,11 +106,13 @@ class ProgramAnswer:
         status: the HTTP status.
         content_type: such as "application/json".
         body: the answer's bytes.
+        location: of a redirect, where it leads; a path if that is at the program itself. Redirects are not followed.
     """
 
     status: int
     content_type: str
     body: bytes
+    location: str | None = None
 
     def json(self) -> Any:
         """Return the value of a JSON answer."""
@@ -129,6 +132,7 @@ class ServedProgram:
         self._model = model
         self._said: deque[str] = deque(maxlen=MOST_LINES)
         self._ending = False
+        self._unhealthy = "it did not answer"
         self._session: Any = None
 
     def load(self) -> None:
@@ -151,18 +155,25 @@ class ServedProgram:
                 raise RuntimeError(self._words(f"ended with {self._process.returncode} before it was healthy"))
             if time.monotonic() > give_up_at:
                 self._end()
-                raise RuntimeError(self._words(f"was not healthy within {self._served.load_s:g} s"))
+                why = f"was not healthy within {self._served.load_s:g} s: {self._unhealthy}"
+                raise RuntimeError(self._words(why))
             time.sleep(LOOK_S)
         threading.Thread(target=self._watch, name="program's end", daemon=True).start()
 
     def health(self) -> bool:
-        """Return whether the program says that it is well."""
-        direct = build_opener(ProxyHandler({}))  # a proxy would not lead back to this host
+        """Return whether the program says that it is well. A redirect does not."""
+        direct = build_opener(ProxyHandler({}), _NoRedirects)  # a proxy would not lead back to this host
+        path = self._served.health
         try:
-            with direct.open(self._url + self._served.health, timeout=HEALTH_ANSWER_S) as answer:
+            with direct.open(self._url + path, timeout=HEALTH_ANSWER_S) as answer:
                 return 200 <= int(answer.status) < 300
-        except (OSError, HTTPException):  # also an answer of 400 and more, and one that is not HTTP
-            return False
+        except HTTPError as error:
+            with error:
+                leads = f", a redirect to {error.headers['Location']}" if 300 <= error.code < 400 else ""
+                self._unhealthy = f"{path} answered {error.code}{leads}"
+        except (OSError, HTTPException) as error:  # also an answer that is not HTTP
+            self._unhealthy = f"{path} did not answer ({type(error).__name__})"
+        return False
 
     async def unload(self) -> None:
         """End the program: with SIGTERM, then its whole process tree."""
@@ -179,32 +190,34 @@ class ServedProgram:
         path = next((path for name, path in PATHS.items() if isinstance(request, dict) and name in request), None)
         if path is None:
             raise InvalidSlotError(f"the request has none of {', '.join(PATHS)}; give a request of OpenAI's API")
-        return self._pieces(path, request) if request.get("stream") is True else self._whole(path, request)
+        streams = request.get("stream") is True
+        return self._answers(path, request, whole=False) if streams else self._whole(path, request)
 
     async def _whole(self, path: str, request: Any) -> ProgramAnswer:
-        async with aclosing(self._answer(path, request, whole=True)) as answers:
-            return ProgramAnswer(*await anext(answers))
+        async with aclosing(self._answers(path, request, whole=True)) as answers:
+            return await anext(answers)
 
-    async def _pieces(self, path: str, request: Any) -> AsyncIterator[ProgramAnswer]:
-        async for each in self._answer(path, request, whole=False):
-            yield ProgramAnswer(*each)
-
-    async def _answer(self, path: str, request: Any, whole: bool) -> AsyncGenerator[tuple[int, str, bytes], None]:
+    async def _answers(self, path: str, request: Any, whole: bool) -> AsyncGenerator[ProgramAnswer, None]:
         import aiohttp
 
         if self._session is None:  # all calls share one event loop
             no_limit = aiohttp.ClientTimeout(total=None)
             self._session = aiohttp.ClientSession(timeout=no_limit, connector=aiohttp.TCPConnector(limit=0))
         try:
-            async with self._session.post(self._url + path, json=request) as answer:
+            # a redirect could send the request to any host; the caller gets it, as from a reverse proxy
+            async with self._session.post(self._url + path, json=request, allow_redirects=False) as answer:
+                location = answer.headers.get("Location")
+                if location is not None and f"{location}/".startswith(f"{self._url}/"):
+                    location = location.removeprefix(self._url) or "/"
+                head = answer.status, answer.content_type
                 if whole:
-                    yield answer.status, answer.content_type, await answer.read()
+                    yield ProgramAnswer(*head, await answer.read(), location)
                     return
                 data = b""
                 async for data in answer.content.iter_any():
-                    yield answer.status, answer.content_type, data
+                    yield ProgramAnswer(*head, data, location)
                 if not data:  # its status alone says something
-                    yield answer.status, answer.content_type, data
+                    yield ProgramAnswer(*head, data, location)
         except aiohttp.ClientConnectionError:
             await asyncio.sleep(LOST_S)  # the program ends; then this process does, and the request runs again
             raise
@@ -262,3 +275,10 @@ class ServedProgram:
     def _words(self, what: str) -> str:
         said = "".join(self._said).strip()[-MOST_SAID:]
         return f"the program of {self._model} {what}" + (f"; its last words: {said}" if said else "; it said nothing")
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves a redirect an error."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Return no request that follows it."""

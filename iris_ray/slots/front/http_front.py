@@ -256,7 +256,10 @@ class HttpFront:
                 asked.model, asked.payload, request_id=asked.request_id, timeout_s=self._timeout_s
             )
         if isinstance(answer, ProgramAnswer):
-            return web.Response(body=answer.body, status=answer.status, content_type=answer.content_type)
+            headers = _headers(answer)
+            return web.Response(
+                body=answer.body, status=answer.status, content_type=answer.content_type, headers=headers
+            )
         return web.json_response(asked.answer(answer))
 
     async def _stream(self, request: web.Request, asked: ModelQuestion) -> web.StreamResponse:
@@ -271,6 +274,7 @@ class HttpFront:
                 if isinstance(first, ProgramAnswer):
                     response.set_status(first.status)
                     response.content_type = first.content_type
+                    response.headers.update(_headers(first))
                 else:
                     asked.require_one_prompt()
                 try:
@@ -437,6 +441,10 @@ async def together(parts: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
 def _owner(request: web.Request) -> str:
     """Return whose request it is: the key's, or without keys the sender's address."""
     return str(request.get(OWNER) or request.remote)
+
+
+def _headers(answer: ProgramAnswer) -> dict[str, str]:
+    return {} if answer.location is None else {"Location": answer.location}
 
 
 def _refusal(status: int, words: str) -> web.Response:

@@ -23,7 +23,6 @@ from iris_ray.state.events import (
     Event,
     GangMovedEvent,
     PoolRestartedEvent,
-    TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
@@ -99,15 +98,13 @@ class WatchedState(ControllerState):
     def _may_charge(self, event: Event) -> int:
         """Return how many attempts an event can end that had begun. Moves, evictions and failed launches are free.
 
-        The evictions of jobs that run once are not, nor is the tenth failed launch in a row of a job that has run.
+        The evictions of jobs that run once are not.
         """
         match event:
             case GangMovedEvent(attempt) if attempt.job_id in self.jobs:
                 return int(self.jobs[attempt.job_id].spec.runs_once)
             case TimePassedEvent():
                 return sum(self.jobs[attempt.job_id].spec.runs_once for attempt in self.evicted)
-            case TaskDispatchFailedEvent(attempt) if attempt.job_id in self.jobs:
-                return int(self.jobs[attempt.job_id].gangs[attempt.gang].dispatch_failures % 10 == 9)
             case TaskStateChangedEvent(new_state=TaskState.FAILED | TaskState.WORKER_FAILED):
                 return 1
             case WorkerFailedEvent(node_id) | WorkerRegisteredEvent(node_id) if node_id in self.workers:

@@ -229,3 +229,9 @@ def test_listing_is_drawn_anew_until_ctrl_c(world: ControllerInProcess, monkeypa
     assert "Ctrl-C ends this" in before
     assert after.endswith("interrupted\n")
     assert "--watch is for a terminal" in world.iris("ls", "--watch", code=USAGE).stderr
+
+
+def test_watch_at_a_dashboard_says_what_to_do_instead() -> None:
+    person = Terminal()
+    assert person.run("ls", "--watch", "--address", "http://127.0.0.1:1") == USAGE
+    assert "watch -n 10 iris-ray ls --address http://127.0.0.1:1" in person.printed

@@ -9,7 +9,7 @@ import pytest
 from iris_ray.cli.conventions import USAGE
 from iris_ray.cli.rerun import TypedCommand, _about_job
 from iris_ray.cli.script import find_target
-from iris_ray.dev.checkout import record_of
+from iris_ray.dev.checkout import keep_record, record_of
 from iris_ray.model.options import PriorityBand
 from iris_ray.settings import CODE
 from tests.support.controller_in_process import ControllerInProcess
@@ -77,6 +77,18 @@ def test_rerun_with_a_directory_sends_it_in_place_of_the_code_of_that_time(
     assert sent[1] == b"print('of today')\n"
 
 
+def test_rerun_of_a_directory_sent_through_the_dashboard_says_what_is_missing(
+    world: ControllerInProcess, clone: Path
+) -> None:
+    job = submitted(world)
+    assert "files that git ignores" not in world.iris("rerun", job).stderr
+    record = record_of(job)
+    assert record is not None
+    keep_record(job, record.of_whole_directory())
+    assert "files that git ignores, and files that look like secrets, are missing" in world.iris("rerun", job).stderr
+    assert "; sent all of --working-dir" in world.iris("job", "status", job).stdout
+
+
 def test_rerun_elsewhere_says_which_commit_is_missing(
     world: ControllerInProcess, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,3 +128,30 @@ def test_values_of_variables_are_not_kept() -> None:
 def test_other_type_replaces_one_that_was_an_argument(words: list[str], again: list[str]) -> None:
     assert TypedCommand("run", tuple(words), "/").again(["--tpu", "v4-64"], None) == again
     assert TypedCommand("run", tuple(words), "/").again([], None) == words
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "again"),
+    [
+        ("run", ["a.py", "v4-32", "x", "--name", "y", "z"], ["a.py", "v4-32", "--name", "y", "--", "new"]),
+        ("run", ["--tpu", "v4-32", "a.py", "x"], ["--tpu", "v4-32", "a.py", "--", "new"]),
+        ("run", ["a.py", "v4-32", "x", "--", "old"], ["a.py", "v4-32", "--", "new"]),
+        (
+            "submit",
+            ["a.py", "x", "--follow", "--tpu=v4-32", "--", "old"],
+            ["a.py", "--follow", "--tpu=v4-32", "--", "new"],
+        ),
+        ("submit", ["--ray-job", "a.py", "x"], ["--ray-job", "a.py", "--", "new"]),
+    ],
+)
+def test_other_arguments_replace_those_typed_without_dashes(command: str, words: list[str], again: list[str]) -> None:
+    typed = TypedCommand(command, tuple(words), "/")
+    assert typed.again([], ["new"]) == again
+    assert typed.again([], None) == words
+    assert typed.again([], []) == again[:-2]
+
+
+def test_type_and_arguments_are_replaced_together() -> None:
+    typed = TypedCommand("run", ("a.py", "v4-32", "x"), "/")
+    assert typed.again(["--tpu", "v4-64"], ["new"]) == ["a.py", "--tpu", "v4-64", "--", "new"]
+    assert typed.again(["--tpu=v4-64"], None) == ["a.py", "x", "--tpu=v4-64"]

@@ -1,13 +1,16 @@
 """``iris-ray run`` and ``submit``: what becomes of a job, of its command, and of Ctrl-C. Its tasks are made up."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from iris_ray.actors.protocol import services
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
+from iris_ray.cli.options import in_flags
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
@@ -171,6 +174,8 @@ def test_checkout_is_sent_once_the_cluster_answers(world: ControllerInProcess, c
         (("--team", "a b"), "--team is 'a b'; give the name of a team, such as 'research/vision'"),
         (("--notify", "irc:x"), "CHANNEL is one of http, slack, googlechat, email, command"),
         (("--processes-per-host", "3"), "'3' is not one of '1', '2', '4'"),
+        (("--num-slices", "0"), "--num-slices holds 0; a job needs at least 1 slice"),
+        (("--num-slices", "2,2"), "--num-slices names a number twice: [2, 2]"),
         (("--replicas", "0"), "0 is not in the range x>=1"),
         (("--replicas", "3"), "ask for several slices: coscheduling=CoschedulingConfig(num_groups=…), --num-slices"),
         (("--group-by", "rack"), "--constraint rack=…"),
@@ -184,6 +189,46 @@ def test_refusal_speaks_of_what_was_typed(script: str, given: tuple[str, ...], s
     assert says in refused.stderr
     for word in ("None", "mapping", "can't be read"):
         assert word not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("num_slices is [2]; give max_retries_failure=0", "--num-slices is [2]; give --max-retries-failure=0"),
+        ("name is 'a/b'; give a name", "--name is 'a/b'; give a name"),
+        ("the name is 'num_slices'; see num_slices.py", "the name is 'num_slices'; see num_slices.py"),
+        ("no slices (num_slices=0), spares=1", "no slices (--num-slices=0), --spares=1"),
+        ("--num-slices is 2, and as_json", "--num-slices is 2, and --json"),
+    ],
+)
+def test_refusals_name_flags(message: str, shown: str) -> None:
+    names = ("num_slices", "max_retries_failure", "name", "spares")
+    flags = {name: f"--{name.replace('_', '-')}" for name in names} | {"as_json": "--json"}
+    assert in_flags(message, flags) == shown
+
+
+def test_run_names_flags_in_refusals(script: str) -> None:
+    refused = invoke("run", script, "v4-16", "--num-slices", "0", "--address", address_of_nobody())
+    assert refused.exit_code == USAGE
+    assert refused.stderr == "iris-ray: --num-slices holds 0; a job needs at least 1 slice\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "chosen", "colours"),
+    [(True, "", None, None), (False, "", None, "0"), (True, "1", None, "0"), (False, "", "1", "1")],
+)
+def test_ray_colours_its_prefixes_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, no_color: str, chosen: str | None, colours: str | None
+) -> None:
+    with mock.patch.dict(os.environ, {"NO_COLOR": no_color}):
+        os.environ.pop("RAY_COLOR_PREFIX", None)
+        if chosen is not None:
+            os.environ["RAY_COLOR_PREFIX"] = chosen
+        if terminal:
+            assert Terminal().run("--version") == OK
+        else:
+            assert invoke("--version").exit_code == OK
+        assert os.environ.get("RAY_COLOR_PREFIX") == colours
 
 
 # -- submit ------------------------------------------------------------------------------------------------------------

@@ -212,18 +212,19 @@ def test_metric_names_follow_prometheus() -> None:
 
 
 def facts(**changes: Any) -> ControllerFacts:
-    return replace(ControllerFacts(7, "0.1.0", 1.7e9, [], 0.0, {"job": 0, "record": 0}), **changes)
+    return replace(ControllerFacts(7, "0.1.0", 1.7e9, [], 0.0, {"job": [], "record": []}), **changes)
 
 
 def test_controller_measures_its_number_journal_and_set_aside_jobs(world: Measured) -> None:
     meter = world.meter
-    told = facts(writings=[0.01, 2.0], writing_for=31.0, set_aside={"job": 1, "record": 0})
+    told = facts(writings=[0.01, 2.0], writing_for=31.0, set_aside={"job": [1.6e9, 1.7e9], "record": []})
     world.measurements.look_at_controller(told)
     assert meter.shown("iris_controller_epoch") == {"version=0.1.0": 7}
     assert meter.shown("iris_controller_alive_timestamp_seconds") == {"version=0.1.0": 1.7e9}
     assert meter.seen["iris_journal_seconds", ""] == [0.01, 2.0]
     assert meter.shown("iris_journal_waiting_seconds") == {"": 31.0}
-    assert meter.shown("iris_set_aside") == {"kind=job": 1}
+    assert meter.shown("iris_set_aside") == {"kind=job": 2}
+    assert meter.shown("iris_set_aside_newest_timestamp_seconds") == {"kind=job": 1.7e9}
     world.measurements.look_at_controller(facts())
     assert meter.shown("iris_set_aside") == meter.shown("iris_journal_waiting_seconds") == {}
 

@@ -1,5 +1,6 @@
 """Simple and validate: a gang in local processes, without Ray."""
 
+import atexit
 import contextlib
 import io
 import os
@@ -153,6 +154,7 @@ def test_first_error_ends_local_gang_as_on_cluster(tmp_path: Path) -> None:
         assert me is not None
         (tmp_path / f"{me.task_index}").write_text(str(os.getpid()))
         if me.task_index == 1:
+            atexit.register((tmp_path / "at exit").write_text, str(os.getpid()))
             raise OwnError(7, "it is")
         time.sleep(600)
 
@@ -161,6 +163,7 @@ def test_first_error_ends_local_gang_as_on_cluster(tmp_path: Path) -> None:
     assert isinstance(raised.value, ray.exceptions.RayTaskError)
     assert raised.value.number == 7
     assert "slice 0 (v4-16-0) worker 1: " in str(raised.value)
+    assert (tmp_path / "at exit").exists()
     for file in tmp_path.iterdir():
         assert stat_of(int(file.read_text())) is None, "nobody is left, and there was one attempt"
 

@@ -252,32 +252,31 @@ def test_job_that_has_run_waits_longer_and_longer_with_its_reason(wide: World) -
         fail_launch(wide, job)
         pauses.append(job.gang.not_before - wide.now)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0] + [30.0] * 4 + [60.0, 120.0, 240.0, 300.0, 300.0]
-    assert (job.state, charged(job)) == (JobState.PENDING, (0, 2)), "one for the lost host, one for ten launches"
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 1)), "the lost host"
     assert "15 launches in a row failed; the last one: the interpreter ended" in wide.why()
 
 
-@pytest.mark.parametrize("retries", [1, 3])
-def test_preemption_budget_bounds_failed_launches_of_job_that_has_run(wide: World, retries: int) -> None:
-    job = wide.start(max_retries_preemption=retries)
+def test_job_that_has_run_is_ended_by_no_number_of_failed_launches(wide: World) -> None:
+    """Even if a further lost host would end it."""
+    job = wide.start(max_retries_preemption=1)
     wide.lose("a-0")
     wide.confirm(job)
-    for _ in range(retries * MOST_FAILED_LAUNCHES):
-        assert job.state is JobState.PENDING
+    for number in range(1, 3 * MOST_LAUNCHES_BEFORE_A_RUN):
         fail_launch(wide, job)
+        assert (job.state, charged(job), job.gang.dispatch_failures) == (JobState.PENDING, (0, 1), number)
         wide.now = max(wide.now, job.avoided_until)
-    assert (job.state, job.preemptions) == (JobState.UNSCHEDULABLE, retries + 1)
-    assert (job.error or "").startswith(f"{retries}0 launches in a row failed; the last one: the interpreter ended")
-    assert (job.error or "").endswith(f"(max_retries_preemption={retries} is used up)")
+    wide.now = max(wide.now, job.gang.not_before)
+    wide.schedule()
+    wide.report_all(job, S.RUNNING)
+    assert (job.state, job.gang.dispatch_failures) == (JobState.RUNNING, 0)
 
 
 def test_unlaunchable_gang_ends_jobs_other_gangs() -> None:
     world = World()
-    for number in range(12):
+    for number in range(2 + MOST_LAUNCHES_BEFORE_A_RUN):
         world.do(cpu_host(f"cpu-{number}", 1.0))
-    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_task_failures=5, max_retries_preemption=1)
-    world.report(job, S.WORKER_FAILED, 1)
-    world.confirm(job, 1, 1)
-    for attempt in range(2, 2 + MOST_FAILED_LAUNCHES):
+    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0}, max_task_failures=5)
+    for attempt in range(1, 1 + MOST_LAUNCHES_BEFORE_A_RUN):
         world.now = max(world.now, job.gangs[1].not_before)
         world.schedule()
         stop = world.do(TaskDispatchFailedEvent(AttemptId("job", attempt, 1), "no room", world.now)).stop

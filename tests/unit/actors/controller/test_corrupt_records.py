@@ -129,8 +129,8 @@ def test_damaged_record_is_named_and_others_restored(world: ControllerInProcess,
     assert "bad" in world.iris("ls").stdout
     with pytest.raises(UnknownNameError, match="its record was damaged"):
         world.controller().job_status.remote("bad").future().result(60)
-    kept = pickle.loads(world.store.values["corrupt/bad"])
-    assert kept[1] == {"job/1/bad": DAMAGED[what]}
+    copy = pickle.loads(world.store.values["corrupt/bad"])
+    assert copy[2] == {"job/1/bad": DAMAGED[what]}
     world.succeed("good")
     world.succeed(world.start("later"))
 
@@ -258,15 +258,78 @@ def test_note_keeps_storable_part_of_error() -> None:
     assert found == dict.fromkeys(("first", "second"), "ValueError: no file \\udc80")
 
 
-def test_kept_damaged_records_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+class SetClock(Clock):
+    """A clock that a test sets."""
+
+    at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def keep(store: Any, at: float, *names: str, size: int = 1) -> Containment:
+    """Have a new Controller find records that can't be read."""
+    contained = Containment(store, clock := SetClock())
+    clock.at = at
+    for name in names:
+        contained.leave_out(name, {"job/1": b"x" * size}, "it is damaged")
+    contained.keep_records()
+    assert set(names) <= contained.records.keys()
+    return contained
+
+
+def kept(store: Any) -> list[str]:
+    return [key.removeprefix("corrupt/") for key in sorted(store.keys("corrupt/"))]
+
+
+def test_oldest_damaged_records_give_way_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store()
     monkeypatch.setattr(containment, "MOST_RECORDS", 3)
-    for first in (0, 4):
-        contained = Containment(store, Clock())
-        for number in range(first, first + 4):
-            contained.leave_out(f"job-{number}", {}, "it is damaged")
-        contained.keep_records()
-    assert len(store.keys("corrupt/")) == 3
+    keep(store, 10.0, "a", "b")
+    contained = keep(store, 20.0, "c", "d")
+    assert kept(store) == ["a", "c", "d"]
+    assert contained.records.keys() == {"a", "c", "d"}
+    assert contained.records["a"].since == 10.0
+    contained = keep(store, 30.0, "e", "f", "g", "h")
+    assert kept(store) == ["e", "f", "g"]
+    assert "was too large to be kept" in contained.records["h"].why
+
+
+def test_oldest_damaged_records_give_way_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Store()
+    monkeypatch.setattr(containment, "MOST_BYTES", 100)
+    keep(store, 10.0, "a", size=60)
+    keep(store, 20.0, "b", size=30)
+    assert kept(store) == ["a", "b"]
+    keep(store, 30.0, "c", size=50)
+    assert kept(store) == ["b", "c"]
+    keep(store, 40.0, "d", size=500)
+    assert kept(store) == ["b", "c"]
+
+
+async def test_old_damaged_records_are_forgotten() -> None:
+    store: Any = Store()
+    keep(store, 10.0, "a")
+    contained = keep(store, 20.0, "b")
+    assert await contained.forget_records(10.0) == 0
+    assert await contained.forget_records(9.0) == 1
+    assert kept(store) == list(contained.records) == ["b"]
+
+
+def test_record_that_is_found_again_unchanged_is_not_new() -> None:
+    store: Any = Store()
+    keep(store, 10.0, "the sums")
+    assert keep(store, 20.0, "the sums").records["the sums"].since == 10.0
+    assert keep(store, 30.0, "the sums", size=2).records["the sums"].since == 30.0
+
+
+def test_copy_that_cant_be_read_grows_old_as_well() -> None:
+    store: Any = Store()
+    store.put("corrupt/odd", b"\xff")
+    for at in (10.0, 20.0):
+        odd = keep(store, at).records["odd"]
+        assert "can't be read either" in odd.why
+        assert odd.since == 10.0
 
 
 def test_note_of_a_job_that_is_forgotten_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

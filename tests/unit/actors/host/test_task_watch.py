@@ -14,6 +14,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.host import notices as task_notices
 from iris_ray.actors.host import task_watch
 from iris_ray.actors.host.chips import Devices, wait_until_free
@@ -21,10 +22,10 @@ from iris_ray.actors.host.exit_status import WatchedProcess
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart, Progress
+from iris_ray.actors.protocol.messages import HostPlace, HostReady, ProcessSpec, ProcessStart, Progress, TaskLaunch
 from iris_ray.actors.protocol.task_files import STACKS_SIGNAL, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind, Replacement
-from iris_ray.model.outcomes import EndKind
+from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.processes.identity import ProcessIdentity
 from iris_ray.processes.tree import Listing, ProcessTree
 from tests.support.processes import (
@@ -328,6 +329,44 @@ async def ends_in_a_hurry(watch: TaskWatch) -> None:
 def test_returned_task_gets_its_grace_unless_hurried(make: Make, tmp_path: Path, end: Ending, uploads: bool) -> None:
     child = make(UPLOAD)
     watched(child, tmp_path, started(child, end))
+    assert bool(list(tmp_path.rglob("*.uploaded"))) is uploads
+
+
+class ToldRunner(ChildRunner):
+    """The way to a child whose task has ended in this way, and whose process waits until it may exit."""
+
+    def __init__(self, child: Child, end: TaskEnd) -> None:
+        super().__init__(child)
+        self._end = end
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd | None:
+        return self._end
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_grace", "uploads"),
+    [
+        (EndKind.RAISED, PATIENCE_S, True),
+        (EndKind.EXITED, PATIENCE_S, True),
+        (EndKind.RAISED, 0.1, False),
+        (EndKind.RAISED, 0.0, False),
+        (EndKind.RETURNED, PATIENCE_S, False),
+    ],
+)
+def test_stopped_task_that_has_failed_gets_its_grace(
+    make: Make, tmp_path: Path, kind: EndKind, exit_grace: float, uploads: bool
+) -> None:
+    child = make(UPLOAD)
+    end = TaskEnd(kind, Moment.now(), None, "ValueError: 7")
+
+    async def fails(watch: TaskWatch) -> TaskEnd:
+        while not watch.has_started:
+            await asyncio.sleep(0.01)
+        assert await watch.run(cast(TaskLaunch, None)) == end
+        await watch.end("another task ended", exit_grace)
+        return await watch.how_it_ended()
+
+    watched(child, tmp_path, started(child, fails), ToldRunner(child, end))
     assert bool(list(tmp_path.rglob("*.uploaded"))) is uploads
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,27 @@ import socket, sys
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
     while True:
         server.accept()[0].sendall(b"SSH-2.0 and so on")
+"""
+REDIRECTS = """
+import http.server, sys
+
+class Redirects(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self):
+        asked = self.rfile.read(int(self.headers["Content-Length"]))
+        to = "http://127.0.0.1:%s/v1" % sys.argv[1 if b"itself" in asked else 2]
+        self.send_response(307)
+        self.send_header("Location", to)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"there")
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Redirects).serve_forever()
 """
 PROGRAM = [sys.executable, served_program.__file__, "--port", "{port}"]
 
@@ -61,6 +83,59 @@ def test_program_answers_whole_and_in_pieces(model: LoadedModel) -> None:
     assert (refused.status, refused.json()["error"]["message"]) == (400, "no such word")
     (busy,) = model.pieces({"model": "m", "prompt": "busy", "stream": True}, ModelCall(model.loop))
     assert (busy.status, busy.body) == (503, b"")
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[int, list[str]]]:
+    """A server that is not the program: its port, and what it was asked."""
+    asked: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            leads = {"/moved": "/well", "/away": f"http://localhost:{server.server_port}/well"}
+            self.send_response(307 if self.path in leads else 200)
+            if self.path in leads:
+                self.send_header("Location", leads[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_POST = _answer
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port, asked
+        server.shutdown()
+
+
+def test_redirect_of_a_program_is_passed_on_and_not_followed(elsewhere: tuple[int, list[str]]) -> None:
+    port, asked = elsewhere
+    loaded = LoadedModel()
+    loaded._model = ServedProgram(ServedCommand([sys.executable, "-c", REDIRECTS, "{port}", str(port)]), "m")
+    loaded._model.load()
+    try:
+        there = f"http://127.0.0.1:{port}/v1"
+        whole = loaded.answer({"prompt": "a"}, ModelCall(loaded.loop))
+        assert whole == ProgramAnswer(307, "text/html", b"there", there)
+        (piece,) = loaded.pieces({"prompt": "a", "stream": True}, ModelCall(loaded.loop))
+        assert piece == whole
+        assert loaded.answer({"prompt": "itself"}, ModelCall(loaded.loop)).location == "/v1"
+    finally:
+        loaded.unload()
+    assert asked == []
+
+
+@pytest.mark.parametrize(("health", "leads"), [("/moved", "/well"), ("/away", "http://localhost:{port}/well")])
+def test_redirect_is_no_sign_of_health(elsewhere: tuple[int, list[str]], health: str, leads: str) -> None:
+    port, asked = elsewhere
+    program = ServedProgram(ServedCommand("serve {port}", health=health), "m")
+    program._url = f"http://127.0.0.1:{port}"
+    assert not program.health()
+    assert asked == [f"GET {health}"]
+    assert program._unhealthy == f"{health} answered 307, a redirect to {leads.format(port=port)}"
 
 
 def test_stopped_call_leaves_the_program(model: LoadedModel, trace: Path) -> None:
@@ -150,8 +225,12 @@ os._exit(9)
     ("command", "load_s", "why"),
     [
         ([*PROGRAM, "--fail", "no weights"], 30.0, "ended with 1 before it was healthy; its last words: no weights"),
-        ([*PROGRAM, "--load", "60"], 0.5, "was not healthy within 0.5 s"),
-        ([sys.executable, "-c", NOT_HTTP, "{port}"], 1.0, "was not healthy within 1 s"),
+        ([*PROGRAM, "--load", "60"], 0.5, "was not healthy within 0.5 s: /health"),
+        (
+            [sys.executable, "-c", NOT_HTTP, "{port}"],
+            1.0,
+            "was not healthy within 1 s: /health did not answer",
+        ),
         ([*PROGRAM, "--fail", "x" * 10**5], 30.0, f"its last words: x{{{served_command.MOST_SAID}}}$"),
         ("no-such-program-at-all {port}", 1.0, "can't be started: No such file or directory; is it installed"),
     ],

@@ -221,6 +221,20 @@ def test_program_that_says_only_a_status_is_heard() -> None:
         assert post(front, asked("a", stream=True))[::2] == (503, "")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_redirect_of_a_program_is_passed_on(stream: bool) -> None:
+    class Moved(Client):
+        async def generate(self, model: str, body: dict[str, Any], **_: Any) -> Any:
+            return ProgramAnswer(307, "text/html", b"there", "/v2/completions")
+
+        async def astream(self, model: str, body: dict[str, Any], **_: Any) -> AsyncGenerator[Any, None]:
+            yield ProgramAnswer(307, "text/html", b"there", "/v2/completions")
+
+    with serve(Moved()) as front:
+        found, headers, said = post(front, asked("a", stream=stream))
+        assert (found, headers["Location"], said) == (307, "/v2/completions", "there")
+
+
 @pytest.mark.parametrize("more", [{}, {"x": "a" * 100_000}], ids=["small", "large"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_class_is_not_asked_for_answers_to_several_prompts(front: HttpFront, stream: bool, more: Any) -> None:
