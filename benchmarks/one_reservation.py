@@ -2,6 +2,7 @@
 
     python benchmarks/one_reservation.py                        # a month, all policies; some minutes
     python benchmarks/one_reservation.py --days 2               # ten seconds
+    python benchmarks/one_reservation.py --policy bands         # one policy
     python benchmarks/one_reservation.py --trace openb_pod_list_default.csv
 
 Policies, all on the same jobs:
@@ -59,6 +60,7 @@ from iris_ray.study.jobs import Arrival, JobStream, RunTimes, SimulatedJob, merg
 from iris_ray.study.report import percentile
 from iris_ray.study.traces import Column, TracedJob, read_trace
 
+POLICIES = ("apart", "idle", "bands")
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 EVERY_S = 60.0
 MADE_S, DELETED_S = 5 * MINUTE, 3 * MINUTE
@@ -303,6 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--policy", action="append", choices=POLICIES, help="only this policy; may be repeated")
     parser.add_argument("--trace", type=Path)
     parser.add_argument(
         "--trace-days", type=float, help="the days of the trace, of which the first --days are simulated"
@@ -315,7 +318,7 @@ def main() -> None:
     names = " | ".join(f"{kind}, h" for kind in load.kinds)
     print(f"| policy | {names} | useful chip time | lost | moved or evicted | slices made | jobs done |")
     print("|---|" + "---:|" * (len(load.kinds) + 5))
-    for policy in ("apart", "idle", "bands"):
+    for policy in arguments.policy or POLICIES:
         print(run(policy, load, days), flush=True)
 
 

@@ -30,18 +30,17 @@ from iris_ray.capacity.provider import (
     QueuedState,
     Source,
 )
-from iris_ray.capacity.provisioning import (
+from iris_ray.capacity.provisioning import Joined, plan
+from iris_ray.capacity.provisioning_actions import (
     Action,
     Create,
     Delete,
-    Joined,
     KeepSlices,
     LeaveChips,
     TakeBack,
     Wait,
-    holds_text,
+    held,
     listed,
-    plan,
 )
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.report import capacity_report
@@ -484,16 +483,10 @@ class Provisioner:
             self._history.not_left(job_id, action.source.key, now, left.why_not)
             return Wait(action.tpu_type, f"{action.otherwise}; jobs of lower bands leave none: {left.why_not}")
         if left.is_held:
-            return TakeBack(
-                action.tpu_type, holds_text(action.wanted.chips, action.goal, left.slices, str(action.source))
-            )
+            return action.granted(held(left.slices))
         self._history.evicted(job_id, now)
         jobs = f"{listed(left.jobs)} leave within {left.seconds:.0f} s" if left.jobs else "no job runs there"
-        text = (
-            f"takes {action.wanted.chips} chips back for {action.goal}: {jobs}; once {listed(left.slices)} are deleted,"
-            f" {action.source} is asked"
-        )
-        return TakeBack(action.tpu_type, text)
+        return action.granted(f"{jobs}; once {listed(left.slices)} are deleted")
 
     def _granted(self, names: Iterable[str], unreachable: dict[str, ProviderError]) -> set[str]:
         """Return the requests among some slices that wait no more, or of which nobody knows: a job may start there."""

@@ -6,21 +6,21 @@ the slices with its label and its prefix in the name; it neither touches nor cou
 
 Sources are asked in their order. One that fails, refuses or lets a request wait for too long pauses for that type of
 slices, and the next one is asked; when its pause is over, it is the first choice again. The slices that a gang misses
-are requested from one source. Slices of all types share the chips of a source: `reservations.py` says which of them go
-for a gang that lacks chips.
+are requested from one source. Slices of all types share the chips of a source: if it has no room for a gang,
+`taking_back.py` takes chips back from slices of other types.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from iris_ray.capacity.demand import ARRIVAL_S, WaitingGang
 from iris_ray.capacity.holdings import Holdings, Settings
-from iris_ray.capacity.lower_bands import ChipsWanted, SharedSlice
 from iris_ray.capacity.provider import CANCELLABLE, COMING, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning_history import Promise, ProvisioningHistory, Unconfirmed
-from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, Taken, TypeUse
+from iris_ray.capacity.provisioning_actions import Action, Create, Delete, Wait, listed, unmet
+from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
+from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S, Holder, SharedChips, TypeUse
+from iris_ray.capacity.taking_back import TakingBack
 from iris_ray.model.topology import TPUConfig
 
 JOIN_S, BROKEN_S, STUCK_S = 1800.0, 300.0, 3600.0
@@ -41,99 +41,6 @@ class Joined:
     whole: bool
     in_use: bool
     closed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Request a slice of this name; an earlier plan may have requested it already."""
-
-    name: str
-    config: TPUConfig
-    source: Source
-    reason: str
-
-    def __str__(self) -> str:
-        return f"create {self.name} in {self.source}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete a slice; with ``if_unused`` only if no job has started on it meanwhile.
-
-    Slices whose chips go to a job (``for_job``) are deleted together, and only if that job still waits and the slices
-    that go anyway (``besides``) do go: otherwise they would not suffice.
-    """
-
-    name: str
-    reason: str
-    if_unused: bool = False
-    for_job: str = ""
-    besides: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"delete {self.name}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Slices of a type are wanted, but can't be requested now."""
-
-    tpu_type: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"wait: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveChips:
-    """Ask the Controller whether jobs of lower bands leave slices to a gang, and tell them to; otherwise to hold some.
-
-    Attributes:
-        wanted: the chips that the gang lacks, and the slices that could go.
-        tpu_type: the gang's type.
-        goal: what the chips become, for people.
-        source: the source of the slices, which is then asked.
-        otherwise: why the gang waits if no job leaves.
-    """
-
-    wanted: ChipsWanted
-    tpu_type: str
-    goal: str
-    source: Source
-    otherwise: str
-
-    @property
-    def asked(self) -> tuple[str, Source]:
-        """The job and the source."""
-        return self.wanted.job_id, self.source
-
-    def __str__(self) -> str:
-        return f"ask jobs to leave {self.wanted.chips} chips of other types for {self.goal}, or hold idle ones"
-
-
-@dataclass(frozen=True, slots=True)
-class KeepSlices:
-    """Slices that jobs were to leave for a job are no longer needed: the jobs that are still there continue."""
-
-    job_id: str
-
-    def __str__(self) -> str:
-        return f"let other jobs keep their slices: {self.job_id} needs none of them any more"
-
-
-@dataclass(frozen=True, slots=True)
-class TakeBack:
-    """Chips of slices of other types are being freed for a gang. The text begins with "takes"."""
-
-    tpu_type: str
-    text: str
-
-    def __str__(self) -> str:
-        return self.text.replace("takes", "take", 1)
-
-
-Action = Create | Delete | Wait | TakeBack | LeaveChips | KeepSlices
 
 
 def plan(
@@ -175,8 +82,8 @@ def plan(
         gangs = None if demand is None else [one for one in demand if one.tpu_type == config.name]
         about = settings, config, gangs, there, ledger, history, unlisted, now, date, reserved
         of_type = types[config.name] = _TypePlan(*about)
-        listed = (one for one in ours.values() if settings.config_of(one.name) == config)
-        mine = [one for one in listed if not _has_left(one, there, history, now)]
+        of_config = (one for one in ours.values() if settings.config_of(one.name) == config)
+        mine = [one for one in of_config if not _has_left(one, there, history, now)]
         actions += [*of_type.sort_out(mine), *of_type.move_on(), *of_type.release()]
     leaving = {action.name for action in actions if isinstance(action, Delete)}
     going = [one for one in held if one.location not in unlisted and _is_going(one, leaving, history, now)]
@@ -339,10 +246,8 @@ class _TypePlan:
         A gang that needs more slices than may be held can't use any. A gang that has to wait for other jobs' slices can
         use new ones. A gang that misses none keeps the idle ones that it would use.
         """
-        settings, here = (
-            self.settings,
-            {one.name: self.joined[one.name] for one in self.present if one.name in self.joined},
-        )
+        settings = self.settings
+        here = {one.name: self.joined[one.name] for one in self.present if one.name in self.joined}
         idle_now = sum(map(self._is_free, here))
         most = settings.most_of(self.config)
         useful = sum(one.missing * one.times for one in self.gangs or () if one.missing + idle_now <= most)
@@ -410,43 +315,20 @@ class _TypePlan:
 
     def serve(self, gang: WaitingGang, shared: SharedChips) -> None:
         """Request the slices that complete a gang, within all limits; or take their chips back from other types."""
-        promise = self.history.promises.get(gang.job_id)
-        if promise is not None and not gang.missing:  # it was not looked at just now: it may miss them again soon
-            self._keep(gang, promise, shared)
-        elif promise is not None:
-            del self.history.promises[gang.job_id]
-        holding_at = {one.source for some in shared.named(gang.holds) for one in some}
+        taking = TakingBack(gang, self.config, self.ledger, self.history, shared, self.now)
+        taking.keep_promise()
         fits = self._is_possible(gang)
         for _ in range(gang.times):
             given = min(self.spare, gang.missing)
             if fits:  # otherwise it can't use any
                 shared.claim(self.config.name, gang.there, given)
             short = gang.missing - given
-            ways = (
-                partial(self._take_back, gang, short, shared),
-                partial(self._ask_jobs, gang, short, shared, holding_at),
-            )
-            if short and not self._obtain(short, self._why, *ways):
-                limit = self.ledger.limits(self.config, short) + self._not_taken(gang, short, shared)
+            if short and not self._obtain(short, self._why, taking):
+                limit = self.ledger.limits(self.config, short) + taking.why_not(short)
                 self.left_out.setdefault(limit, []).append(gang.missing)
             else:
                 self.spare -= given
-        here = shared.named((*gang.removes, *gang.holds))
-        if any(here) and gang.missing and gang.job_id not in self.ledger.kept:
-            self.actions.append(KeepSlices(gang.job_id))
-        else:
-            shared.kept |= {*gang.holds}
-            shared.held_at |= holding_at
-
-    def _keep(self, gang: WaitingGang, promise: Promise, shared: SharedChips) -> None:
-        """Keep the chips that were freed for a gang, or are being freed."""
-        for source in self.settings.sources:
-            if source.key == promise.source:
-                lack = self.ledger.lack(self.config, source, promise.slices)
-                taken = shared.take(self.config.name, lack, is_freed_only=True) or Taken((), ())
-                self.ledger.set_aside(
-                    self.config, source, promise.slices, gang.job_id, taken.chips(), taken.chips(source.key)
-                )
+        self.actions += taking.finish()
 
     def _is_possible(self, gang: WaitingGang) -> bool:
         """Return whether a gang could ever have what it misses, if only the slices that it would use were held.
@@ -467,29 +349,28 @@ class _TypePlan:
         missed = sum(one.missing * one.times for one in self.gangs or ())
         return f"waiting jobs miss {missed}, {len(self.coming) + len(self._unconfirmed())} coming"
 
-    def _obtain(
-        self,
-        slices: int,
-        why: str,
-        take_back: Callable[[Source], bool] = lambda _: False,
-        ask_jobs: Callable[[Source], bool] = lambda _: False,
-    ) -> bool:
-        """Request slices from the first open source that has room, or to which others can give chips back.
+    def _obtain(self, slices: int, why: str, taking: TakingBack | None = None) -> bool:
+        """Request slices from the first open source that has room, or of which a gang takes chips back.
 
         If there is none, ask jobs to leave some. Otherwise count the slices as paused if only sources that pause have
         room. Return whether the limits allow them.
         """
         config, ledger = self.config, self.ledger
         fitting = self._with_room(slices) if ledger.room(config) >= slices else []
-        for source in filter(self._is_open, self.settings.sources):
+        sources = [one for one in self.settings.sources if self._is_open(one)]
+        for source in sources:
             if source in fitting:
                 ledger.take(config, source, slices)
                 self._create(slices, source, why)
                 return True
-            if take_back(source):
+            if taking is not None and (taken := taking.take(slices, source)):
+                self.actions += taken
                 return True
-        if any(ask_jobs(source) for source in self.settings.sources if self._is_open(source)):
-            return True
+        if taking is not None:
+            for source in sources:
+                if asked := taking.ask_jobs(slices, source):
+                    self.actions += asked
+                    return True
         if fitting:
             ledger.take(config, fitting[0], slices)
             self.paused[why, self._pauses(fitting)] += slices
@@ -499,101 +380,6 @@ class _TypePlan:
         stamp = f"{self.settings.prefix(self.config)}{int(self.date * 1000):x}"
         first = sum(isinstance(action, Create) for action in self.actions)
         self.actions += [Create(f"{stamp}-{first + n}", self.config, source, why) for n in range(slices)]
-
-    def _take_back(self, gang: WaitingGang, slices: int, shared: SharedChips, source: Source) -> bool:
-        """Delete slices of other types whose chips complete a gang, once jobs have left them, or wait until they go."""
-        config, lack = self.config, self.ledger.lack(self.config, source, slices)
-        if not self._may_ask(gang, slices, source):
-            return False
-        if gang.holds and source.key in shared.asked_at:  # an earlier gang may get its slices
-            return False
-        idle, in_use, refused = shared.named(gang.removes)
-        first = [*idle, *in_use, *refused, *shared.named(gang.holds)[0]]
-        if (taken := shared.take(config.name, lack, left=first)) is None:
-            return False
-        self._set_aside(gang, slices, source, taken.chips(), taken.chips(source.key))
-        goal = f"{slices} {config.name} for {gang.job_id}"
-        names = [one.name for one in (*taken.going, *taken.to_go)]
-        if in_use or refused:
-            self.history.evicts(gang.job_id, self.now)
-            left = f"jobs have left {listed([one.name for one in in_use])} and " if in_use else ""
-            until = f"once {left}{listed(names)} are deleted"
-            if refused:
-                until += f" (the provider has refused to delete {listed([one.name for one in refused])})"
-        else:
-            besides = tuple(one.name for one in taken.going)
-            self.actions += [
-                Delete(one.name, f"its {one.chips} chips become {goal}", not one.is_request, gang.job_id, besides)
-                for one in taken.to_go
-            ]
-            until = f"once {listed(names)} are deleted"
-        text = f"takes {taken.chips()} chips back for {goal}: {until}, {source} is asked"
-        self.actions.append(TakeBack(config.name, text))
-        return True
-
-    def _ask_jobs(
-        self, gang: WaitingGang, slices: int, shared: SharedChips, holding_at: Collection[str], source: Source
-    ) -> bool:
-        """Ask whether jobs leave slices of other types whose chips complete a gang, or such slices are held for it.
-
-        ``holding_at``: the sources of the slices that are held for it. No other source is asked meanwhile, and none if
-        another provisioner holds slices for it: the slices would no longer be held there.
-        """
-        if gang.removes or not gang.may_reserve or gang.times > 1 or not self._may_ask(gang, slices, source):
-            return False
-        lack, is_held = self.ledger.lack(self.config, source, slices), bool(gang.holds)
-        goal = f"{slices} {self.config.name} for {gang.job_id}"
-        if is_held and (source.key not in holding_at or source.key in shared.held_at):
-            return False
-        if is_held and source.key in shared.asked_at:  # an earlier gang may get its slices
-            self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
-            chips = max(lack.in_source, lack.in_all)
-            self.actions.append(TakeBack(self.config.name, holds_text(chips, goal, gang.holds, str(source))))
-            return True
-        offer = shared.offer(self.config.name, lack, is_held)
-        if offer is None or not (is_held or self.history.may_evict(gang.job_id, source.key, self.now)):
-            return False
-        limit = self.ledger.limits(self.config, slices)
-        self._set_aside(gang, slices, source, lack.in_all, lack.in_source)
-        may_hold = source.key not in shared.held_at
-        shared.kept |= {one.name for one in offer.slices}  # for this turn
-        shared.asked_at.add(source.key)
-        some = tuple(SharedSlice(one.name, one.tpu_type, one.chips) for one in offer.slices)
-        wanted = ChipsWanted(gang.job_id, offer.chips, some, tuple(offer.most.items()), may_hold=may_hold)
-        self.actions.append(LeaveChips(wanted, self.config.name, goal, source, _missed(slices, self.config, limit)))
-        return True
-
-    def _set_aside(self, gang: WaitingGang, slices: int, source: Source, freed: float, of_source: float) -> None:
-        """Keep chips for a gang: those that become free for it, and those of the source that are free already."""
-        self.ledger.set_aside(self.config, source, slices, gang.job_id, freed, of_source)
-        self.history.promise(gang.job_id, source.key, slices, self.now)
-
-    def _may_ask(self, gang: WaitingGang, slices: int, source: Source) -> bool:
-        """Return whether other types may lose slices, so that a source is asked for slices of a gang.
-
-        If the last request of the type to this source failed, it is not clear that the next one would be taken.
-        """
-        return self._may_take(gang, slices) and not self.history.at(source.key, self.config.name).failures
-
-    def _may_take(self, gang: WaitingGang, slices: int) -> bool:
-        most = self.settings.most
-        return gang.may_take and (most is None or self.ledger.of_type[self.config.name] + slices <= most)
-
-    def _not_taken(self, gang: WaitingGang, slices: int, shared: SharedChips) -> str:
-        """Return why no chips are taken back for a gang, or an empty string if no other type has any."""
-        could = shared.could_free(self.config.name)
-        asked = (self.history.lacking.get((gang.job_id, source.key), (0.0, "")) for source in self.settings.sources)
-        why_none = listed([*dict.fromkeys(why for _, why in asked if why)])
-        in_use = f"; jobs of lower bands leave none: {why_none}" if why_none else ""
-        if refused := sorted(self.history.undeletable):
-            in_use += f"; the provider has refused to delete {listed(refused)}"
-        if not could or not self._may_take(gang, slices):
-            return in_use
-        for source in self.settings.sources:
-            if (past := self.history.at(source.key, self.config.name)).failures:
-                why = f"since {source} failed last: {past.last_failure}"
-                return f"; {could} chips of idle slices of other types stay, {why}"
-        return f"; {could} chips of idle slices of other types would not suffice{in_use}"
 
     def obtain(self) -> list[Action]:
         """Return the requests: repeated ones, those of the gangs that have been served, and up to the least number."""
@@ -610,25 +396,10 @@ class _TypePlan:
         for _ in range(settings.least - there - new - self.paused.total()):
             self._obtain(1, f"at least {settings.least}")
         waits: list[Action] = [
-            Wait(config.name, _missed(listed(gangs), config, limit)) for limit, gangs in self.left_out.items()
+            Wait(config.name, unmet(listed(gangs), config, limit)) for limit, gangs in self.left_out.items()
         ]
         waits += [
             Wait(config.name, f"{slices} more {config.name} wanted ({why}), but pausing: {pauses}")
             for (why, pauses), slices in self.paused.items()
         ]
         return [*repeated, *waits, *self.actions]
-
-
-def _missed(slices: object, config: TPUConfig, limit: str) -> str:
-    return f"gangs miss {slices} more slices of {config.name}, but {limit}"
-
-
-def holds_text(chips: float, goal: str, names: Sequence[str], source: str) -> str:
-    """Return in words that slices are held for a goal."""
-    until = "until enough of them are idle; once these are deleted"
-    return f"takes {chips:g} chips back for {goal}: holds {listed(names)} {until}, {source} is asked"
-
-
-def listed(some: Sequence[object]) -> str:
-    """Return the first of some things in words."""
-    return ", ".join(map(str, some[:8])) + (", …" if len(some) > 8 else "")

@@ -7,7 +7,8 @@ from iris_ray.capacity.core import CapacityReport, SliceBatch, Trouble
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.prices import Prices
 from iris_ray.capacity.provider import COMING, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import Action, Joined, TakeBack, Wait
+from iris_ray.capacity.provisioning import Joined
+from iris_ray.capacity.provisioning_actions import Action, TakeBack, Wait
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import TPUConfig
 

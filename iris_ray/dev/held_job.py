@@ -87,7 +87,8 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
 
     me = get_job_info()
     assert me is not None
-    ends_at = _began_at(me.job_id, me.task_index // me.processes_per_host) + most_s
+    began = time.monotonic()
+    before: float | None = None  # seconds in earlier attempts
     path = Path(me.local_dir) / f"dev-{me.local_index}"  # an attempt that was killed here has left its copy of the code
     with (
         _new_directory(path) as directory,
@@ -105,7 +106,9 @@ def hold(idle_s: float, most_s: float, preload: Sequence[str]) -> None:
                 sys.exit(0)  # nothing is lost, so the gang may move at once
             if idle_for > idle_s:
                 return _give_back(directory, f"nothing has run on it for {idle_s / 60:g} minutes")
-            if time.time() > ends_at:
+            if before is None:
+                before = _held_before(me.job_id, me.task_index // me.processes_per_host)
+            if (before or 0.0) + time.monotonic() - began > most_s:
                 return _give_back(directory, f"it was held for {most_s / 3600:g} hours, as long as it may be")
     raise RuntimeError(f"the process that waits for runs has ended with code {warm.returncode}")
 
@@ -135,15 +138,22 @@ def _give_back(directory: HeldDirectory, why: str) -> None:
         time.sleep(POLL_S)
 
 
-def _began_at(job_id: str, task_index: int) -> float:
-    """Return when the job first had its slices, as far as the Controller remembers."""
+def _held_before(job_id: str, task_index: int) -> float | None:
+    """Return the seconds from the job's first start to that of this attempt, as far as the Controller remembers.
+
+    Both are by the Controller's clock, which may differ from that of this host. Return None if the Controller has not
+    heard yet that the attempt runs.
+    """
     from iris_ray.actors.calls.controller_connection import ControllerConnection
     from iris_ray.actors.protocol.controller_interface import ControllerInterface
 
     with contextlib.suppress(ControllerUnavailableError):
         task = ControllerConnection().ask(ControllerInterface.task_status, job_id, task_index)
-        return min((one.started_at for one in task.attempts if one.started_at is not None), default=time.time())
-    return time.time()
+        if task.started_at is None:
+            return None
+        starts = (one.started_at for one in task.attempts if one.started_at is not None)
+        return task.started_at - min(starts, default=task.started_at)
+    return 0.0
 
 
 @contextlib.contextmanager

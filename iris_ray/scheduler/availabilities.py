@@ -1,5 +1,7 @@
 """The groups that are available to each job during a plan."""
 
+from bisect import bisect_left
+
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.availability import Availability, buckets_for, num_groups
@@ -28,17 +30,20 @@ class Availabilities:
     def to(self, job: Job) -> Availability:
         """Return the groups available to a job. Hosts that it avoids are included only if the others are too few.
 
-        The host that failed last is included last of all, so that the job tries the others first.
+        As few as possible are included, and those first that failed first. So the job tries one after the other.
         """
         available = self._to_all(job.requirement)
         if not job.avoided and job.spec.user not in self._fleet.avoided:
             return available
         avoided = self._fleet.avoided_by(job.spec.user, self._now) + avoided_by(job, self._now)
-        for some in (avoided, avoided[-1:]) if avoided else ():
-            elsewhere = self._without(some, available)
-            if sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]:
-                return elsewhere
-        return available
+
+        def suffice_without(start: int) -> bool:
+            elsewhere = self._without(avoided[start:], available)
+            return sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]
+
+        every = range(len(avoided))
+        start = 0 if avoided and suffice_without(0) else bisect_left(every, True, key=suffice_without)
+        return self._without(avoided[start:], available) if start < len(avoided) else available
 
     def forget_failures(self) -> None:
         """Discard the record of gangs that found too few groups, because hosts have become free."""

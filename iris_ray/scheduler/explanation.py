@@ -92,6 +92,7 @@ class Explainer:
             to_all.first_unplaced,
             kept,
             tuple(self._display_name(name, job.requirement) for name in avoided) if avoided else (),
+            job.error if avoided and job.avoided else None,
             taken_from,
             protected,
             waits_for=waits_for,

@@ -173,6 +173,7 @@ class PendingReason:
         first_ahead: id of the first of these jobs, or None.
         kept: names of the groups reserved for the job, because it starves, has just lost its hosts, or has victims.
         avoided: names of groups that the job avoids for a while, after failures of its launches or its user's tasks.
+        failed: why the job's latest attempt ended, if it avoids groups itself; else None.
         taken_from: ids of the jobs that leave it hosts.
         protected: the hosts that it may take from lower bands later, or None.
         pause: the remaining seconds of its pause, and the cause; None if it does not pause.
@@ -194,6 +195,7 @@ class PendingReason:
     first_ahead: str | None = None
     kept: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
+    failed: str | None = None
     taken_from: tuple[str, ...] = ()
     protected: Protected | None = None
     pause: tuple[float, str] | None = None
@@ -231,7 +233,8 @@ class PendingReason:
         if self.protected is not None:
             yield str(self.protected)
         if self.avoided:
-            yield f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there"
+            last = f", the last one: {self.failed}" if self.failed else ""
+            yield f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there{last}"
         yield from map(str, shortage.closest)
         if shortage.more:
             yield "…"

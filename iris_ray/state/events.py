@@ -271,7 +271,7 @@ class TaskDispatchFailedEvent:
         groups: names of the groups in which a host could not be prepared. If the attempt has no group of these names,
             any of its hosts may be at fault.
         counts: whether it counts among the consecutive failed launches that end a job. It does not if the gang only
-            has to wait for another task of iris_ray.
+            has to wait for another task of iris_ray, or has found that these hosts have another version.
         blames_hosts: whether the hosts may be at fault. They are not if something that the job needs is missing
             elsewhere.
     """
@@ -292,8 +292,8 @@ class TaskStateChangedEvent:
         attempt, task_index, new_state: the attempt, the task and its new state.
         error: why the task failed, for people.
         exit_code: the exit code of a failed task's process; None if unknown.
-        is_hopeless: whether the task FAILED because none of several hosts could set up the job's environment. A job
-            that has never run then ends at once.
+        is_hopeless: whether the task FAILED because none of several hosts could set up the job's environment, or all
+            suitable hosts have another version. A job that has never run then ends at once.
         is_hang: whether the attempt ended because no task of the gang made progress for too long.
     """
 

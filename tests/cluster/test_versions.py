@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray import get_job_info, run_on_pod, run_on_pod_ray
 from iris_ray.actors.protocol.version import PROTOCOL_VERSION, package_directory
 from iris_ray.errors import VersionMismatchError
 from iris_ray.testing import SimulatedCluster
@@ -44,6 +44,20 @@ def test_host_of_other_protocol_runs_nothing(own_cluster: SimulatedCluster, tmp_
     for said in (f"{name} host 0 is iris_ray 9.9.0 (protocol {PROTOCOL_VERSION + 1}) from {newer} on", ours):
         assert said in str(refused.value)
     assert not ran.exists()
+
+
+@pytest.mark.proof
+def test_job_leaves_the_slice_of_other_protocol_for_another(own_cluster: SimulatedCluster, tmp_path: Path) -> None:
+    """As during a rolling upgrade of the hosts' image."""
+
+    def where() -> tuple[str, int]:
+        me = get_job_info()
+        assert me is not None
+        return me.slice_name, me.attempt
+
+    add_slice_with(own_cluster, other_iris_ray(tmp_path / "older", "0.0.9", PROTOCOL_VERSION - 1))
+    fitting = add_slice_with(own_cluster, Path(package_directory()))
+    assert run_on_pod(where, "v4-16", scheduling_timeout=60.0) == [(fitting, 2)] * 2
 
 
 @pytest.mark.proof

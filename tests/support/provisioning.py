@@ -7,7 +7,8 @@ from typing import Any
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.provider import OWNER_LABEL, Market, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import Action, Create, Delete, Joined, Wait, plan
+from iris_ray.capacity.provisioning import Joined, plan
+from iris_ray.capacity.provisioning_actions import Action, Create, Delete, Wait
 from iris_ray.capacity.provisioning_history import ProvisioningHistory
 from iris_ray.model.topology import get_tpu_config
 

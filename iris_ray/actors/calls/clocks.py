@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
+from iris_ray.state.events import WorkerDrainedEvent
 
 
 class Moment(float):
@@ -27,7 +28,7 @@ def _moment_ago(seconds: float) -> Moment:
     return Moment(time.time() - seconds)
 
 
-Told = TypeVar("Told", Notice, HostNotice)
+Told = TypeVar("Told", Notice, HostNotice, WorkerDrainedEvent)
 
 
 def by_this_clock(notice: Told, sent_at: float, exact: bool = False) -> Told:
@@ -41,7 +42,8 @@ def by_this_clock(notice: Told, sent_at: float, exact: bool = False) -> Told:
         exact: do not round, because the notice goes from host to host: the roundings of a way round would add up, and
             the notice would come back with an earlier deadline, as if it were news.
     """
-    if notice.deadline is None or (isinstance(notice, HostNotice) and notice.kind is NoticeKind.MAINTENANCE):
+    of_host = isinstance(notice, HostNotice | WorkerDrainedEvent)
+    if notice.deadline is None or (of_host and notice.kind is NoticeKind.MAINTENANCE):
         return notice  # the beginning of a maintenance is by the clock of Google's servers
     ahead = time.time() - sent_at
     return replace(notice, deadline=notice.deadline + (ahead if exact else round(ahead)))

@@ -5,7 +5,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -93,14 +94,9 @@ class ControllerClient:
             ControllerUnavailableError: no answer within `AWAY_S`.
             SupersededError: a newer process of the pool has replaced this one.
         """
-        answer = await ask_again(
-            lambda: self._ask_within(PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs), within_s=AWAY_S
+        return await self._ask_until_answered(
+            lambda: self._ask_within(PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs)
         )
-        if isinstance(answer, Unreachable):
-            raise ControllerUnavailableError(
-                f"{answer.reason}. Jobs can't be submitted or followed without it; try again later"
-            )
-        return answer
 
     async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
         """Return the Controller's answer, or `Unreachable`. Raise like `connect` if it has never met a Controller."""
@@ -108,17 +104,51 @@ class ControllerClient:
 
     async def report(self, job_id: str | None, events: Sequence[ReportedEvent], gang: int = 0) -> JobView | None:
         """Report events of this process. Return the state of a gang of the job. Raise like `ask`."""
-        return await self.ask(ControllerInterface.report, job_id, list(events), gang, self.sender)
+        return await self._ask_until_answered(lambda: self._report_once(job_id, events, gang))
+
+    async def _report_once(
+        self, job_id: str | None, events: Sequence[ReportedEvent], gang: int
+    ) -> JobView | Unreachable | None:
+        """Report events, with the time of this try: `connect` may have waited for a Controller."""
+        controller = await self._connected()
+        if isinstance(controller, Unreachable):
+            return controller
+        message = job_id, list(events), gang, self.sender, time.time()
+        return await self._ask_this(controller, PATIENT_ANSWER_TIMEOUT_S, ControllerInterface.report, *message)
+
+    async def _ask_until_answered(self, ask: Callable[[], Awaitable[T | Unreachable]]) -> T:
+        answer = await ask_again(ask, within_s=AWAY_S)
+        if isinstance(answer, Unreachable):
+            raise ControllerUnavailableError(
+                f"{answer.reason}. Jobs can't be submitted or followed without it; try again later"
+            )
+        return answer
 
     async def _ask_within(
         self, deadline_s: float, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | Unreachable:
+        controller = await self._connected()
+        if isinstance(controller, Unreachable):
+            return controller
+        return await self._ask_this(controller, deadline_s, question, *args, **kwargs)
+
+    async def _connected(self) -> Actor[ControllerInterface] | Unreachable:
         try:
-            controller = await self.connect()
+            return await self.connect()
         except (ControllerUnavailableError, VersionMismatchError) as error:
             if not self._has_met_one:
                 raise
             return Unreachable(str(error))  # it may be restarting
+
+    async def _ask_this(
+        self,
+        controller: Actor[ControllerInterface],
+        deadline_s: float,
+        question: Question[P, T],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | Unreachable:
         try:
             reply = await controller.ask_within(deadline_s, question, *args, **kwargs)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:

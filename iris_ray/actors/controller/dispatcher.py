@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
 
 from iris_ray.actors.calls.background import BackgroundTasks
@@ -165,8 +166,8 @@ class Dispatcher:
             pool = self._pools.get(job.spec.owner)
             if pool is None or not self._state.holds_capacity(told.attempt):
                 return
-            notice = self._journal.clock.told(told.notice)
-            reply = await pool.ask_once(PoolInterface.notify_attempt, told.attempt, notice, self._journal.epoch)
+            notice = self._journal.clock.told(told.notice), self._journal.epoch, time.time()
+            reply = await pool.ask_once(PoolInterface.notify_attempt, told.attempt, *notice)
             if not isinstance(reply, Unreachable):
                 return
             await asyncio.sleep(NOTIFY_AGAIN_S)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.message_checks import checked
 from iris_ray.actors.controller.controller_process import ControllerProcess
 from iris_ray.actors.controller.pool_registry import Pool
@@ -97,8 +98,15 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def report(
-        self, job_id: str | None, events: list[ReportedEvent], gang: int = 0, sender: PoolProcess | None = None
+        self,
+        job_id: str | None,
+        events: list[ReportedEvent],
+        gang: int = 0,
+        sender: PoolProcess | None = None,
+        sent_at: float | None = None,
     ) -> JobView | None:
+        if sent_at is not None:  # before any wait
+            events = [by_this_clock(one, sent_at) if isinstance(one, WorkerDrainedEvent) else one for one in events]
         await self.ping()
         if sender is not None:
             self._pools.require_latest(sender)

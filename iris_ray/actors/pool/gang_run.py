@@ -19,11 +19,13 @@ from iris_ray.actors.pool.launch import (
     ChipsInUse,
     LaunchFailed,
     MovedBeforeStart,
+    NoVersionFits,
     OtherVersions,
     SecretNotReadable,
     SetupImpossible,
     silent_hosts,
 )
+from iris_ray.actors.pool.misfits import Misfits
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
 from iris_ray.actors.pool.services import PoolParts
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, ReportedEvent
@@ -112,6 +114,7 @@ class GangRun:
         self._suspected: dict[str, str] = {}  # why hosts may be at fault for the end before, by node id
         self._setup_failed = False  # the latest launch found no host that could set up the job's environment
         self._other_version = False  # the latest launch failed because the hosts' iris_ray does not go with ours
+        self._misfits = Misfits()
         self._background, self._spares = BackgroundTasks(), BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
@@ -222,6 +225,8 @@ class GangRun:
         if self._told is not None and self._told[0] == order.attempt.number:  # the notice was faster than the order
             attempt.notify(self._told[1])
         try:
+            if not self._slices.has_fitted:
+                self._misfits.require_others(attempt.place)
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
             launches = await attempt.prepare(self._suspected)
@@ -333,16 +338,20 @@ class GangRun:
         reason = str(failure)
         events: list[ReportedEvent] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in broken.blamed.items()]
-        if isinstance(failure, SetupImpossible) and (failure.is_certain or self._setup_failed):
+        can_not_be_set_up = isinstance(failure, SetupImpossible) and (failure.is_certain or self._setup_failed)
+        if can_not_be_set_up or isinstance(failure, NoVersionFits):
             first = attempt.place.order.first_task
             events.append(TaskStateChangedEvent(attempt.id, first, TaskState.FAILED, reason, is_hopeless=True))
         elif isinstance(failure, MovedBeforeStart):
             events.append(GangMovedEvent(attempt.id, reason, started=False))
         else:
-            counts, blames = not isinstance(failure, ChipsInUse), not isinstance(failure, SecretNotReadable)
+            counts = self._misfits.note(failure) and not isinstance(failure, ChipsInUse)
+            blames = not isinstance(failure, SecretNotReadable)
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, broken.names, counts, blames))
         self._setup_failed = isinstance(failure, SetupImpossible)  # one host alone is no evidence
         self._other_version = isinstance(failure, OtherVersions)
+        if isinstance(failure, NoVersionFits):
+            self._misfits = Misfits()  # a job that has run before may have retries left
         job = await self._report(attempt_over(attempt.id, events, released))
         return job
 

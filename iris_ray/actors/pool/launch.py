@@ -49,8 +49,9 @@ class LaunchFailed(Exception):
     ├─ MovedBeforeStart     the attempt had notice to move before it began
     ├─ SecretNotReadable    the job can't have a secret of the cluster's store; no host is at fault
     ├─ ChipsInUse           other tasks of iris_ray hold all missing chips, so the gang only has to wait
+    ├─ OtherVersions        the iris_ray on the hosts does not work with this one
+    │  └─ NoVersionFits     nor does it on any other hosts that the job could get
     └─ SetupImpossible      no host could set up the environment of the user's request
-       └─ OtherVersions     the iris_ray on the hosts does not work with this one
     """
 
     def __init__(self, reason: str, broken: BrokenSlices = BrokenSlices()) -> None:
@@ -82,8 +83,20 @@ class SetupImpossible(LaunchFailed):
         self.is_certain = is_certain
 
 
-class OtherVersions(SetupImpossible):
-    """The iris_ray on the hosts does not work with this one."""
+class OtherVersions(LaunchFailed):
+    """The iris_ray on hosts does not work with this one. That of other hosts may.
+
+    Attributes:
+        misfits: why it does not, by the node id of the host.
+    """
+
+    def __init__(self, reason: str, broken: BrokenSlices, misfits: Mapping[str, str]) -> None:
+        super().__init__(reason, broken)
+        self.misfits = misfits
+
+
+class NoVersionFits(OtherVersions):
+    """The iris_ray on none of the hosts that the job could get works with this one."""
 
 
 async def prepare_launch(context: AttemptContext, services: PoolParts, suspected: Mapping[str, str]) -> Launches:
@@ -114,9 +127,7 @@ async def prepare_launch(context: AttemptContext, services: PoolParts, suspected
         tests.cancel()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:
-        other_version = all(isinstance(reply, OtherVersion) for reply in broken.values())
-        has_worked = slices.has_fitted if other_version else slices.has_worked(request.process)
-        works = len(broken) < len(answers) or has_worked
+        works = len(broken) < len(answers) or slices.has_worked(request.process)
         raise _failed_launch(place, broken, works)
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports[0])
@@ -134,22 +145,24 @@ def _failed_launch(place: AttemptPlace, replies: Mapping[str, Any], has_worked: 
         has_worked: whether any host could set up the request's environment. Then the request is not at fault.
     """
     setups = {name: reply for name, reply in replies.items() if isinstance(reply, SetupFailed)}
+    hosts_of = dict(zip(place.names, place.order.slices, strict=True))
+    at_fault = {name: [hosts_of[name][i].node_id for i in setup.hosts] for name, setup in setups.items()}
+    unsuited = {name: setup for name, setup in setups.items() if isinstance(setup, OtherVersion)}
+    failed = {name: setup for name, setup in setups.items() if name not in unsuited}
     works = has_worked or any(setup.works_elsewhere for setup in setups.values())
     unfit = [reply for reply in replies.values() if isinstance(reply, Unfit)]
     blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
-    if works:
-        for hosts in place.order.slices:
-            setup = setups.get(hosts[0].slice_name)
-            if setup is not None and not isinstance(setup, OtherVersion):  # for others these hosts may be right
-                blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
+    if works:  # hosts of another version are right for others, and not blamed
+        blamed |= {node: (setup.reason, Fault.NO_START) for name, setup in failed.items() for node in at_fault[name]}
     known = (NotReserved, Unfit, SetupFailed)
     silent = (n for n, a in replies.items() if isinstance(a, Unreachable) and not isinstance(a, known))
     suspects = {reply.node_id: reply.why for reply in unfit}
     reason, broken = in_words(replies), BrokenSlices(tuple(replies), tuple(silent), suspects, blamed)
-    if setups and not works:
-        is_certain = sum(len(setup.hosts) for setup in setups.values()) > 1
-        differ = all(isinstance(reply, OtherVersion) for reply in replies.values())
-        return (OtherVersions if differ else SetupImpossible)(reason, broken, is_certain)
+    if len(unsuited) == len(replies):
+        misfits = {node: setup.reason for name, setup in unsuited.items() for node in at_fault[name]}
+        return OtherVersions(reason, broken, misfits)
+    if failed and not works:
+        return SetupImpossible(reason, broken, is_certain=sum(map(len, (at_fault[name] for name in failed))) > 1)
     if len(unfit) == len(replies) and all(reply.ours for reply in unfit):
         return ChipsInUse(reason, broken)
     return LaunchFailed(reason, broken)

@@ -167,7 +167,8 @@ class ReservedSlices:
         answers = {name: ask.result() for ask, name in asks.items() if ask not in pending}
         ready = [self._held[name].process for name, reply in answers.items() if name in self and not is_broken(reply)]
         self._worked.extend(process for process in ready if process not in self._worked)
-        self.has_fitted |= bool(ready)
+        partly = (isinstance(reply, SetupFailed) and reply.works_elsewhere for reply in answers.values())
+        self.has_fitted |= bool(ready) or any(partly)
         return answers
 
     def has_worked(self, process: ProcessSpec) -> bool:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 ANSWER_S = 1.0
 """The time to answer for tasks that are asked after the deadline whether they have saved."""
 TEARDOWN_TIMEOUT_S = 20.0
+REASONS_NAMED = 4
+"""The number of hosts for which a failed start gives the reason: there may be hundreds, and logs repeat it."""
 
 
 @dataclass(slots=True)
@@ -150,7 +152,10 @@ class SliceActor:
         failed = [reply for reply in answers if isinstance(reply, SetupFailed)]
         if len(failed) + len(ready) < len(answers):
             return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
-        reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed))
+        whys = list(dict.fromkeys(reply.reason for reply in failed))
+        reasons = "; ".join(whys[:REASONS_NAMED])
+        if len(whys) > REASONS_NAMED:
+            reasons += f"; and so on, {len(whys)} in all"
         hosts = tuple(dict.fromkeys(host for reply in failed for host in reply.hosts))
         kind = OtherVersion if all(isinstance(reply, OtherVersion) for reply in failed) else SetupFailed
         return kind(reasons, hosts, works_elsewhere=len(hosts) < len(self._hosts))

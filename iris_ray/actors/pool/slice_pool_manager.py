@@ -332,10 +332,10 @@ class SlicePoolManager:
     async def drop_spare(self, job_id: str) -> None:
         self._dropped.append(job_id)
 
-    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
+    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int, sent_at: float) -> None:
         self._obey(epoch)
         if gang := self._gangs.get(_gang_of(attempt)):
-            gang.notify(attempt.number, notice)
+            gang.notify(attempt.number, by_this_clock(notice, sent_at))
 
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
         self._obey(epoch)

@@ -210,9 +210,20 @@ class ForPools(Protocol):
         """
 
     async def report(
-        self, job_id: str | None, events: list[ReportedEvent], gang: int = 0, sender: "PoolProcess | None" = None
+        self,
+        job_id: str | None,
+        events: list[ReportedEvent],
+        gang: int = 0,
+        sender: "PoolProcess | None" = None,
+        sent_at: float | None = None,
     ) -> "JobView | None":
         """Apply a pool's events. Return the state of a gang of the job.
+
+        Args:
+            job_id, gang: the job and the number of the gang; no state is returned for None.
+            events: in their order.
+            sender: the process that reports.
+            sent_at: the time on the sender's clock, by which deadlines are told; None: that is the Controller's clock.
 
         Raises:
             SupersededError: a newer process of the pool has replaced the sender.

@@ -83,8 +83,8 @@ class ForTheController(Protocol):
     async def drop_spare(self, job_id: str) -> None:
         """Note that a spare is not wanted any more. Its order may come later than this call."""
 
-    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
-        """Tell the tasks of an attempt that it is to move."""
+    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int, sent_at: float) -> None:
+        """Tell the tasks of an attempt that it is to move. `sent_at` is the time on the clock of the notice."""
 
     @within(STOP_TIMEOUT_S)
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from iris_ray.capacity.holdings import Settings
 from iris_ray.capacity.provider import OWNER_LABEL, QueuedSlice, QueuedState, Source
-from iris_ray.capacity.provisioning import BROKEN_S, STUCK_S, Action, Create, Delete, plan
+from iris_ray.capacity.provisioning import BROKEN_S, STUCK_S, plan
+from iris_ray.capacity.provisioning_actions import Action, Create, Delete
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config

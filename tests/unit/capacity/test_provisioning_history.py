@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from iris_ray.capacity.demand import ARRIVAL_S
 from iris_ray.capacity.provider import request_id
-from iris_ray.capacity.provisioning import BROKEN_S, JOIN_S, Create, plan
+from iris_ray.capacity.provisioning import BROKEN_S, JOIN_S, plan
+from iris_ray.capacity.provisioning_actions import Create
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.model.topology import get_tpu_config
 from tests.support.provisioning import (

@@ -8,7 +8,8 @@ import pytest
 
 from iris_ray.capacity.demand import WaitingGang
 from iris_ray.capacity.provider import Market, QueuedSlice, Source
-from iris_ray.capacity.provisioning import Action, Delete, Joined, KeepSlices, LeaveChips, TakeBack, plan
+from iris_ray.capacity.provisioning import Joined, plan
+from iris_ray.capacity.provisioning_actions import Action, Delete, KeepSlices, LeaveChips, TakeBack
 from iris_ray.capacity.provisioning_history import NOT_LEFT_S, ProvisioningHistory
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 from iris_ray.errors import InvalidRequestError

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from iris_ray.actors.calls import controller_connection
 from iris_ray.dev import held_job
 from iris_ray.dev.code_directory import CodeDirectory
 from iris_ray.dev.held_job import Held, HeldHost, hold
@@ -21,6 +22,7 @@ from iris_ray.task import job_info
 from tests.support.waiting import wait_until
 
 LONG_S = 1000.0
+HELD_BEFORE = held_job._held_before
 
 
 class Holding:
@@ -63,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         worker_id=0, local_index=0,
     )  # fmt: skip
     monkeypatch.setattr(job_info, "get_job_info", lambda: me)
-    monkeypatch.setattr(held_job, "_began_at", lambda *_: time.time())
+    monkeypatch.setattr(held_job, "_held_before", lambda *_: 0.0)
     monkeypatch.setattr(held_job, "LOOK_S", 0.05)
     path = tmp_path / "here"
     path.mkdir()
@@ -87,6 +89,27 @@ def test_host_that_was_held_long_enough_is_given_back_with_its_run(here: Path, m
     with task.begin(here, "sleep", "600") as run, pytest.raises(TaskMovedError, match="it was held for"):
         list(run.pieces())
     assert task.ended() is None
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_wrong_clock_of_a_host_changes_no_holding_time(
+    here: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """The job has had its slices for two of five seconds before this attempt, by the clock of the Controller."""
+    now = time.time() - ahead
+    attempts = [
+        SimpleNamespace(started_at=now - 2.0),
+        SimpleNamespace(started_at=None),
+        SimpleNamespace(started_at=now),
+    ]
+    answers = [SimpleNamespace(started_at=at, attempts=attempts) for at in (None, now)]
+    controller = SimpleNamespace(ask=lambda *_: answers.pop(0))
+    monkeypatch.setattr(controller_connection, "ControllerConnection", lambda: controller)
+    monkeypatch.setattr(held_job, "_held_before", HELD_BEFORE)
+    began = time.monotonic()
+    assert Holding(monkeypatch, most_s=5.0).ended() is None
+    assert 2.9 < time.monotonic() - began < 20.0
+    assert answers == []
 
 
 @pytest.mark.parametrize("ends", ["given back", "killed"])

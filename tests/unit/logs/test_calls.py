@@ -28,7 +28,7 @@ def test_calls_of_logs_change_only_with_a_new_protocol() -> None:
         protocol.__name__: {name: list(inspect.signature(getattr(protocol, name)).parameters) for name in names}
         for protocol, names in ((LogCalls, CALLS["LogCalls"]), (LogCallsOfPool, CALLS["LogCallsOfPool"]))
     }
-    assert (PROTOCOL_VERSION, found) == (23, CALLS)
+    assert (PROTOCOL_VERSION, found) == (24, CALLS)
 
 
 CALLS = {

@@ -95,10 +95,20 @@ def test_job_waits_for_busy_alternatives_and_names_avoided_hosts(world: World) -
     world.now = job.gang.not_before
     reason = world.plan().pending_reasons["job"]
     assert (reason.kind, reason.free, reason.avoided) == (PendingKind.IN_USE, 0, ("b",))
-    assert "it avoids b for a while: launches or tasks have failed there" in str(reason)
+    said = "it avoids b for a while: launches or tasks have failed there, the last one: the interpreter ended; "
+    assert said in str(reason)
     world.now = job.avoided_until
     assert list(world.schedule()) == ["job"]
     assert job.gang.groups == ("b",)
+
+
+def test_job_tries_avoided_hosts_one_after_the_other(world: World) -> None:
+    """Otherwise it would go back and forth between two of them, though the third is in order again."""
+    world.add_slice("c")
+    job = world.submit()
+    tried = [*(fail_launch(world, job) for _ in range(3))]
+    assert len(set(tried)) == 3
+    assert [fail_launch(world, job) for _ in range(6)] == tried * 2
 
 
 def test_avoided_host_is_open_to_others(world: World) -> None:

@@ -14,6 +14,7 @@ from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
+from iris_ray.state.events import WorkerDrainedEvent
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster, played
@@ -114,7 +115,7 @@ async def test_tasks_hear_a_hosts_notice_once(cluster: VirtualCluster, monkeypat
         heard.append(notice.deadline)
         tell(task, notice)
 
-    async def notified(pool: SlicePoolManager, attempt: AttemptId, notice: Notice, epoch: int) -> None:
+    async def notified(pool: SlicePoolManager, attempt: AttemptId, notice: Notice, epoch: int, sent_at: float) -> None:
         repeated.append(notice)
 
     monkeypatch.setattr(Task, "tell", heard_by)
@@ -131,6 +132,28 @@ async def test_tasks_hear_a_hosts_notice_once(cluster: VirtualCluster, monkeypat
     for task in first:
         task.end.set_result(None)
     await results
+
+
+@played()
+@pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
+async def test_notices_between_pool_and_controller_survive_wrong_clocks(cluster: VirtualCluster, ahead: float) -> None:
+    """The clock of the sender's machine is ahead. As many seconds are left on the receiver's."""
+    results = cluster.run("job", (1,), returns_when_told)
+    tasks = await cluster.runs("job", 2)
+    state, free = cluster.controllers[-1]._state, {"v4-16-0", "v4-16-1"} - slices_of(tasks)
+    node_id = cluster.node_id(min(free), 0)
+    told = WorkerDrainedEvent(node_id, "the pod ends", NoticeKind.PREEMPTION, time.time() + ahead + 60.0)
+    await cluster.ask("report", None, [told], 0, None, time.time() + ahead)
+    heard = state.workers[node_id].notice
+    assert heard is not None
+    assert heard.deadline == pytest.approx(time.time() + 60.0, abs=1.0)
+    moves = Notice(NoticeKind.EVICTION, "evicted for other", time.time() + ahead + 30.0)
+    epoch = (await cluster.ask("about"))["epoch"]
+    await cluster.pool.notify_attempt.remote(AttemptId("job", 1), moves, epoch, time.time() + ahead)
+    assert await results == [7, 7]
+    for task in tasks:
+        assert task.notice is not None
+        assert task.notice.deadline == pytest.approx(time.time() + 30.0, abs=1.5)
 
 
 @played()

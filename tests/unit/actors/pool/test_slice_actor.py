@@ -3,12 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from iris_ray.actors.calls.liveness import SLICE_UNASKED_S
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.protocol.answers import SetupFailed
+from iris_ray.actors.protocol.answers import OtherVersion, SetupFailed
 from iris_ray.actors.protocol.messages import HostReady, ProcessSpec, SliceReady, TaskLaunch
 from iris_ray.actors.protocol.version import versions_here
 from iris_ray.model.job_info import JobInfo
@@ -172,6 +173,22 @@ async def test_host_tells_its_versions_once() -> None:
     known = SliceActor("b", [handle(versions=versions, start_process=start_process)], fitting=[0])
     assert isinstance(await known.start_processes(1, ProcessSpec(), (), (), "01", 1.0), SliceReady)
     assert asked == {"versions": 1, "start_process": 4}
+
+
+@in_virtual_time
+async def test_large_slice_of_another_version_says_so_in_few_words() -> None:
+    async def versions(number: int) -> dict[str, Any]:
+        return versions_here() | {"protocol": 0, "version": f"0.0.{number}"}
+
+    async def start_process(*_: object) -> HostReady:
+        return HostReady(PID, (1, 2, 3, 4), "")
+
+    hosts = [handle(versions=partial(versions, number), start_process=start_process) for number in range(9)]
+    refused = await SliceActor("a", hosts).start_processes(1, ProcessSpec(), (), (), "01", 1.0)
+    assert isinstance(refused, OtherVersion)
+    assert refused.hosts == tuple(range(9))
+    assert [f"0.0.{number} " in refused.reason for number in range(9)] == [True] * 4 + [False] * 5
+    assert refused.reason.endswith("; and so on, 9 in all")
 
 
 @in_virtual_time

@@ -101,7 +101,7 @@ def test_wire_format_changes_only_with_a_new_protocol() -> None:
     travelling = *orders, WasSet, GangProgress, Saves, *events
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     modules = {cls.__name__: cls.__module__.removeprefix("iris_ray.") for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields, modules) == (23, METHODS, FIELDS, MODULES)
+    assert (PROTOCOL_VERSION, methods, fields, modules) == (24, METHODS, FIELDS, MODULES)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -118,7 +118,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "versions": [],
         "ping": [],
         "submit": ["spec", "pool", "incarnation"],
-        "report": ["job_id", "events", "gang", "sender"],
+        "report": ["job_id", "events", "gang", "sender", "sent_at"],
         "why": ["job_id"],
         "evidence": ["node_ids"],
         "is_to_grow": ["attempt"],
@@ -142,7 +142,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "reconnect": ["epoch"],
         "assign": ["order"],
         "drop_spare": ["job_id"],
-        "notify_attempt": ["attempt", "notice", "epoch"],
+        "notify_attempt": ["attempt", "notice", "epoch", "sent_at"],
         "stop_attempt": ["attempt", "reason", "epoch"],
         "job_ended": ["job_id"],
         "give_up_slice": ["name", "epoch"],
