@@ -1,5 +1,10 @@
-"""The requests and slices of provisioners, in memory only: each provisioner reports them again at every look."""
+"""The requests and slices of provisioners, and which process may work under each name.
 
+Reports are in memory only, as each provisioner sends them again at every look. Leases are recorded: otherwise a process
+that waits could have a name as soon as the Controller is restarted, while another one works under it.
+"""
+
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -44,8 +49,18 @@ class CapacityBoard:
         self._reports: dict[str, tuple[float, CapacityReport]] = {}
         self._leases: dict[str, _Lease] = {}
 
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
+    def record(self) -> bytes:
+        """Return the leases, for a successor."""
+        return json.dumps({owner: asdict(one) for owner, one in self._leases.items()}).encode()
+
+    def restore(self, recorded: bytes) -> None:
+        """Take up an earlier Controller's leases."""
+        self._leases = {owner: _Lease(**about) for owner, about in json.loads(recorded).items()}
+
+    def lease(self, owner: str, instance: str, seconds: float) -> bool:
         """Let one process use a provisioner's name for some seconds. 0: the process ends, and is not overdue.
+
+        Return whether the process was the last one that had the name.
 
         Raises:
             InvalidRequestError: the time is not one of `LEASE`.
@@ -60,11 +75,13 @@ class CapacityBoard:
                 " --name"
             )
         self._leases.pop(owner, None)
+        is_last = held is not None and held.instance == instance
         if not seconds:
-            return
+            return is_last
         self._leases[owner] = _Lease(instance, seconds, now + seconds, held.due if held else now + seconds)
         if len(self._leases) > MOST_OWNERS:
             del self._leases[next(iter(self._leases))]
+        return is_last
 
     def take(self, report: CapacityReport) -> None:
         """Replace the report of a provisioner; keep at most `MOST_BATCHES` of its batches, and of everything else."""

@@ -35,8 +35,11 @@ class CapacityCalls(Protocol):
     async def report_capacity(self, report: CapacityReport) -> None:
         """Keep the report of a provisioner, for `why`, the dashboard and metrics."""
 
-    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> bool:
         """Give a provisioner's name to one process for some time, before the process requests slices.
+
+        Return whether the process was the last one that had the name. Otherwise another one may have worked meanwhile.
+        The answer comes once the Controller's successor would know of it.
 
         Args:
             owner: the name of the provisioner.

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.capacity.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Patience, Reply, refusal
-from iris_ray.capacity.provider import Market, NewSlice, QueuedSlice, QueuedState, request_id
+from iris_ray.capacity.provider import Market, NewSlice, QueuedSlice, QueuedState, new_request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
 from iris_ray.model.topology import TPUConfig
@@ -57,10 +57,23 @@ class CloudTpu(GoogleApi):
 
     def queued_slices(self, patience: Patience = FOR_CHANGES) -> list[QueuedSlice]:
         """Return all queued resources of one node. See `Provider`."""
-        found = self._call(
-            lambda client, timeout: list(client.list_queued_resources(parent=self.location, timeout=timeout)), patience
-        )
+        found = self._call(self._all_queued, patience)
         return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
+
+    def _all_queued(self, client: Any, timeout: float) -> list[Any]:
+        """Return all queued resources.
+
+        Raises:
+            ServiceUnavailable: Google says that the list is not complete, as it could not reach the zone.
+        """
+        from google.api_core.exceptions import ServiceUnavailable
+
+        found: list[Any] = []
+        for page in client.list_queued_resources(parent=self.location, timeout=timeout).pages:
+            if page.unreachable:
+                raise ServiceUnavailable(f"the list lacks {', '.join(page.unreachable)}")  # type: ignore[no-untyped-call]
+            found += page.queued_resources
+        return found
 
     def require_type(self, config: TPUConfig, patience: Patience = FOR_CHANGES) -> None:
         """Refuse a type that the zone does not have. See `Provider`."""
@@ -98,9 +111,7 @@ class CloudTpu(GoogleApi):
         from google.api_core.exceptions import InternalServerError, Unknown
         from google.cloud import tpu_v2
 
-        request = tpu_v2.DeleteQueuedResourceRequest(
-            name=self._queued(name), request_id=request_id("delete", name), force=True
-        )
+        request = tpu_v2.DeleteQueuedResourceRequest(name=self._queued(name), request_id=new_request_id(), force=True)
         try:
             self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
         except ProviderError as error:

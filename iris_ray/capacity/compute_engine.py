@@ -21,7 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.capacity.google_api import CLOUD_PLATFORM, FOR_CHANGES, GoogleApi, Reply, refusal
-from iris_ray.capacity.provider import OWNER_LABEL, Market, NewSlice, QueuedSlice, QueuedState, request_id
+from iris_ray.capacity.provider import OWNER_LABEL, Market, NewSlice, QueuedSlice, QueuedState, new_request_id
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.topology import TPUConfig, default_topology
 from iris_ray.settings import TEST_COMPUTE_ENDPOINT
@@ -127,7 +127,7 @@ class ComputeEngine(GoogleApi):
     def delete(self, name: str) -> str | None:
         """Delete a group with its VMs. See `Provider`."""
         request = self._types.DeleteInstanceGroupManagerRequest(
-            project=self._project, zone=self._zone, instance_group_manager=name, request_id=request_id("delete", name)
+            project=self._project, zone=self._zone, instance_group_manager=name, request_id=new_request_id()
         )
         try:
             self._call(lambda t: self._groups.delete_unary(request, **t))

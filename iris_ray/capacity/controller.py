@@ -39,6 +39,7 @@ class CapacityInController(ControllerPart):
         self._state = controller.state
         self._clock = controller.clock
         self._board = CapacityBoard(controller.clock)
+        self.restored("the names of provisioners", self._board.restore)
         self._provider = ProviderWords()
         self._demand: Demand | None = None
         self._asked_types: set[str] = set()  # for which `Demand.words` may have something to say
@@ -154,5 +155,8 @@ class CapacityInController(ControllerPart):
         self._board.take(report)
         self._publish()
 
-    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> None:
-        self._board.lease(owner, instance, seconds)
+    async def lease_provisioner(self, owner: str, instance: str, seconds: float) -> bool:
+        is_last = self._board.lease(owner, instance, seconds)
+        self.record(self._board.record())
+        await self.controller.recorded([])
+        return is_last

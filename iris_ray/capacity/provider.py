@@ -195,6 +195,15 @@ def request_id(verb: str, name: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{verb}/{name}"))
 
 
+def new_request_id() -> str:
+    """Return a UUID for the tries of one call.
+
+    Google answers a request whose id it knows with the earlier operation and does nothing. A deletion that it has
+    accepted and not completed must be requested anew.
+    """
+    return str(uuid.uuid4())
+
+
 class Provider(Protocol):
     """One zone of a provider's API."""
 

@@ -44,6 +44,7 @@ from iris_ray.capacity.provisioning_actions import (
 )
 from iris_ray.capacity.provisioning_history import ProvisioningHistory, Unconfirmed
 from iris_ray.capacity.report import capacity_report
+from iris_ray.capacity.reservations import TAKEN_AFTER_S
 from iris_ray.cli.conventions import say_error
 from iris_ray.client.connection import current_user
 from iris_ray.dashboard.slices import SliceState, slices_of
@@ -58,6 +59,8 @@ from iris_ray.model.constraints import TAINT_PREFIX
 
 TURN_S = 120.0
 """The time between two leases within a turn, at most. A name is leased for that, and two intervals between turns."""
+CHECK_S = 30.0
+"""For how long a check holds that slices are unused and that a job waits. Deletions that begin later need another."""
 MOST_ASKED = 8
 """The number of gangs in a turn for which the Controller is asked whether jobs leave slices; a few more if several are
 asked for at once."""
@@ -80,10 +83,14 @@ class Jobs:
         demand = controller.ask(CapacityCalls.demand)
         return demand, joined_slices(controller.ask_all(ControllerInterface.list_workers))
 
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
-        """Keep other provisioners of this name from working for some seconds, if a Controller runs."""
-        if find_controller() is not None:
-            ControllerConnection().ask(CapacityCalls.lease_provisioner, owner, instance, seconds)
+    def lease(self, owner: str, instance: str, seconds: float) -> bool | None:
+        """Keep other provisioners of this name from working for some seconds, if a Controller runs.
+
+        Return whether this one was the last that had the name; None without a Controller.
+        """
+        if find_controller() is None:
+            return None
+        return ControllerConnection().ask(CapacityCalls.lease_provisioner, owner, instance, seconds)
 
     def report(self, report: CapacityReport) -> None:
         """Tell the Controller what this provisioner has asked for and holds."""
@@ -116,6 +123,23 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
         for view in slices_of([worker for worker in workers if worker.attributes])  # no job gets the others
         if view.is_slice
     }
+
+
+Clocks = tuple[float, float]
+"""The readings of the monotonic clock and of the wall clock."""
+_NEVER: Clocks = (-math.inf, -math.inf)
+
+
+def _clocks() -> Clocks:
+    return time.monotonic(), time.time()
+
+
+def _elapsed(since: Clocks) -> float:
+    """Return the seconds that have passed by the clock by which these are more.
+
+    The monotonic clock stands still while a machine is suspended, and anybody may set the wall clock.
+    """
+    return max(abs(now - before) for now, before in zip(_clocks(), since, strict=True))
 
 
 def _with_slices(gang: WaitingGang, left: ChipsLeft | None) -> WaitingGang:
@@ -164,8 +188,10 @@ class Provisioner:
         self._dry_run = dry_run
         self._print = print_line
         self._instance = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
-        self._leased_at = -math.inf
+        self._leased_at = _NEVER
+        self._taken: ProvisionerTakenError | None = None  # another process had the name when it was last asked for
         self._history = ProvisioningHistory()
+        self._looked_at = -math.inf  # when the last turn with a plan ended
         self._seen: dict[str, list[QueuedSlice]] = {}  # by location
         self._closed: set[str] = set()  # slices with our taint
         self._said: set[str] = set()
@@ -220,11 +246,16 @@ class Provisioner:
             ControllerUnavailableError, VersionMismatchError: the Controller can't be asked.
         """
         self._said_before, self._said = self._said, set()
-        if not self._dry_run:
-            self._lease()
+        is_last = self._dry_run or self._lease()
+        if not is_last or time.monotonic() > self._looked_at + self._lease_s:
+            self._history.interrupted()
+        asked = len(self._history.lacking)
+        self._history.ask_again_s = max(TAKEN_AFTER_S, self._every_s * 2 * asked / MOST_ASKED)
+        listed_before = dict(self._seen)
         unreachable = self._list()
-        found = [one for slices in self._seen.values() for one in slices]
         demand, joined = self._jobs.look()
+        self._keep_those_in_cluster(listed_before, joined)
+        found = [one for slices in self._seen.values() for one in slices]
         if demand is None:
             self._say(NO_CONTROLLER, problem=True)
 
@@ -233,6 +264,7 @@ class Provisioner:
             return plan(self._settings, demand, found, joined, self._history, now, date, unreachable)
 
         actions = make_plan()
+        self._looked_at = time.monotonic()
         self._tell(actions)
         if self._dry_run:
             if not actions:
@@ -246,13 +278,7 @@ class Provisioner:
             self._reopen(found, joined, actions)
         self._undeleted = {}
         deletions = [action for action in actions if isinstance(action, Delete)]
-        alone = [deletion for deletion in deletions if not deletion.for_job]
-        staying = self._granted([deletion.name for deletion in alone], unreachable)
-        for deletion in alone:
-            if deletion.name not in staying and not self._delete(
-                deletion, self._location_of(deletion.name), unreachable
-            ):
-                staying.add(deletion.name)
+        staying = self._delete_alone([one for one in deletions if not one.for_job], unreachable)
         answers: dict[tuple[str, Source], Action] = {}  # by the job for which the Controller was asked
         while demand is not None:
             left = self._ask_jobs(actions, answers)
@@ -281,18 +307,34 @@ class Provisioner:
                     self._settings, found, joined, self._history, actions, self._undeleted, self._prices, now, date
                 )
             )
+        self._looked_at = time.monotonic()
         if unreachable:
             raise next(iter(unreachable.values()))
 
-    def _lease(self) -> None:
-        """Lease the name for some time. Raise ProvisionerTakenError if another process has it."""
-        self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
-        self._leased_at = time.monotonic()
+    def _lease(self) -> bool:
+        """Lease the name for some time. Return whether no other process has had it since the last lease.
+
+        Raises:
+            ProvisionerTakenError: another process has the name; or had it when this one last asked, and no Controller
+                runs.
+        """
+        try:
+            is_last = self._jobs.lease(self._settings.owner, self._instance, self._lease_s)
+        except ProvisionerTakenError as error:
+            self._taken = error
+            raise
+        if is_last is None and self._taken is not None:
+            raise self._taken
+        self._taken, self._leased_at = None, _clocks()
+        return is_last is not False
 
     def _lease_again(self) -> None:
-        """Lease the name again if this turn takes long: before a request, as another process may have the name."""
-        if time.monotonic() > self._leased_at + TURN_S / 4:
-            self._lease()
+        """Lease the name again if this turn takes long: before each change, as another process may have the name."""
+        if _elapsed(self._leased_at) > TURN_S / 4 and not self._lease():
+            raise ProvisionerTakenError(
+                f"another provisioner named {self._settings.owner} may have worked since this one leased the name: this"
+                " turn ends, and the next one looks again"
+            )
 
     def _end(self) -> None:
         """Give this provisioner's name back to the Controller: it is not overdue, and another one may have the name."""
@@ -314,6 +356,15 @@ class Provisioner:
                 if location not in self._seen or len(errors) == len(self._clouds):
                     raise
         return errors
+
+    def _keep_those_in_cluster(
+        self, listed_before: Mapping[str, list[QueuedSlice]], joined: Mapping[str, Joined]
+    ) -> None:
+        """Keep the slices that are no longer listed while they have hosts in the cluster: their chips are in use."""
+        for location, slices in self._seen.items():
+            names = {one.name for one in slices}
+            missing = [one for one in listed_before.get(location, ()) if one.name in joined and one.name not in names]
+            self._seen[location] = [*slices, *missing]
 
     def _location_of(self, name: str) -> str:
         return next(location for location, slices in self._seen.items() if any(one.name == name for one in slices))
@@ -346,17 +397,23 @@ class Provisioner:
                     self._say(f"{action.name} is not available in {action.source}: {refused}", problem=True)
         return bool(refusing)
 
-    def _delete(self, action: Delete, location: str, unreachable: dict[str, ProviderError]) -> bool:
-        """Delete a slice that is not for a job. Return whether the provider does it."""
-        if location in unreachable:
-            self._undeleted[action.name] = str(unreachable[location])
-            return False
-        if action.if_unused and not self._close([action.name]):
-            return False
-        if not self._ask_to_delete(action.name, location, unreachable):
-            return False
-        self._history.leaving[action.name] = True
-        return True
+    def _delete_alone(self, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> set[str]:
+        """Delete slices that are not for a job. Return the names of those that stay."""
+        staying, checked_at = set[str](), _NEVER
+        for number, action in enumerate(actions):
+            if _elapsed(checked_at) > CHECK_S:
+                checked_at = _clocks()
+                staying |= self._close(actions[number:], unreachable)
+            location = self._location_of(action.name)
+            if action.name in staying:
+                continue
+            if location in unreachable:
+                self._undeleted[action.name] = str(unreachable[location])
+            elif self._ask_to_delete(action.name, location, unreachable):
+                self._history.leaving[action.name] = True
+                continue
+            staying.add(action.name)
+        return staying
 
     def _take_back(self, job_id: str, actions: Sequence[Delete], unreachable: dict[str, ProviderError]) -> bool:
         """Delete the slices whose chips complete a job's gang: all of them, or none if one stays or the job is gone.
@@ -366,11 +423,12 @@ class Provisioner:
         places = {action.name: self._location_of(action.name) for action in actions}
         if any(location in unreachable for location in places.values()):
             return False
-        if not self._close([action.name for action in actions if action.if_unused], job_id):
-            return False
-        if self._granted(places, unreachable):
-            return False
-        for name, location in places.items():
+        checked_at = _NEVER
+        for number, (name, location) in enumerate(places.items()):
+            if _elapsed(checked_at) > CHECK_S:
+                checked_at = _clocks()
+                if location in unreachable or self._close(actions[number:], unreachable, job_id):
+                    return False
             if (accepted := self._ask_to_delete(name, location, unreachable)) is not False:
                 self._history.leaving[name] = accepted is True
             else:
@@ -379,6 +437,7 @@ class Provisioner:
 
     def _keep_slices(self, job_id: str) -> None:
         """End the reservation of slices for a job."""
+        self._lease_again()
         with suppress(NotPermittedError):
             self._jobs.leave_chips(ChipsWanted(job_id, 0))
 
@@ -410,6 +469,7 @@ class Provisioner:
     def _ask_for(self, action: LeaveChips, may_hold: bool) -> ChipsLeft:
         if self._lease_s > MOST_SECONDS:
             return ChipsLeft(why_not=f"this provisioner looks only every {self._every_s:g} s (--every)")
+        self._lease_again()
         try:
             wanted = replace(action.wanted, may_hold=may_hold and action.wanted.may_hold, seconds=self._lease_s)
             return self._jobs.leave_chips(wanted)
@@ -460,25 +520,40 @@ class Provisioner:
             self._say(f"{name} can't be deleted: {refused}", problem=True)
         return refused is None
 
-    def _close(self, names: Sequence[str], job_id: str = "") -> bool:
-        """Keep new jobs off some slices. Return whether all are unused, and the job that gets their chips waits."""
+    def _close(self, actions: Sequence[Delete], unreachable: dict[str, ProviderError], for_job: str = "") -> set[str]:
+        """Keep new jobs off slices that are to be deleted. Return the names of those that stay.
+
+        They are in use, can't be closed, or are requests that wait no more. All of them stay if the job that was to get
+        their chips waits for them no more, or if this process stood still meanwhile, so that nobody knows.
+        """
         self._lease_again()
-        for name in names:
+        began_at, everything = _clocks(), {action.name for action in actions}
+        unused = [one.name for one in actions if one.if_unused and self._location_of(one.name) not in unreachable]
+        staying = set[str]()
+        for name in unused:
             try:
                 self._jobs.close(name)
+                self._closed.add(name)
             except (NotPermittedError, ControllerUnavailableError) as error:
+                staying.add(name)
                 self._undeleted[name] = why = f"it can't be closed to jobs: {error}"
                 self._say(f"{name} stays: {why}", problem=True)
-                return False
-            self._closed.add(name)
-        demand, joined = self._jobs.look()
-        in_use = [name for name in names if demand is None or (name in joined and joined[name].in_use)]
-        for name in in_use:
-            self._say(f"{name} stays: it is in use again, or the Controller has stopped answering")
-        if job_id and not in_use and not any(one.job_id == job_id and one.may_take for one in demand or ()):
-            self._say(f"no slices are deleted for {job_id}: it waits for them no more")
-            return False
-        return not in_use
+                if isinstance(error, ControllerUnavailableError):
+                    staying |= {*unused}
+                    break
+        if for_job and staying:
+            return staying
+        if for_job or not staying.issuperset(unused):
+            demand, joined = self._jobs.look()
+            for name in unused:
+                if demand is None or (name in joined and joined[name].in_use):
+                    staying.add(name)
+                    self._say(f"{name} stays: it is in use again, or the Controller has stopped answering")
+            if for_job and not any(one.job_id == for_job and one.may_take for one in demand or ()):
+                self._say(f"no slices are deleted for {for_job}: it waits for them no more")
+                return everything
+        staying |= self._granted(everything, unreachable)
+        return everything if _elapsed(began_at) > TURN_S else staying
 
     def _reopen(self, found: Sequence[QueuedSlice], joined: Mapping[str, Joined], actions: Sequence[Action]) -> None:
         """Lift the taints of slices that stay after all, and of slices that are gone, so that no taint is left over."""
@@ -491,6 +566,7 @@ class Provisioner:
         for name in (self._closed | closed_before) - given_back:
             if states.get(name) not in (None, QueuedState.ACTIVE):
                 continue
+            self._lease_again()
             try:
                 self._jobs.reopen(name)
                 self._closed.discard(name)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from iris_ray.capacity.reservations import GONE_S, TAKEN_AFTER_S
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
+_OF_CLUSTER = frozenset({"absent", "idle", "unneeded", "unused"})
+"""The conditions that may change and change back between two looks."""
 NOT_LEFT_S = 86_400.0
 """How long no job is asked to leave a slice whose deletion the provider has refused."""
 
@@ -76,6 +78,7 @@ class ProvisioningHistory:
         undeletable: the slices whose deletion it has refused, by name.
         evictions: by job id, when jobs of lower bands were asked to leave slices for it; and the pause after that.
         lacking: by job id and source, since when chips in use would complete it, or when and why they were refused.
+        ask_again_s: the time after which a refusal is asked about again: so long that each job has its turn.
     """
 
     unconfirmed: dict[str, Unconfirmed] = field(default_factory=dict)
@@ -84,10 +87,19 @@ class ProvisioningHistory:
     undeletable: dict[str, SourceHistory] = field(default_factory=dict)
     evictions: dict[str, SourceHistory] = field(default_factory=dict)
     lacking: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
+    ask_again_s: float = TAKEN_AFTER_S
     _sources: defaultdict[tuple[str, str], SourceHistory] = field(default_factory=lambda: defaultdict(SourceHistory))
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     _counted: set[str] = field(default_factory=set)
     _joined: set[str] = field(default_factory=set)
+
+    def interrupted(self) -> None:
+        """Forget for how long conditions of the cluster have held, since nobody has looked for a while.
+
+        A slice that was idle before, and is idle now, may have run jobs in between.
+        """
+        self._since = {key: since for key, since in self._since.items() if key[0] not in _OF_CLUSTER}
+        self.lacking.clear()
 
     def at(self, source: str, tpu_type: str) -> SourceHistory:
         """Return the failures of a type at a source: one that is out of v6e-256 may well have v4-8."""
@@ -156,7 +168,8 @@ class ProvisioningHistory:
         It must have lacked them for a while, which begins anew when no job has left any.
         """
         pauses = job_id in self.evictions and now < self.evictions[job_id].not_before
-        return now - self.lacking.setdefault((job_id, source), (now, ""))[0] >= TAKEN_AFTER_S and not pauses
+        since, refusal = self.lacking.setdefault((job_id, source), (now, ""))
+        return now - since >= (self.ask_again_s if refusal else TAKEN_AFTER_S) and not pauses
 
     def not_deleted(self, name: str, now: float, why: str) -> None:
         """Record that the provider has refused to delete a slice."""

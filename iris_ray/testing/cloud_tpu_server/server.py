@@ -147,6 +147,8 @@ class TpuApi:
 
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
         found, token = self._zone.page(list(self._zone.queue.values()), request)
+        if self._zone.is_unreachable:
+            return tpu_v2.ListQueuedResourcesResponse(unreachable=[self._zone.location])
         return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, next_page_token=token)
 
     def _create_queued(self, request: tpu_v2.CreateQueuedResourceRequest) -> operations_pb2.Operation:

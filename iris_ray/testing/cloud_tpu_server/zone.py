@@ -41,6 +41,7 @@ class Zone:
 
     Attributes:
         in_stock: whether there is free capacity; if not, queued resources wait.
+        is_unreachable: whether lists of queued resources are empty, and say that the zone could not be reached.
     """
 
     location: str = "projects/test/locations/here"
@@ -49,6 +50,7 @@ class Zone:
     types: Sequence[str] = ("v4-16", "v6e-8", "v6e-16", "v6e-32", "v6e-256")
     reservations: dict[str, int] = field(default_factory=dict)
     in_stock: bool = True
+    is_unreachable: bool = False
     nodes: dict[str, tpu_v2.Node] = field(default_factory=dict)
     queue: dict[str, tpu_v2.QueuedResource] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)

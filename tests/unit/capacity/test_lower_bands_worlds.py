@@ -15,6 +15,7 @@ is replaced. What holds in all of them:
 And in calm ones nobody leaves in vain, and every job runs.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -62,22 +63,29 @@ from tests.support.worlds import MANY, PlannedWorld, S, set_teams
 
 _, PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 CHIPS, LIMIT, TURN_S, STEP_S = 32, 16, 30.0, 10.0
-RES = reservation(CHIPS)
 TYPES = ("v4-8", "v4-16", "v4-32", "v4-64")
 Q = QueuedState
 
 
 class World(Jobs):
-    """The cluster, beside a zone on paper."""
+    """The cluster, beside a zone on paper.
+
+    Attributes:
+        chips: those of the reservation.
+        types: the types of slices.
+    """
+
+    chips: int = CHIPS
+    types: Sequence[str] = TYPES
 
     def __init__(
         self, seed: int, is_stormy: bool, monkeypatch: pytest.MonkeyPatch, bands: Sequence[PriorityBand]
     ) -> None:
         self.random = random.Random(seed)
-        self.google = PaperGoogle(self.random, RES, self.attempts_on, is_stormy)
+        self.google = self.new_google(is_stormy)
         self.bands = bands
         self.teams: list[str] = []
-        self.length: dict[str, float] = {}  # how long each job runs, by id
+        self.length: dict[str, float] = {}  # how long each job runs, by id; spares run as long as their jobs
         self.cluster = PlannedWorld()
         self.state = self.cluster.state
         self.wanted: ChipsWanted | None = None
@@ -91,8 +99,12 @@ class World(Jobs):
         self.cluster.do(LimitsSetEvent("ann", INTERACTIVE, Limits(chips=LIMIT)))
         self.provisioner = self.new_provisioner()
 
+    def new_google(self, is_stormy: bool) -> PaperGoogle:
+        return PaperGoogle(self.random, reservation(self.chips), self.attempts_on, is_stormy)
+
     def new_provisioner(self) -> Provisioner:
-        settings = Settings(OWNER, tuple(map(get_tpu_config, TYPES)), (RES,), least=0, most=12, idle_s=300.0)
+        types, sources = tuple(map(get_tpu_config, self.types)), (reservation(self.chips),)
+        settings = Settings(OWNER, types, sources, least=0, most=12, idle_s=300.0)
         return Provisioner(settings, [self.google], self, HOSTS, print_line=lambda line, problem: None)
 
     def happens(self, chance: float) -> bool:
@@ -184,7 +196,7 @@ class World(Jobs):
         own = [name for name, config in staying.items() if config.name == taker.spec.device]  # it would use these
         own_chips = sum(staying[name].chip_count for name in own if not self.attempts_on(name))
         more = max(0, self.chips_of(taker) - own_chips)
-        assert stays + more <= CHIPS, f"{event.job_id} could not start: {stays} chips stay"
+        assert stays + more <= self.chips, f"{event.job_id} could not start: {stays} chips stay"
 
     @staticmethod
     def chips_of(job: Job) -> int:
@@ -208,8 +220,8 @@ class World(Jobs):
             joined[name] = Joined(len(hosts) == self.google.slices[name].config.vm_count, in_use, closed)
         return demand_of(self.state, self.waits, self.cluster.now), joined
 
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
-        pass
+    def lease(self, owner: str, instance: str, seconds: float) -> bool:
+        return True
 
     def report(self, report: CapacityReport) -> None:
         pass
@@ -238,9 +250,9 @@ class World(Jobs):
     # -- time ------------------------------------------------------------------------------------------------------
 
     def submit(self) -> None:
-        tpu_type = self.random.choice(TYPES)
+        tpu_type = self.random.choice(self.types)
         chips = get_tpu_config(tpu_type).chip_count
-        slices = min(self.random.choice((1, 1, 1, 2, 3)), CHIPS // chips)
+        slices = min(self.random.choice((1, 1, 1, 2, 3)), self.chips // chips)
         job_id, band = f"job-{len(self.length)}", self.random.choice(self.bands)
         is_limited = band is INTERACTIVE and self.random.random() < 0.3 and slices * chips <= LIMIT
         self.length[job_id] = self.random.randint(1, 25) * TURN_S
@@ -267,7 +279,7 @@ class World(Jobs):
                 continue
             if job.tasks[0].state is not S.RUNNING:
                 cluster.report_all(job, S.RUNNING)
-            elif cluster.now >= job.gang.running_since + self.length[job.spec.job_id]:
+            elif cluster.now >= job.gang.running_since + self.length.get(job.spec.job_id, math.inf):
                 cluster.finish(job)
             elif job.gang.eviction is not None and self.random.random() < 0.3:
                 cluster.do(GangMovedEvent(job.current_attempt(job.gang), "all its tasks have saved"))
@@ -283,7 +295,7 @@ class World(Jobs):
 
     def turn(self) -> None:
         before = self.promised()
-        self.provisioner.try_turn()
+        self.provision()
         if self.happens(0.02):
             self.provisioner = self.new_provisioner()
         gone, new = self.google.advance()
@@ -296,6 +308,10 @@ class World(Jobs):
             self.note_in_vain(before | self.promised())
             before = self.promised()
         self.state.check()
+
+    def provision(self) -> None:
+        """Have the provisioner take a turn."""
+        self.provisioner.try_turn()
 
     def promised(self) -> dict[str, tuple[str, ...]]:
         """The slices to be removed that some attempts leave, by the job that gets their chips."""

@@ -61,10 +61,12 @@ class PaperJobs(Jobs):
             raise self.error
         return None if self.demand is None else gangs({self.type: self.demand}), self.joined
 
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
+    def lease(self, owner: str, instance: str, seconds: float) -> bool | None:
         if self.holder not in (None, instance):
             raise ProvisionerTakenError(f"another provisioner is named {owner}: {self.holder}")
+        is_last = self.holder == instance
         self.holder = instance if seconds else None
+        return is_last
 
     def report(self, report: CapacityReport) -> None:
         self.reported = report
@@ -157,8 +159,9 @@ def test_wall_clock_change_neither_deletes_nor_keeps_slice(
     clock.time = lambda: 1.7e9 + jump_s
     provisioner.turn()
     assert list(server.queued_states().values()) == ["ACTIVE"]
-    clock.monotonic = lambda: 651.0
-    provisioner.turn()
+    for now in (200.0, 350.0, 500.0, 651.0):
+        clock.monotonic = lambda now=now: now
+        provisioner.turn()
     assert list(server.queued_states().values()) == ["DELETING"]
 
 

@@ -207,8 +207,8 @@ class _PaperJobs(Jobs):
         found: tuple[Sequence[WaitingGang], Mapping[str, Joined]] = self._ask("request read", look)
         return found
 
-    def lease(self, owner: str, instance: str, seconds: float) -> None:
-        self._ask("request write", lambda: self.board.lease(owner, instance, seconds))
+    def lease(self, owner: str, instance: str, seconds: float) -> bool:
+        return self._ask("request write", lambda: self.board.lease(owner, instance, seconds))
 
     def report(self, report: CapacityReport) -> None:
         self._ask("request write", lambda: self.board.take(report))
