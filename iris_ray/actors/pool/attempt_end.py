@@ -32,8 +32,8 @@ from iris_ray.model.verdict import Verdict, judge_gang
 ALONE_TIMEOUT_S = 1.0
 """The time that each host of a silent SliceActor has to answer the pool directly."""
 FAILED_EXIT_S = 5.0
-"""The time for the exit handlers of a task that has failed; `exit_grace`, if that is shorter. It is short because JAX's
-own handler waits for the other tasks of the gang, which are killed: each failure of such a gang takes that long."""
+"""The time for the exit handlers of a task that has failed; `exit_grace`, if that is shorter. The gang's next attempt
+waits for them."""
 FETCH_S = 2.0
 """The time to fetch a large payload from the actor of its host, which may hang."""
 CONTROLLER_AWAY_S = 10.0

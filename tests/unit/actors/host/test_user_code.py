@@ -3,6 +3,7 @@
 import json
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -265,3 +266,33 @@ def test_error_of_nested_ray_task_keeps_its_type_for_caller(tmp_path: Path) -> N
     error = pickle.loads(pickle.dumps(failure_error("outer", "outer-1", "task 0 failed", result)))
     with pytest.raises(ValueError, match="In inner"):
         raise error.as_instanceof_cause()
+
+
+# -- exit handlers ----------------------------------------------------------------------------------------------------
+
+ENDS = """
+import atexit, sys
+from pathlib import Path
+from jax._src import api, dispatch, distributed
+from ray import cloudpickle
+from iris_ray.actors.host.user_code import run_exit_handlers, run_function
+from iris_ray.actors.protocol.task_files import TaskFiles
+
+def user_code():
+    atexit.register(print, "the tracker's last data", flush=True)
+    if sys.argv[1] != "None":
+        raise eval(sys.argv[1])
+
+distributed.shutdown = lambda: print("JAX waits for the others", flush=True)
+run_function(cloudpickle.dumps(user_code), TaskFiles.of_process(Path(sys.argv[2]), 1))
+run_exit_handlers()
+"""
+
+
+@pytest.mark.parametrize(("error", "waits"), [("None", True), ("ValueError()", False), ("SystemExit(3)", False)])
+def test_failed_task_runs_all_exit_handlers_but_jaxs(tmp_path: Path, error: str, waits: bool) -> None:
+    """JAX's would wait for the gang's other tasks, which are killed."""
+    command = [sys.executable, "-c", ENDS, error, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "the tracker's last data" in done.stdout
+    assert ("JAX waits for the others" in done.stdout) is waits
