@@ -3,7 +3,7 @@
 ``python -m tests.proofs.windows.outsider`` plays the windows with these rules beside the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from iris_ray.model.jobs import Job
@@ -162,8 +162,16 @@ class OutsidersRules(Rules):
             job = self._state.jobs.get(job_id)
             if job is None or job.state.finished or begun(job) > before or self._pauses(job):
                 return True
-        ended = [self.ledger.ended.get(other, self.now) for other in self._on(owed.node_ids)]
+        there = list(self._on(owed.node_ids))
+        if any(self._comes_before(other, owed.takers) for other in there):
+            return True
+        ended = [self.ledger.ended.get(other, self.now) for other in there]
         return any(self.now >= since + UNCONFIRMED_S for since in ended)
+
+    def _comes_before(self, attempt: AttemptId, takers: Collection[str]) -> bool:
+        """Return whether a job of a higher band runs in their place, which takes a reservation that lets it run."""
+        job = self._state.jobs.get(attempt.job_id)
+        return job is not None and all(job.spec.priority < self._state.jobs[job_id].spec.priority for job_id in takers)
 
 
 if __name__ == "__main__":
