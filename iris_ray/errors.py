@@ -42,7 +42,7 @@
     │   ├── TaskNotRunningError              the task waits, or has ended; the message says what for, or how
     │   ├── TaskMovedError                   the attempt of the task ended meanwhile, and the session with it
     │   ├── CommandNotFoundError             the task's host has no such program, or can't start it
-    │   └── TooManySessionsError             all places for sessions on the task's host are taken
+    │   └── TooManySessionsError             the task's host takes no more sessions, or no more of this user
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
@@ -235,7 +235,7 @@ class CommandNotFoundError(SessionError):
 
 
 class TooManySessionsError(SessionError):
-    """So many sessions are open on the host of the task that it takes no more."""
+    """The host of the task takes no more sessions, or no more of this user."""
 
 
 class EndpointNotFoundError(IrisError, LookupError):

@@ -104,7 +104,7 @@ class Promise:
     Attributes:
         node_ids: the hosts.
         given_up: the victims: attempts, as text, that were asked to leave for the job. With victims the promise is
-            firm: until it is kept, only a job of a higher band can get one of the hosts.
+            firm: until it is kept, only a job of a higher band, or one that comes first by quota, can get a host of it.
         lent: ids of jobs that run on some of the hosts until the job needs them.
         removed_by: when the slices of the hosts must be gone, if they are to be removed so that the job gets slices of
             another type with their chips; seconds. 0: the job is to run on the hosts. Without victims, the slices are

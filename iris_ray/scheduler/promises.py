@@ -3,7 +3,7 @@
 Two kinds of jobs have a promise, which the state remembers (`Job.promise`) until the job runs:
 
 - A job with victims, which leave hosts for it; see `evictions.py`. Its promise is firm: no other job of its band or a
-  lower one gets one of the hosts, and its chips already count towards its user's limit.
+  lower one gets a host of it, unless it comes first by quota. Its chips already count towards its user's limit.
 - A job that does not fit and has waited longer than the backfill bound. It gets as few groups as it can use, first free
   ones, then those closest to being free; an independent task gets a host. Only one of the competing jobs has such a
   promise at a time. The hosts are lent until they are complete, and not reserved at all if they are not expected to be
