@@ -53,7 +53,8 @@ class UserDay:
 
     Attributes:
         day: counts the days since the epoch, in UTC.
-        user, team: the user, and the team, empty for none.
+        user: the user.
+        team: the team; empty for none.
         jobs: how many jobs.
         seconds, chip_seconds: the jobs' time, in seconds and in chip-seconds, by kind, such as ``productive``.
     """

@@ -50,11 +50,12 @@ Columns = Mapping[str, Any]
 
 
 class WholeJob(TypedDict):
-    """One job of the history, with JOB.
+    """One job of the history, if JOB is given; of several jobs with this id, the latest.
 
     Attributes:
         job: its row.
-        attempts, time, losses, curves, events: the rows of these tables that are about it.
+        attempts, curves, events: the rows of these tables that are about it.
+        time, losses: its rows of these tables, summed up by kind of time and by cause.
     """
 
     job: Columns
@@ -118,7 +119,7 @@ class LostBy(TypedDict):
 
 
 class MonthReport(TypedDict):
-    """A month.
+    """The report of a month.
 
     Attributes:
         month: such as 2026-11.

@@ -285,7 +285,7 @@ class TaskStatus:
         evictions: how often the gang was ended for another job, as in `JobStatus`.
         attempts: the latest attempts, the present one at the end.
         node_id, address, group, host: Ray's node id, IP address, slice (or other group), and the host's name for
-            people; None while the task waits.
+            people; None while the task waits. The address and the name are also None once the host is gone.
         error: why its latest attempt ended.
         processes: how many processes of its host it consists of. Each counts as a task to its user: the first has the
             index ``task_index * processes``.
