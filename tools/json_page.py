@@ -23,17 +23,19 @@ from iris_ray.scheduler.pending_reason import PendingReason
 PAGE = Path(__file__).parents[1] / "docs" / "json-output.md"
 HEAD = """# What `--json` prints
 
-For scripts: the JSON output of every command of [`iris-ray`](command-line.md) that lists or changes something. This
-page is made from the types in the code.
+For scripts: the JSON output of the commands of [`iris-ray`](command-line.md) that have `--json`. This page is generated
+from the types in the code.
 
-- stdout has one JSON value. A command that can't do its work prints nothing there, but a message on stderr. Commands
-  that report a result, such as `doctor`, `cluster selftest`, `wait`, `host give-notice` and `job chips`, print their
-  value and then exit with a code that tells the result.
-- `cluster provision`, which runs until it is stopped, prints one object on each line.
+- stdout has one JSON value. A command that can't do its work prints a message to stderr and nothing to stdout. Commands
+  that report a result, such as `doctor`, `cluster selftest`, `cluster controller status`, `wait`, `host give-notice`
+  and `job chips`, print their value and then exit with a code that tells the result.
+- `cluster provision` prints one object on each line.
 - Times are in seconds since the epoch, durations in seconds, and sizes in bytes. Fields whose name contains `hours` are
-  in hours or chip-hours. Enums are names in capitals.
+  in hours or chip-hours.
+- Fields with a fixed list of values have names in capitals, such as `RUNNING`. Keys of objects and other strings may be
+  in lower case, such as the states that `cluster controller status` counts and those in rows of the history.
 - Fields may be added. Ignore those that you don't know.
-- Most listing commands also have `-q`: ids alone, one on a line, in the form in which other commands take them.
+- Most listing commands also have `-q`: ids alone, one on each line, in the form in which other commands take them.
 
 ```sh
 iris-ray ls --json | jq -r '.[] | select(.state == "PENDING") | .job_id'
@@ -46,7 +48,7 @@ iris-ray ls -q --user ann | xargs iris-ray cancel --yes
 |---|---|---|
 """
 _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
-_ATTRIBUTES = re.compile(r"^Attributes:\n((?:    .*\n?|\n)*)", re.MULTILINE)
+_ATTRIBUTES = re.compile(r"^(?:Attributes|Args):\n((?:    .*\n?|\n)*)", re.MULTILINE)
 
 
 # -- the schema --------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 import click
 
@@ -38,11 +38,12 @@ class ControllerNow(TypedDict, total=False):
         started: of ``start``: whether this command has started it.
         dry_run: of ``upgrade --dry-run``: true.
         version_before: of ``upgrade``: the version that it had.
-        version, package: its version of iris_ray, and the directory of its code.
+        version: its version of iris_ray; of ``upgrade --dry-run``: the version that would replace it.
+        package: the directory of its code.
         epoch: how many Controllers the cluster has had.
         started_at: seconds since the epoch.
         pid, address, node_id: its process, and Ray's node id of its host.
-        set_aside: jobs and records that it could not handle.
+        set_aside: jobs that it could not handle or place, and records that it could not read.
         clock_jumps: the jumps of its host's clock.
         services, service_health: the status and the health of each service.
         statistics: counts since it began.
@@ -50,7 +51,7 @@ class ControllerNow(TypedDict, total=False):
         hosts: how many hosts it knows.
     """
 
-    running: bool
+    running: Required[bool]
     started: bool
     dry_run: bool
     version_before: str

@@ -36,7 +36,7 @@ class JobEnd(TypedDict):
     Attributes:
         job_id, state: of the job.
         finished: whether it has ended.
-        error: why it, or its latest attempt, ended; None if it succeeded or has not ended.
+        error: why the job, or its latest attempt that ended, ended; None if the job succeeded, or no attempt has ended.
     """
 
     job_id: str
@@ -115,12 +115,12 @@ def _some(jobs: Sequence[str]) -> str:
 
 
 class Cancelled(TypedDict):
-    """A job that was to end.
+    """A job that the command was to end.
 
     Attributes:
         job_id: its id.
-        cancelled: whether it was ended; false if it had already ended.
-        state_before: its state before.
+        cancelled: whether the command has ended it; false if it had already ended.
+        state_before: its state before, such as ``RUNNING``; ``STARTING`` if it had hosts and no task ran yet.
     """
 
     job_id: str

@@ -29,10 +29,10 @@ class SliceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """One slice, or one host without TPU.
+    """One slice, or one host outside a slice.
 
     Attributes:
-        slice: its name; for a host without TPU its address.
+        slice: its name; for a host outside a slice, its address.
         type: its TPU type.
         state: whether it can take the next job; INCOMPLETE and BUSY take precedence over CLOSED.
         hosts_expected: how many hosts it has when complete; 0 if its hosts disagree.

@@ -85,7 +85,7 @@ class HeldJob(TypedDict):
         name: the name under which it holds them.
         job_id, state, type: its id, state and TPU type.
         slices: the slices that it has now.
-        held_since: when it was submitted.
+        held_since: when the job was submitted.
         waiting: why it waits for slices, or None.
     """
 

@@ -20,8 +20,8 @@ class JobGoodput:
         attempts: how many it has had.
         seconds: by the values of `iris_ray.model.goodput.TimeKind`.
         chip_seconds: these seconds, times the chips that it held meanwhile.
-        goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
-            ``heartbeat(step)``.
+        goodput: the productive share of the time since user code began, from 0 to 1; None if user code has not begun,
+            or its tasks call no ``heartbeat(step)``.
         measured: the share of the time with user code whose use is known; None if no user code ran.
         time_lost: what its failures have cost, by cause.
         elastic_seconds: that time in Google's elastic kinds of badput.
@@ -53,7 +53,8 @@ class UserDay:
 
     Attributes:
         day: counts the days since the epoch, in UTC.
-        user, team: the user, and the team, empty for none.
+        user: the user.
+        team: the team; empty for none.
         jobs: how many jobs.
         seconds, chip_seconds: the jobs' time, in seconds and in chip-seconds, by kind, such as ``productive``.
     """

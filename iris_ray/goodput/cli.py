@@ -29,7 +29,7 @@ class GoodputOfAll(TypedDict):
     Attributes:
         jobs: each job.
         forgotten: sums of jobs that the Controller has forgotten.
-        chip_seconds_by_day: what the chips of the cluster were in, by day and state; empty with ``--user``.
+        chip_seconds_by_day: the chip-seconds of the cluster, by day and state of the chips; empty with ``--user``.
         time_lost: what failures have cost, by cause.
     """
 
@@ -54,7 +54,7 @@ def goodput(
     """How the time of jobs was spent: productive steps, queueing, recovery from preemptions and more.
 
     \b
-      iris-ray job goodput                     by user, and what the chips of the cluster were in
+      iris-ray job goodput                     by user, and how the chips of the cluster were used
       iris-ray job goodput --by team           by team instead
       iris-ray job goodput --user ann          the jobs of ann
       iris-ray job goodput train-1a2b3c4d      one job, by kind of time

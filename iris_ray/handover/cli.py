@@ -41,7 +41,7 @@ class Exported(TypedDict):
 
     Attributes:
         file: its path.
-        lines: how many lines of each kind it has.
+        lines: how many lines of each kind it has, without the packages of jobs.
         left_out: jobs and settings that can't be exported, each with the reason.
     """
 
@@ -54,7 +54,7 @@ class Imported(TypedDict):
     """The result of an import.
 
     Attributes:
-        jobs: the ids of the jobs that are in the queue now.
+        jobs: the ids of the jobs that the import has put into the queue.
         left_out: jobs and settings that were not imported, each with the reason.
         remarks: further information for the operator.
     """

@@ -50,11 +50,12 @@ Columns = Mapping[str, Any]
 
 
 class WholeJob(TypedDict):
-    """One job of the history, with JOB.
+    """One job of the history, if JOB is given; of several jobs with this id, the latest.
 
     Attributes:
         job: its row.
-        attempts, time, losses, curves, events: the rows of these tables that are about it.
+        attempts, curves, events: the rows of these tables that are about it.
+        time, losses: its rows of these tables, summed up by kind of time and by cause.
     """
 
     job: Columns
@@ -70,8 +71,8 @@ class UsedChips(TypedDict):
 
     Attributes:
         step_s: the seconds between two lines.
-        chips: of the fleet, by time.
-        by_band, by_type, by_user: the use by time, and by this.
+        chips: the fleet's chips over time.
+        by_band, by_type, by_user: the chips in use, and what waited, over time, by band, type or user.
     """
 
     step_s: float
@@ -85,9 +86,9 @@ class ReportLine(TypedDict):
     """The part of a user in a report, or of whatever it sums up by.
 
     Attributes:
-        who: the user.
-        jobs, chip_hours: how many jobs held chips, and how much.
-        goodput: the productive share of the time of user code, from 0 to 1; None if it is not known.
+        who: the user, or the value of what the report sums up by.
+        jobs, chip_hours: how many jobs held chips, and their chip-hours.
+        goodput: the productive share of the chip-hours since user code began, from 0 to 1; None if it is not known.
         lost_to_others: chip-hours lost by preemptions, lost hosts and evictions.
         lost_to_itself: chip-hours lost by crashes and hangs.
         chip_hours_by_kind: by the kind of time.
@@ -118,7 +119,7 @@ class LostBy(TypedDict):
 
 
 class MonthReport(TypedDict):
-    """A month.
+    """The report of a month.
 
     Attributes:
         month: such as 2026-11.

@@ -305,7 +305,7 @@ class ChipsOfTask(TypedDict, total=False):
     """The use of a task's chips: either ``chips`` or ``error`` is there.
 
     Attributes:
-        task: its number.
+        task: the task's index.
         chips: the use of each.
         error: why it is not known.
     """

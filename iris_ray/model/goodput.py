@@ -229,7 +229,8 @@ def failures(times: JobTimes, now: float) -> list[Failure]:
     """Return the failures of the attempts that are kept, in order, with their costs until now.
 
     A failure is the end of an attempt in which user code ran and after which the job continued. In Google's terms, its
-    costs are wasted progress, infrastructure recovery, and the time before the first step of each later attempt.
+    costs are wasted progress, infrastructure recovery, and for each later attempt the time before its first step and
+    its program startup.
     """
     return [_failure(times, index, now) for index in range(len(times.attempts)) if _has_failed(times, index)]
 

@@ -45,7 +45,8 @@ class Failure:
         waited_s: the part of ``away_s`` in which the job waited for slices.
         reinit_s: the time from getting slices to the first step: launches, and initialization before that step.
         chip_seconds: the cost in chip-seconds, by the chips that the job held.
-        is_over: whether the cost is final: the next attempt has completed a step or ended, or the job has ended.
+        is_over: whether the cost is final: the next attempt has completed a step or ended, or the job has ended. If the
+            job reports no steps: user code runs again.
     """
 
     attempt: int

@@ -19,7 +19,8 @@ class Notification:
         at: the time of the event, in seconds since the epoch.
         text: the sentence that was sent, without output.
         to: the destination, such as ``slack:TEAM_HOOK``.
-        outcome: ``waits``, ``sent``, ``given up``, ``merged`` or ``dropped``.
+        outcome: ``waits``, ``sent``, ``given up``, ``merged`` (a later one of the job and event stands for it) or
+            ``dropped`` (too many waited).
         changed_at: since when, in seconds since the epoch.
         tries: the number of times that sending was tried.
         error: why the last try failed; empty if it did not.

@@ -112,7 +112,7 @@ class RayJobStatus:
 
     Attributes:
         run_id: its id.
-        state: pending, running, stopped, succeeded or failed.
+        state: ``pending``, ``running``, ``stopped``, ``succeeded`` or ``failed``.
         message: Ray's message about it.
         job_ids: the jobs that its script has submitted with the ``run_on_pod`` family so far.
         exit_code: of its command, once that has ended; None if Ray does not know it.

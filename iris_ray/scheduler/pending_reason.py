@@ -168,7 +168,8 @@ class PendingReason:
         num_groups: the group counts that the job can use, ascending.
         free: number of groups that are free for the job.
         suitable: number of groups that would be free for the job without tasks on them.
-        shortage: why groups are not free; None if the job pauses, waits for a limit, or was not considered.
+        shortage: why groups are not free; None if the job pauses, waits for a limit or for other jobs, or was not
+            considered.
         ahead: number of jobs with the same requirement before it in the queue.
         first_ahead: id of the first of these jobs, or None.
         kept: names of the groups reserved for the job, because it starves, has just lost its hosts, or has victims.

@@ -85,7 +85,7 @@ class Copied(TypedDict):
     """Something that was copied.
 
     Attributes:
-        source, target: as they were given; the target is the path that was written.
+        source, target: the source as it was given, and the path that was written.
         bytes: the size of the files.
     """
 

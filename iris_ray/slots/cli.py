@@ -36,7 +36,8 @@ class Runner(TypedDict):
         runner: its id.
         memory: bytes of each device that slots may use.
         free: bytes of each device that no slot has booked.
-        in_use: bytes of each device that programs use; empty if that is not known.
+        in_use: bytes of each device that all programs use, or of a host for CPUs that slots use; empty if that is not
+            known.
         slots: how many slots it holds.
         models: the models of its slots.
     """

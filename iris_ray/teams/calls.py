@@ -16,7 +16,7 @@ class TeamChips:
     """How a team's quota of one type stands, in chips.
 
     Attributes:
-        quota: its own, or the sum of its parts'.
+        quota: its own, or, if it has none, the sum of its parts'.
         used: the chips that jobs of the team and its subteams hold.
         borrowed: the part of ``used`` that exceeds the quota.
         lent: the part of the quota that other teams use.

@@ -39,7 +39,7 @@ def team() -> None:
 
 
 class TeamsNow(TypedDict):
-    """Teams.
+    """The teams.
 
     Attributes:
         version: of the tree of teams.

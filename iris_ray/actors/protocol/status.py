@@ -115,10 +115,11 @@ class JobStatus:
             as names of racks. Empty while it waits. Not to be confused with ``group``.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
-        step: the furthest step of ``heartbeat(step)``.
-        status: the latest ``report_status``.
-        stragglers: tasks that are clearly slower than the others, in words, the slowest first.
-        stall_limit: the time without a heartbeat after which it starts again, and why; None: never, or not known yet.
+        step: the furthest step that a task of the latest attempt has reported by ``heartbeat(step)``.
+        status: the latest ``report_status`` of the first task that calls it.
+        stragglers: tasks that are clearly slower than the others, in words, the slowest first; empty unless it runs.
+        stall_limit: the time without a heartbeat after which it starts again, and why; None: never, not known yet, or
+            it does not run.
         yields: whether it waits behind all others, and gives its hosts to any waiting job.
         heartbeat_at: when a task last called ``heartbeat``, seconds since the epoch; None if none has.
         processes_per_host: how many processes each of ``tasks`` consists of. Each has a log.
@@ -127,7 +128,8 @@ class JobStatus:
         about_team: how that team's quota stands, in a sentence; None without teams, and in lists of jobs.
         started_at: when its first task ran, seconds since the epoch; None if none has.
         ended_at: when it ended, likewise; None if it has not.
-        ends_at: when its ``max_runtime`` is over, seconds since the epoch; None if it has none, or has not run.
+        ends_at: when its ``max_runtime`` is over, seconds since the epoch; None if it has none, has not run, or has
+            ended.
         group: the name of the `JobGroup` that it belongs to; empty for none.
         group_jobs: the ids of all jobs of that group.
     """
@@ -283,7 +285,7 @@ class TaskStatus:
         evictions: how often the gang was ended for another job, as in `JobStatus`.
         attempts: the latest attempts, the present one at the end.
         node_id, address, group, host: Ray's node id, IP address, slice (or other group), and the host's name for
-            people; None while the task waits.
+            people; None while the task waits. The address and the name are also None once the host is gone.
         error: why its latest attempt ended.
         processes: how many processes of its host it consists of. Each counts as a task to its user: the first has the
             index ``task_index * processes``.

@@ -246,8 +246,8 @@ class ModelRow:
         slots: the number of ready slots.
         starting: the number of slots that are planned or load.
         waiting: requests and sessions in the queue.
-        replicas: slots that are kept.
-        load_s: how long the last load took.
+        replicas: the number of slots that are kept even without requests.
+        load_s: how long a load takes, by the latest loads; 1 s before the first.
         failures: loads that failed in a row, since a slot was last ready.
         waits_for: why the model gets no further slot now, or "".
     """
