@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
-from iris_ray.state.events import WorkerDrainedEvent
+
+if TYPE_CHECKING:  # a host needs no state of the cluster
+    from iris_ray.state.events import WorkerDrainedEvent
 
 
 class Moment(float):
@@ -28,7 +30,7 @@ def _moment_ago(seconds: float) -> Moment:
     return Moment(time.time() - seconds)
 
 
-Told = TypeVar("Told", Notice, HostNotice, WorkerDrainedEvent)
+Told = TypeVar("Told", Notice, HostNotice, "WorkerDrainedEvent")
 
 
 def by_this_clock(notice: Told, sent_at: float, exact: bool = False) -> Told:
@@ -42,8 +44,7 @@ def by_this_clock(notice: Told, sent_at: float, exact: bool = False) -> Told:
         exact: do not round, because the notice goes from host to host: the roundings of a way round would add up, and
             the notice would come back with an earlier deadline, as if it were news.
     """
-    of_host = isinstance(notice, HostNotice | WorkerDrainedEvent)
-    if notice.deadline is None or (of_host and notice.kind is NoticeKind.MAINTENANCE):
+    if notice.deadline is None or (not isinstance(notice, Notice) and notice.kind is NoticeKind.MAINTENANCE):
         return notice  # the beginning of a maintenance is by the clock of Google's servers
     ahead = time.time() - sent_at
     return replace(notice, deadline=notice.deadline + (ahead if exact else round(ahead)))

@@ -58,7 +58,8 @@ def _forget_jaxs_exit_handlers() -> None:
     The gang's first process would wait for minutes, and any other would abort (tried with JAX 0.10.2 on CPUs).
     """
     for module, name in (("jax._src.api", "clean_up"), ("jax._src.dispatch", "wait_for_tokens")):
-        atexit.unregister(getattr(sys.modules.get(module), name, None))
+        if (handler := getattr(sys.modules.get(module), name, None)) is not None:
+            atexit.unregister(handler)
 
 
 def import_all(modules: Collection[str]) -> str | None:
