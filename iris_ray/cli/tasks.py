@@ -59,9 +59,8 @@ def named(job: str, task: int | None = None) -> tuple[str, int | None]:
     """Return the job and the task in ``JOB``, ``JOB/3`` or ``JOB/task-3``.
 
     Args:
-        job: as given. A number at its end is a task, unless a task is given apart: so ``JOB/task-40415926 0`` is task
-            0 of a job whose own id ends so.
-        task: the task, if it was given apart.
+        job: as given. A number at its end is a task: no job id that iris_ray makes ends so.
+        task: the task, if it was given apart; then ``job`` is an id.
     """
     if task is None and (found := _TASK.fullmatch(job)):
         return found[1], int(found[2])

@@ -298,10 +298,15 @@ def current_user() -> str:
 
 
 def new_job_id(name: str) -> str:
-    """Return a new job id. The id of a job that a task submits begins with the id of the task's job and "/"."""
+    """Return a new job id. The id of a job that a task submits begins with the id of the task's job and "/".
+
+    Its eight hexadecimal digits include a letter, because commands read ``JOB/task-40415926`` as a task of ``JOB``.
+    """
     from iris_ray.model.checks import part_of_id
     from iris_ray.task.job_info import get_job_info
 
     parent = get_job_info()
-    own = f"{part_of_id(name)}-{secrets.token_hex(4)}"
+    while (digits := secrets.token_hex(4)).isdecimal():
+        pass
+    own = f"{part_of_id(name)}-{digits}"
     return f"{parent.job_id}/{own}" if parent else own

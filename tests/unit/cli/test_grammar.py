@@ -8,6 +8,7 @@ import pytest
 from iris_ray.cli.conventions import USAGE
 from iris_ray.cli.tasks import TaskNumber, named
 from iris_ray.cli.times import Duration, Time
+from iris_ray.client.connection import new_job_id
 from tests.support.command_line import COMMANDS, invoke
 from tests.support.controller_in_process import ControllerInProcess
 
@@ -71,6 +72,12 @@ def test_every_command_that_takes_a_task_takes_both_forms(path: str) -> None:
 )
 def test_task_is_named_with_a_slash_or_apart(given: tuple[str, int], meant: tuple[str, int | None]) -> None:
     assert named(*given) == meant
+
+
+@pytest.mark.parametrize("name", ["task", "task-"])
+def test_no_new_job_id_reads_as_a_task_of_its_parent(name: str) -> None:
+    ids = [f"train-1a2b3c4d/{new_job_id(name)}" for _ in range(2000)]  # 1 in 43 had no letter in its eight digits
+    assert [job for job in ids if named(job) != (job, None)] == []
 
 
 def test_logs_of_a_task_are_had_in_both_forms(world: ControllerInProcess) -> None:
