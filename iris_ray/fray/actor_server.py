@@ -217,6 +217,7 @@ def actor_request(
     actor_config: "ActorConfig | None",
     environment: "EnvironmentConfig | None",
     region: str | None = None,
+    children: str | None = None,
 ) -> RunRequest:
     """Return the request of a job with an actor in each task; arguments as for `Client.create_actor_group`.
 
@@ -225,6 +226,7 @@ def actor_request(
 
     Args:
         region: the region of the host of the task that makes the actors.
+        children: as for `iris_ray.fray.Client`.
 
     Raises:
         InvalidRequestError: an option can't work; nothing was acquired.
@@ -249,6 +251,7 @@ def actor_request(
         max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
         max_retries_failure=retries,
         max_task_failures=None if placed.coscheduling else count * (retries + 1),  # as many as there can be
+        children=children,
     )
 
 

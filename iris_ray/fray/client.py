@@ -46,9 +46,9 @@ class Client:
             nodes; None: `IrisClient()`, which joins the cluster of ``RAY_ADDRESS`` or of this machine, unless the
             process has joined one.
         detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
-        children: what happens to the jobs that tasks of its jobs submit when the tasks restart: they "end", or the next
-            attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks. It concerns the
-            jobs of `submit`; for actors, it is always as with None.
+        children: what happens to the jobs that tasks of its jobs, or its actors, submit when these restart: they "end",
+            or the next attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks. Actors
+            that a task or an actor makes end in any case when it restarts.
 
     Raises:
         FrayMissingError: Fray is not installed here.
@@ -191,7 +191,8 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        request = in_allowed_band(actor_request(Client, actor_class, args, kwargs, *(*asked, region_here())))
+        about_jobs = region_here(), self._children
+        request = in_allowed_band(actor_request(Client, actor_class, args, kwargs, *asked, *about_jobs))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]

@@ -561,6 +561,23 @@ def test_group_survives_as_many_failures_as_there_can_be() -> None:
     assert request_of(3, max_task_retries=2).spec.max_task_failures == 9
 
 
+@pytest.mark.parametrize("children", ["adopt", "end", None])
+def test_actors_jobs_outlive_its_attempts_if_the_client_says_so(
+    children: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fray", reason="needs Fray: make marin")
+    submitted: list[RunRequest] = []
+
+    def launch(request: RunRequest, detached: bool) -> SimpleNamespace:
+        submitted.append(request)
+        return SimpleNamespace(job_id=request.spec.job_id)
+
+    monkeypatch.setattr("iris_ray.fray.client.launch", launch)  # a real one needs a cluster
+    client = Client(SimpleNamespace(is_direct=True), children=children)  # type: ignore[arg-type]
+    client.create_actor_group(Counter, name="eval", count=2)
+    assert [request.spec.children for request in submitted] == [children or "end"]
+
+
 def test_group_that_is_gang_fails_as_whole() -> None:
     types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     asked = types.ResourceConfig.with_tpu("v4-16", cpu=1, ram="1g")
