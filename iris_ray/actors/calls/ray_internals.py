@@ -113,7 +113,7 @@ def may_join_from_here() -> bool:
     """Return False if no driver on this machine can join any cluster, as no Ray node runs here. Ray waits a minute for
     one, and then says "No node info found". Older versions of Ray compare IP addresses instead: True.
     """
-    return not hasattr(services, "get_node_to_connect_for_driver") or bool(services.find_node_ids())
+    return not hasattr(services, "find_node_ids") or bool(services.find_node_ids())
 
 
 def address_of_own_cluster() -> str | None:

@@ -52,7 +52,7 @@ def test_cluster_of_other_ray_is_refused_with_both_versions(
         assert said in str(refused.value)
 
 
-@pytest.mark.skipif(not hasattr(services, "get_node_to_connect_for_driver"), reason="this Ray compares IP addresses")
+@pytest.mark.skipif(not hasattr(services, "find_node_ids"), reason="this Ray compares IP addresses")
 @pytest.mark.parametrize("way", ["connect", "require_cluster"])
 def test_head_that_answers_is_refused_where_no_node_runs(monkeypatch: pytest.MonkeyPatch, way: str, head: str) -> None:
     monkeypatch.setattr(services, "find_node_ids", set)
