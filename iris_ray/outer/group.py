@@ -201,15 +201,20 @@ class Group:
             if (leader := next((who for who in roster if member.runs(who)), None)) is not None:
                 self._take_state(leader, {"kind": "join", "who": member.me})
             member.following = False
+        elif any(one["following"] for one in answers):
+            pass  # there may be rounds to join
         elif view.returned:
             member.is_over = True
-        elif next(iter(view.running.items()), None) == member.me and not any(one["following"] for one in answers):
+        elif next(iter(view.running.items()), None) == member.me:
             member.found()
         if not member.joined:
             time.sleep(LOOK_S)
 
     def _ask_who_is_there(self, who: Who, epoch: int) -> Header | None:
-        """Return whether a slice has joined, or is just joining, and its roster; None if it does not listen yet."""
+        """Return whether a slice has joined, or is just joining, and its roster; None if it does not listen yet.
+
+        One that does not answer counts as just joining.
+        """
         if self._address_of(who) is None:
             return None
         answer = self._ask(who, {"kind": "who", "epoch": epoch}, seconds=ANSWER_S)

@@ -247,6 +247,27 @@ def test_slice_that_comes_back_after_the_end_has_nothing_to_do(runtime: Runtime)
     all_agree(slices)
 
 
+def test_slice_whose_question_is_not_answered_joins_later(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another slice has returned; a slice in the rounds, such as one that compiles, gives no answer for a while."""
+    monkeypatch.setattr(outer, "ANSWER_S", 0.2)
+    slices = [runtime.start(i) for i in range(2)]
+    wait_until(lambda: all(one.is_in(5) for one in slices))
+    runtime.lose(slices[1])
+    runtime.tell(dict(runtime.told.running), returned=frozenset({2}))
+    assert slices[0].group is not None
+    with slices[0].group._member.changed:
+        back = runtime.start(1, attempt=2)
+        wait_until(lambda: any(attempt == 2 for _, _, attempt in runtime.addresses))  # it listens, and begins to ask
+        assert back.thread is not None
+        back.thread.join(1.0)
+    wait_until(lambda: len(back.states) > 5 or (back.group is not None and back.group.is_over))
+    assert back.group is not None
+    assert not back.group.is_over
+    runtime.end_after(5)
+    all_agree([slices[0], back])
+    assert min(back.states) > 5, "it has the state of the other"
+
+
 # -- slices that hang -------------------------------------------------------------------------------------------------
 
 
