@@ -47,8 +47,8 @@ class Client:
             process has joined one.
         detached: whether its jobs go on when this process ends. Not in a task, whose jobs end with it.
         children: what happens to the jobs that tasks of its jobs, or its actors, submit when these restart: they "end",
-            or the next attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks. Actors
-            that a task or an actor makes end in any case when it restarts.
+            or the next attempts "adopt" them. None: as in the job of this process's task; "end" outside of tasks.
+            Actors that a task or an actor makes end in any case when it restarts.
 
     Raises:
         FrayMissingError: Fray is not installed here.
