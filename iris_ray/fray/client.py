@@ -191,8 +191,8 @@ class Client:
         self._jobs.clear()
 
     def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
-        about_jobs = region_here(), self._children
-        request = in_allowed_band(actor_request(Client, actor_class, args, kwargs, *asked, *about_jobs))
+        every = (*asked, region_here(), self._children)
+        request = in_allowed_band(actor_request(Client, actor_class, args, kwargs, *every))
         name, count, *_ = asked
         self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
         return self._groups[-1]
