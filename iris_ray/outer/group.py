@@ -19,7 +19,7 @@ from iris_ray.model.checks import Holds, Seconds, Whole, require
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.membership import Membership
 from iris_ray.model.options import EACH_SLICE
-from iris_ray.outer.member import Member, Result, Who, kinds_of
+from iris_ray.outer.member import Member, Result, Seen, Who, kinds_of
 from iris_ray.outer.wire import ArrayConnection, Header, Leaves
 from iris_ray.task.job_info import get_job_info
 
@@ -137,7 +137,7 @@ class Group:
             if not self._is_first:
                 self._take_state_of_first_process()
             elif (leader := member.leader()) == member.me:
-                result = member.lead(leaves, self._deadline_s, self._takes_newer_of)
+                result = member.lead(leaves, self._deadline_s, self._see)
                 if result is not None:
                     self._accept(result, structure)
             else:
@@ -199,7 +199,9 @@ class Group:
             roster = [(slice_id, attempt) for slice_id, attempt in joined["roster"]]
             member.following = True
             if (leader := next((who for who in roster if member.runs(who)), None)) is not None:
-                self._take_state(leader, {"kind": "join", "who": member.me})
+                given = self._ask(leader, {"kind": "join", "who": member.me})
+                if given is not None:
+                    self._take_over(*given)
             member.following = False
         elif any(one["following"] for one in answers):
             pass  # there may be rounds to join
@@ -249,17 +251,16 @@ class Group:
         else:
             self._take_over(*answer)
 
-    def _takes_newer_of(self, who: Who) -> bool:
-        """Take the state of another slice if this round is over for it. Return whether it was."""
-        return self._take_state(who, {"kind": "newer", "round": self._member.round}, ANSWER_S)
-
-    def _take_state(self, who: Who, question: Header, seconds: float = math.inf) -> bool:
-        """Ask another slice for its state, and take it if it gives it. Return whether it did."""
-        answer = self._ask(who, question, seconds=seconds)
-        if answer is None or answer[0]["kind"] != "state":
-            return False
+    def _see(self, who: Who) -> Seen:
+        """Take the state of another slice if this round is over for it. Return what it answers."""
+        question = {"kind": "newer", "round": self._member.round, "who": self._member.me}
+        answer = self._ask(who, question, seconds=ANSWER_S)
+        if answer is None:
+            return Seen.NOTHING
+        if answer[0]["kind"] != "state":
+            return Seen.LEFT if answer[0]["left"] else Seen.NOTHING
         self._take_over(*answer)
-        return True
+        return Seen.NEWER
 
     def _take_state_of_first_process(self) -> None:
         """Take the next state that the first process of this slice gives."""

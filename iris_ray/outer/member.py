@@ -4,7 +4,8 @@ The slices of a round have a *roster*: who has contributed to the round before, 
 first of them that still runs leads: it gathers the contributions, averages them, and sends the same result to all. Who
 runs is told by the runtime (`Membership`). A slice that takes over from a lost leader asks the others first whether one
 of them has the result of the round already. Once a slice has contributed to another leader, it takes no result from the
-one before. So all slices of a round go on with the same state.
+one before. A leader that was late makes no round without the slices that have left it for another. So all slices of a
+round go on with the same state.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,14 @@ class Contribution:
     number: int
     leaves: Leaves
     connection: ArrayConnection | None = None
+
+
+class Seen(Enum):
+    """What a leader learns of another slice about its round."""
+
+    NEWER = "the round is over for it, and this slice has taken its state"
+    LEFT = "it makes the round with another leader, because this one was late"
+    NOTHING = "neither, or it does not answer"
 
 
 class Member:
@@ -132,13 +142,13 @@ class Member:
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
-    def lead(self, mine: Leaves, deadline_s: float, takes_newer_of: Callable[[Who], bool]) -> Result | None:
+    def lead(self, mine: Leaves, deadline_s: float, see: Callable[[Who], Seen]) -> Result | None:
         """Gather the contributions to this round, and return its result; None if it was over for another slice.
 
         Args:
             mine: the contribution of this slice.
             deadline_s: how long to wait for slices that run.
-            takes_newer_of: asks a slice whether the round is over for it, and then takes its state.
+            see: asks a slice whether the round is over for it, and then takes its state.
         """
         deadline, number = time.monotonic() + deadline_s, self.round
         with self.changed:
@@ -146,7 +156,7 @@ class Member:
         takes_over = number > 0 and (self.last is None or self.last.made_by != self.me)
         look_at = 0.0
         while True:
-            now = time.monotonic()
+            now, left = time.monotonic(), 0
             with self.changed:
                 there = self._there()
                 missing = [who for who in self.roster if self.runs(who) and who not in {*there, *self.late}]
@@ -155,11 +165,16 @@ class Member:
             if now > deadline or (takes_over and now > look_at):
                 look_at = now + LOOK_S
                 others = [who for who in self.roster if who != self.me and self.runs(who)]
-                if any(map(takes_newer_of, missing if now <= deadline else others)):
-                    return None
+                for who in missing if now <= deadline else others:
+                    match see(who):
+                        case Seen.NEWER:
+                            return None
+                        case Seen.LEFT:
+                            left += 1
             with self.changed:
-                if now > deadline:
-                    return self._made(self._there())
+                there = self._there()
+                if now > deadline and len(there) > left:
+                    return self._made(there)
                 self.changed.wait(WAKE_S)
 
     def _there(self) -> dict[Who, Leaves]:
@@ -254,7 +269,7 @@ class Member:
                 if self.round > header["round"]:
                     self._send_state(connection)
                 else:
-                    connection.send_message({"kind": "no"})
+                    connection.send_message({"kind": "no", "left": _who(header["who"]) in self.late})
             case "contribute":
                 self._take(connection, header, leaves)
             case "join":

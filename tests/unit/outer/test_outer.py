@@ -286,6 +286,21 @@ def test_hanging_slice_is_left_out_after_deadline_and_catches_up(runtime: Runtim
     assert not set(range(1, last)) <= slices[frozen].states.keys()
 
 
+def test_leader_that_was_late_makes_no_round_without_who_has_left_it(runtime: Runtime) -> None:
+    """It goes on just as the next one takes over, which has not made the round yet."""
+    slices = [runtime.start(i, deadline=0.2) for i in range(2)]
+    wait_until(lambda: all(one.is_in(10) for one in slices))
+    slices[1].frozen.set()
+    assert slices[1].group is not None
+    slices[1].group._member.late.add(slices[0].who)
+    wait_until(lambda: slices[0].group is not None and slices[0].who in slices[0].group._member.contributions)
+    time.sleep(1.0)  # five deadlines
+    slices[1].frozen.clear()
+    wait_until(lambda: slices[0].members[max(slices[0].states)] == (0, 1), 10.0)
+    runtime.end_after(10)
+    all_agree(slices)
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
