@@ -76,8 +76,8 @@ class Client:
     def submit(self, request: "JobRequest", adopt_existing: bool = True) -> JobHandle:
         """Put a job into the cluster's queue; return as soon as it is there.
 
-        The name is looked up among the unfinished jobs of this user; in a task, among those that the task's job has
-        submitted. Two processes that submit a name at the same moment may both submit a job.
+        The client looks the name up among this user's unfinished jobs; in a task, only among jobs that the task's job
+        has submitted. Two processes that submit a name at the same moment may both submit a job.
 
         Args:
             request: the job.
@@ -178,8 +178,8 @@ class Client:
         """End the actors that this client has made in tasks. Jobs that are not detached end with this process.
 
         Args:
-            wait: whether to wait for the ends of the jobs that this client has submitted, without those that it has
-                found by their names.
+            wait: whether to wait until the jobs that this client has submitted have ended. It never waits for jobs
+                that it has found by name.
         """
         for group in self._groups:
             with suppress(UnknownNameError):  # it has ended, and the Controller keeps only the newest ended jobs

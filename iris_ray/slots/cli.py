@@ -145,7 +145,7 @@ def runners(client: SlotClient, form: ListForm) -> None:
 def evict(client: SlotClient, slot: str, as_json: bool) -> None:
     """End a slot after its running requests.
 
-    Requests that still run after drain_s, a minute by default, are cut off. Those that may be repeated run again.
+    Requests that still run after drain_s, a minute by default, are cut off. Repeatable requests run again.
     """
     client.evict(slot)
     if as_json:

@@ -65,8 +65,7 @@ class Report:
         waits_by_size: by chips, of the jobs that use chips.
         waits_by_cpus: by CPUs, of all other jobs.
         waits_by_team: of the jobs that belong to a team.
-        turnarounds_by_band: the times from the submission of jobs to their end; ``waiting`` counts those that have not
-            ended.
+        turnarounds_by_band: the times from the submission of jobs to their end; ``waiting`` counts unfinished jobs.
         shares: each user's part of the resources that all users held.
         shares_by_team: each team's part of these resources, without jobs that belong to no team.
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.

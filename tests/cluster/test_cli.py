@@ -134,7 +134,7 @@ def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: 
     assert the_controller().ask(ControllerInterface.job_status, job_id).error == "cancelled by bob"
 
 
-@pytest.mark.skipif(not hasattr(services, "get_node_to_connect_for_driver"), reason="this Ray compares IP addresses")
+@pytest.mark.skipif(not hasattr(services, "find_node_ids"), reason="this Ray compares IP addresses")
 def test_machine_without_ray_node_is_refused_at_once(cluster: SimulatedCluster) -> None:
     elsewhere = [*CONTAINER, *command_line("ls", "--address", cluster.address)]  # sees no process of the cluster
     refused = subprocess.run(elsewhere, capture_output=True, text=True, timeout=50)  # Ray would wait for 60 s
