@@ -16,7 +16,7 @@ HOST_FILES_GB = ClusterSetting(
     "host_files_gb",
     "20",
     f"gigabytes, or {OFF}",
-    "Space that the files of libtpu and Ray may take on each machine, and core dumps once more as much; beyond it, the"
+    "Space that the files of libtpu and Ray may take on each machine, and the same again for core dumps; beyond it, the"
     " oldest unused ones are removed.",
     count_or_off,
 )
