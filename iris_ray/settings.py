@@ -108,10 +108,10 @@ GCS_BOUNDS: Mapping[str, int] = {
     "RAY_task_events_max_dropped_task_attempts_tracked_per_job_in_gcs": 1000,
 }
 """Ray's variables that bound what its GCS remembers of dead actors, dead workers and tasks, and good values for them.
-Ray's default is 100,000 of each, and each pool, SliceActor and TPUHostActor is an actor with a worker of its own. The
-GCS also keeps the ids of tasks that it has forgotten, by default a million for each Ray job. To Ray, each call of an
-actor is a task: 160,000 calls of one actor cost 13 MB, and 4 MB with this bound. They are set on the head before
-`ray start`."""
+Ray's default is 100,000 of each, and each pool and TPUHostActor is an actor with a worker of its own, as is the
+SliceActor of a slice of more than two hosts. The GCS also keeps the ids of tasks that it has forgotten, by default a
+million for each Ray job. To Ray, each call of an actor is a task: 160,000 calls of one actor cost 13 MB, and 4 MB with
+this bound. They are set on the head before `ray start`."""
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(one for one in globals().values() if isinstance(one, Variable))
 

@@ -28,7 +28,7 @@ def _demand(text: str) -> bool | None:
 CLOUD_TPU = ClusterSetting(
     "cloud_tpu",
     OFF,
-    "projects/PROJECT/locations/ZONE, …",
+    f"projects/PROJECT/locations/ZONE, …; or {OFF}",
     "The zones in which the Controller asks Google's Cloud TPU API what became of lost slices.",
     _locations,
 )

@@ -376,9 +376,10 @@ def _clean_core_dumps(own: Path, limits: Limits, clock: ClockReading, cleaned: C
     if not items:
         return
     newest = max(items, key=lambda item: item.changed_at)
-    room = _room(Path(newest.key.path).parent, items, limits.bytes, FREE)
-    going = to_remove(items, clock, Limits(limits.days, room))
-    if room == limits.bytes and newest not in to_remove(items, clock, Limits(limits.days, None)):
+    directory = Path(newest.key.path).parent
+    going = to_remove(items, clock, Limits(limits.days, _room(directory, items, limits.bytes, FREE)))
+    is_full = limits.bytes is not None and _lacking(directory, FREE) > 0
+    if not is_full and newest not in to_remove(items, clock, Limits(limits.days, None)):
         going = [item for item in going if item is not newest]
     for item in going:
         cleaned.remove(item.key.remove, Path(item.key.path), CORE_DUMPS, item.bytes)
@@ -427,9 +428,13 @@ def _room(directory: Path, items: Collection[Item[Any]], most_bytes: int | None,
     """Return what these may take on the disk of a directory: this, or less if one of so many parts is not free."""
     if most_bytes is None:
         return None
+    return min(most_bytes, max(0, sum(item.bytes for item in items) - _lacking(directory, free)))
+
+
+def _lacking(directory: Path, free: int) -> int:
+    """Return how many bytes are lacking on a directory's disk until one of so many parts of it is free."""
     disk = os.statvfs(directory)
-    lacking = max(0, disk.f_blocks // free - disk.f_bavail) * disk.f_frsize
-    return min(most_bytes, max(0, sum(item.bytes for item in items) - lacking))
+    return max(0, disk.f_blocks // free - disk.f_bavail) * disk.f_frsize
 
 
 def _own_files(own: Path) -> tuple[int, int]:

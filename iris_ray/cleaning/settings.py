@@ -16,7 +16,8 @@ HOST_FILES_GB = ClusterSetting(
     "host_files_gb",
     "20",
     f"gigabytes, or {OFF}",
-    "Space that these files may take on each machine; beyond it, the oldest unused ones are removed.",
+    "Space that the files of libtpu and Ray may take on each machine, and the same again for core dumps; beyond it, the"
+    " oldest unused ones are removed.",
     count_or_off,
 )
 

@@ -44,7 +44,9 @@ def heartbeat(step: int | None = None) -> None:
             meter = _meters.setdefault(files.prefix, RhythmMeter())
             if meter.beat(time.monotonic()):
                 _tell_rhythm(files, meter)
-        _replace(files.heartbeat, "" if number is None else str(number))
+        if not _replace(files.heartbeat, "" if number is None else str(number)):
+            with contextlib.suppress(OSError):  # a full disk takes a time, so the gang does not count as hung
+                os.utime(files.rhythm)
 
 
 def report_status(text: str = "", /, **numbers: SupportsFloat) -> None:
@@ -207,9 +209,12 @@ def _tell_rhythm(files: TaskFiles, meter: RhythmMeter) -> None:
     _replace(files.rhythm, json.dumps(asdict(meter.told)))
 
 
-def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically. If the disk is full, do nothing: that must not end a training run."""
+def _replace(path: Path, text: str) -> bool:
+    """Replace a file atomically; return whether that was possible. A full disk must not end a training run."""
     unfinished = Path(f"{path}.{threading.get_native_id()}")  # the id is unique among all processes
-    with contextlib.suppress(OSError):
+    try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(path)
+    except OSError:
+        return False
+    return True

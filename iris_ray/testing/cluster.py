@@ -61,7 +61,7 @@ class SimulatedCluster:
     Each simulated host is a raylet of its own, with the environment, node labels, resources, IP address and directories
     of a TPU VM, but without chips; it ends when its raylet does. The driver is attached to a head node that has no TPU.
     Everything ends with the ``with`` block, also by an exception or Ctrl-C in it, and when the driver process is
-    killed. A process can have one such cluster at a time. Linux only.
+    killed. A process can have one such cluster at a time. Needs Linux and Ray 2.60.
 
     Args:
         slices: How many slices of each TPU type to start with, e.g. ``{"v4-32": 2}``. None starts the head only.

@@ -258,6 +258,19 @@ def test_newest_core_dump_goes_from_a_disk_that_is_nearly_full(places: Places, m
     assert not newest.exists()
 
 
+def test_newest_core_dump_beyond_the_limit_goes_from_a_disk_that_lacks_less_than_it_takes(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = dumped(places, 1, days=1)
+    assert clean(places, Limits(14, 50_000)).files == {}
+    real = os.statvfs(places.own)
+    fields = list(real)
+    fields[4] = real.f_blocks // 10 - (8 << 10) // real.f_frsize  # f_bavail: less than half of the dump is lacking
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(fields))
+    assert clean(places, Limits(14, 50_000)).files == {CORE_DUMPS: 1}
+    assert not newest.exists()
+
+
 def test_file_in_the_place_of_a_core_dump_stays(places: Places, tmp_path: Path) -> None:
     changed, replaced, linked = (dumped(places, pid, OLD) for pid in range(3))
     changed.write_bytes(b"mine now")

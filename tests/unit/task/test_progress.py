@@ -1,5 +1,6 @@
 """What a task says of how far it is: heartbeats, and words for people."""
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -142,6 +143,27 @@ def test_host_reads_rhythm_and_declared_pause(files: TaskFiles) -> None:
     assert rhythm.pause is None
     assert rhythm.pauses.keys() == {"evaluation", "checkpoint_save"}
     assert progress.read().marks.during.keys() == {"checkpoint_save"}, "an evaluation is productive"
+
+
+def test_heartbeat_on_a_full_disk_is_a_sign_of_life(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(FIRST_STEPS + 2):
+        heartbeat(step)
+    progress = TaskProgress(files)
+    for path in (files.heartbeat, files.rhythm):
+        os.utime(path, (0.0, time.time() - 1000.0))
+    age = progress.read().age
+    assert age is not None
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", fails)
+    time.sleep(0.5)
+    heartbeat(FIRST_STEPS + 2)
+    found = progress.read()
+    assert found.age is not None
+    assert found.age < 0.5
+    assert found.step == FIRST_STEPS + 1, "the disk did not take the last one"
 
 
 def test_end_of_declared_pause_is_a_sign_of_life(files: TaskFiles) -> None:
