@@ -300,9 +300,9 @@ class ContainerOptions(TypedDict, total=False):
             default=60.0,
             check=Seconds(endless=True),
             help="How long slices stay reserved for the next run of the same process. 0 releases them at once.",
-            more="Slices that another job or other Ray work needs are released earlier; those of a detached job, at its"
-            " end. The hosts also keep the modules that they have imported: tasks that are forks start in a fraction of"
-            " a second.",
+            more="Slices for which another job or another program's placement group waits are released earlier; those"
+            " of a detached job, at its end. The hosts also keep the modules that they have imported: tasks that are"
+            " forks start in a fraction of a second.",
             example="600",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
@@ -385,7 +385,8 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Destinations(),
             help="Destinations of notifications about the job's end, stalls and long waits. Default: $IRIS_NOTIFY.",
-            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: none. See docs/notifications.md.",
+            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: only those that an operator has set"
+            " for all jobs. See docs/notifications.md.",
             example='["slack:TEAM_HOOK,on=failed+stalled"]',
             flag="--notify",
         ),
@@ -480,7 +481,8 @@ class GangOptions(ContainerOptions, total=False):
             help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them.",
             more='With `"adopt"`, a job that the next attempt submits again, under the same name and with the same'
             " request, continues, or its results are there at once. It ends with the job of the task. Default: the"
-            " value of the job whose task submits this one, or else `end`. See docs/client.md.",
+            " value of the job whose task submits this one, or else `end`. Jobs of a `JobGroup` always end. See"
+            " docs/client.md.",
             example='"adopt"',
             flag="--children",
         ),
@@ -590,8 +592,8 @@ class JobOptions(RunOptions, total=False):
             default=SPREAD,
             check=OneOf((SPREAD, PACK)),
             help="How independent CPU tasks are placed: spread over many hosts, or packed onto few.",
-            more="Spread tasks get a host each while there are hosts, so that a lost host costs few tasks. Packed tasks"
-            " leave whole hosts to other jobs.",
+            more="Spread tasks get a host each while there are equally suitable hosts, so that a lost host costs few"
+            " tasks; hosts with chips are used when the others are full. Packed tasks leave whole hosts to other jobs.",
             example='"pack"',
             flag="--task-placement",
         ),
