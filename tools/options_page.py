@@ -38,8 +38,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 HEAD = """# Options of a run
 
-Every option of [`run_on_pod` and the other run functions](running.md), of `IrisClient.submit` and of the
-[command line](command-line.md). Pass options by name:
+The options that [`run_on_pod` and the other run functions](running.md), `IrisClient.submit` and the
+[command line](command-line.md) share. Their other arguments, such as `num_slices`, are on those pages. Pass options by
+name:
 
 ```text
 run_on_pod(train, "v4-16", spares=1, preload=["jax"], max_retries_failure=0)

@@ -147,9 +147,9 @@ class MemoryCheckpointer:
     def outlives(self, notice: PreemptionNotice) -> bool:
         """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.
 
-        It does if it is whole, and one of several slices goes away and the others have its shards, or the gang grows.
-        It does not if a host has refused its part or a copy, if the gang has one slice, if another job takes its hosts,
-        or if the job ends. All processes get one answer.
+        It does if it is whole and the gang grows, or loses one of several slices whose shards the others have. It does
+        not if a host has refused its part or a copy, if the gang loses its only slice, if another job takes its hosts,
+        or if the job ends. Whether a notice is about several slices is not checked. All processes get one answer.
         """
         self.wait()
         steps = self._here()[1]

@@ -134,7 +134,7 @@ def _size(path: Path) -> int:
 
 FILE_BYTES = 64 << 20
 FILES_KEPT = 5
-"""A file grows to `FILE_BYTES`. Of each attempt of a task the newest `FILES_KEPT` full files are kept."""
+"""A file grows to `FILE_BYTES`. Of each attempt of a task the newest `FILES_KEPT` are kept, with the one that grows."""
 RETRY_BYTES = 1 << 20
 """The bytes that are skipped after a failed write, before the next try."""
 

@@ -231,6 +231,8 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=OneOf(tuple(PriorityBand), or_none=True),
             help="The priority band; jobs in a higher band are placed first. Default: $IRIS_PRIORITY, or interactive.",
+            more="In a cluster with teams, jobs within their team's quota precede all other jobs, whatever their bands."
+            " See docs/sharing-a-cluster.md.",
             example="PriorityBand.PRODUCTION",
             flag="--priority",
         ),
@@ -275,6 +277,7 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(None, or_none=True),
             help="Give the job up if none of its tasks has run after this time. Default, or with 0 or less: never.",
+            more="The time counts from the submission or, with `after`, from when those conditions are met.",
             example="3600",
             flag="--scheduling-timeout",
         ),
@@ -285,7 +288,8 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(above=True, or_none=True),
             help="End the job this long after its first task ran, with a notice to its tasks beforehand.",
-            more="Time spent waiting for new hosts counts. Local modes ignore it. See docs/failures.md.",
+            more="Time spent waiting for new hosts counts. The modes `simple` and `validate` ignore it. See"
+            " docs/failures.md.",
             example="24 * 3600",
             flag="--max-runtime",
         ),
@@ -296,8 +300,9 @@ class ContainerOptions(TypedDict, total=False):
             default=60.0,
             check=Seconds(endless=True),
             help="How long slices stay reserved for the next run of the same process. 0 releases them at once.",
-            more="The hosts also keep the modules that they have imported: tasks that are forks start in a fraction"
-            " of a second.",
+            more="Slices for which another job or another program's placement group waits are released earlier; those"
+            " of a detached job, at its end. The hosts also keep the modules that they have imported: tasks that are"
+            " forks start in a fraction of a second.",
             example="600",
             elsewhere=(Default(0.0, ("iris-ray run", "iris-ray submit"), "their pool ends with the job"),),
         ),
@@ -331,10 +336,10 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(or_none=True),
             help="Restart the gang if no task has called iris_ray.heartbeat() for this time. 0: never.",
-            more="The restart costs one failure; the stacks of all tasks are logged first. The start of the function"
-            " counts as a call. With `None`, the limit is ten times the longest step so far and at least ten minutes,"
-            " and the restart costs one preemption. It holds for jobs that call `heartbeat` and may restart after lost"
-            " hosts, once ten steps were measured, and never in the first two steps of an attempt. See docs/hangs.md.",
+            more="The restart costs one failure; the tasks log their stacks first. The start of the function counts as"
+            " a call. With `None`, the limit is ten times the longest step so far and at least ten minutes, and the"
+            " restart costs one preemption. It applies to jobs that call `heartbeat` and may restart after lost hosts,"
+            " once ten steps were measured, and never in the first three steps of an attempt. See docs/hangs.md.",
             example="600",
             flag="--stall-timeout",
         ),
@@ -380,7 +385,8 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Destinations(),
             help="Destinations of notifications about the job's end, stalls and long waits. Default: $IRIS_NOTIFY.",
-            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: none. See docs/notifications.md.",
+            more="A destination has the form `CHANNEL:NAME,on=EVENT+EVENT`. `[]`: only those that an operator has set"
+            " for all jobs. See docs/notifications.md.",
             example='["slack:TEAM_HOOK,on=failed+stalled"]',
             flag="--notify",
         ),
@@ -451,7 +457,7 @@ class GangOptions(ContainerOptions, total=False):
             check=Whole(1, or_none=True),
             help="Fail the job after this number of attempts in a row without a new step, even with retries left.",
             more="A step is new if `heartbeat(step)` exceeds every step reported so far. Attempts that lose hosts"
-            " count; evictions and moves don't. Only for jobs that are one gang.",
+            " count, with or without a notice; evictions and growth don't. Only for jobs that are one gang.",
             example="5",
             flag="--stop-without-progress",
         ),
@@ -475,7 +481,8 @@ class GangOptions(ContainerOptions, total=False):
             help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them.",
             more='With `"adopt"`, a job that the next attempt submits again, under the same name and with the same'
             " request, continues, or its results are there at once. It ends with the job of the task. Default: the"
-            " value of the job whose task submits this one, or else `end`. See docs/client.md.",
+            " value of the job whose task submits this one, or else `end`. Jobs of a `JobGroup` always end. See"
+            " docs/client.md.",
             example='"adopt"',
             flag="--children",
         ),
@@ -491,8 +498,9 @@ class RetryOptions(TypedDict, total=False):
             default=10_000,
             check=Whole(),
             help="The number of further attempts after lost hosts. 0: a lost host ends the job.",
-            more="With 0, an eviction also ends the job as preempted; the scheduler evicts such jobs last. The job"
-            " doesn't move to more slices either. Failures are still retried: see `max_retries_failure`.",
+            more="With 0, an eviction also ends the job as preempted; such jobs are the last of their band to be"
+            " evicted. The job doesn't move to more slices either. Failures are still retried: see"
+            " `max_retries_failure`.",
             example="100",
             flag="--max-retries-preemption",
             elsewhere=(
@@ -584,8 +592,8 @@ class JobOptions(RunOptions, total=False):
             default=SPREAD,
             check=OneOf((SPREAD, PACK)),
             help="How independent CPU tasks are placed: spread over many hosts, or packed onto few.",
-            more="Spread tasks get a host each while there are hosts, so that a lost host costs few tasks. Packed tasks"
-            " leave whole hosts to other jobs.",
+            more="Spread tasks get a host each while there are equally suitable hosts, so that a lost host costs few"
+            " tasks; hosts with chips are used when the others are full. Packed tasks leave whole hosts to other jobs.",
             example='"pack"',
             flag="--task-placement",
         ),

@@ -90,8 +90,8 @@ def _number(name: str, value: Any) -> float:
 def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
     """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
-    The block is also a declared pause: it may take longer than a step, and its gang does not count as hung (see the
-    option ``stall_timeout``).
+    The block is also a declared pause, which may take longer than a step before its gang counts as hung: docs/hangs.md
+    has its limit. A ``stall_timeout`` that is set applies to pauses as well.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
