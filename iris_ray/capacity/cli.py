@@ -1,4 +1,4 @@
-"""``iris-ray cluster provision``: ask Google for the slices that waiting jobs miss, and give unused ones back."""
+"""``iris-ray cluster provision``: request the slices that waiting jobs need from Google, and delete idle ones."""
 
 import re
 import time
@@ -52,43 +52,61 @@ class ProvisionerLine(TypedDict):
     text: str
 
 
-@click.command(short_help="Ask Google for slices that waiting jobs miss, and give unused ones back.")
+@click.command(short_help="Request slices from Google that waiting jobs need, and delete idle ones.")
 @tpu_option("Slices of this type; repeatable.", required=True, multiple=True)
 @click.option(
-    "--min", "least", type=click.IntRange(0), default=0, show_default=True, help="Slices of each type to keep."
+    "--min",
+    "least",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="The number of slices of each type to keep, whether jobs need them or not.",
 )
-@click.option("--max", "most", type=click.IntRange(1), help="Slices of each type to have at most.")
-@click.option("--budget", type=click.IntRange(1), metavar="CHIPS", help="Chips to ask for and to hold at most, in all.")
+@click.option("--max", "most", type=click.IntRange(1), help="The largest number of slices of each type.")
+@click.option(
+    "--budget",
+    type=click.IntRange(1),
+    metavar="CHIPS",
+    help="The largest number of chips to request and hold, over all types.",
+)
 @click.option(
     "--location",
     "locations",
     multiple=True,
     metavar="PLACE[:CHIPS]",
-    help="projects/PROJECT/locations/ZONE, and the quota. Of several, the first that has capacity is asked."
-    f"  [default: the cluster's setting {CLOUD_TPU.name}]",
+    help="A zone, projects/PROJECT/locations/ZONE, and its quota. Repeatable; zones are asked in this order."
+    f"  [default without --reservation: the cluster's setting {CLOUD_TPU.name}]",
 )
 @click.option(
     "--reservation",
     "reservations",
     multiple=True,
     metavar="NAME[:CHIPS]",
-    help="projects/PROJECT/locations/ZONE/reservations/NAME. Asked before all --location.",
+    help="projects/PROJECT/locations/ZONE/reservations/NAME, and its chips. Repeatable; asked before all --location.",
 )
 @click.option(
     "--api",
     type=click.Choice([CLOUD_TPU_API, COMPUTE_ENGINE]),
     default=CLOUD_TPU_API,
     show_default=True,
-    help=f"Of Google; {COMPUTE_ENGINE} needs {_GCE}.",
+    help=f"Which API of Google to use; {COMPUTE_ENGINE} needs {_GCE}.",
 )
-@click.option("--runtime-version", metavar="NAME", help=f"Of the TPU software, for {CLOUD_TPU_API}: v2-alpha-tpuv6e.")
-@click.option("--vm-image", metavar="IMAGE", help=f"Of the disk, for {COMPUTE_ENGINE}.  [default: Google's for TPUs]")
-@click.option("--spot", is_flag=True, help="Slices that may be preempted at any time; otherwise on demand.")
+@click.option(
+    "--runtime-version",
+    metavar="NAME",
+    help=f"The TPU software of the hosts, such as v2-alpha-tpuv6e. Required with {CLOUD_TPU_API}.",
+)
+@click.option(
+    "--vm-image",
+    metavar="IMAGE",
+    help=f"The image of the hosts' disks, for {COMPUTE_ENGINE}.  [default: Google's for TPUs]",
+)
+@click.option("--spot", is_flag=True, help="Request slices that may be preempted at any time; otherwise on demand.")
 @click.option(
     "--flex-start",
     "max_run_s",
     type=Duration(600, 7 * DAY_S),
-    help=f"Slices that Google queues for, and ends after this time; with --api {COMPUTE_ENGINE}.",
+    help=f"Request slices that Google queues, and ends after this time; with --api {COMPUTE_ENGINE}.",
 )
 @click.option(
     "--max-wait",
@@ -96,31 +114,49 @@ class ProvisionerLine(TypedDict):
     type=Duration(30),
     default="15m",
     show_default=True,
-    help="How long a request may wait before the next location is asked instead.",
+    help="How long a request may wait before the next reservation or location is asked instead.",
 )
 @click.option("--docker-image", metavar="IMAGE", help="Run Ray on each host in a container of this image.")
 @click.option(
     "--startup-script",
     "script",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"Run on each host; {HEAD_MARK} in it becomes the head's address. No secrets: everybody in the project can"
-    " read it.  [default: one that runs ray start]",
+    help=f"A script to run on each host; {HEAD_MARK} in it becomes the head's address. No secrets: everybody in the"
+    " project can read it.  [default: one that runs ray start]",
 )
-@click.option("--show-startup-script", "show_script", is_flag=True, help="Print the start-up script, and end.")
-@click.option("--head", metavar="HOST:PORT", help="Where hosts join the cluster.  [default: the cluster's address]")
-@click.option("--network", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
-@click.option("--subnetwork", default="", metavar="NAME", help="Of the hosts, or a path.  [default: default]")
-@click.option("--service-account", default="", metavar="EMAIL", help="Of the hosts.  [default: Compute Engine's]")
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="A network tag of the hosts, for firewalls.")
-@click.option("--external-ips", is_flag=True, help="Give hosts addresses of their own on the internet.")
-@click.option("--name", "owner", default="iris", show_default=True, help="Of this provisioner: it marks its slices.")
+@click.option("--show-startup-script", "show_script", is_flag=True, help="Print the start-up script and exit.")
+@click.option(
+    "--head", metavar="HOST:PORT", help="The address at which hosts join the cluster.  [default: the cluster's address]"
+)
+@click.option(
+    "--network", default="", metavar="NAME", help="The network of the hosts: a name or a path.  [default: default]"
+)
+@click.option(
+    "--subnetwork",
+    default="",
+    metavar="NAME",
+    help="The subnetwork of the hosts: a name or a path.  [default: default]",
+)
+@click.option(
+    "--service-account",
+    default="",
+    metavar="EMAIL",
+    help="The service account of the hosts.  [default: Compute Engine's]",
+)
+@click.option(
+    "--tag", "tags", multiple=True, metavar="TAG", help="A network tag of the hosts, for firewall rules. Repeatable."
+)
+@click.option("--external-ips", is_flag=True, help="Give each host a public address.")
+@click.option(
+    "--name", "owner", default="iris", show_default=True, help="The name of this provisioner, which marks its slices."
+)
 @click.option(
     "--idle",
     "idle_s",
     type=Duration(),
     default="10m",
     show_default=True,
-    help="How long a slice must be unused before it is given back.",
+    help="How long a slice must be idle before it is deleted.",
 )
 @click.option(
     "--every",
@@ -128,16 +164,16 @@ class ProvisionerLine(TypedDict):
     type=Duration(1, DAY_S),
     default="30s",
     show_default=True,
-    help="Between two looks.",
+    help="The interval between two checks of the cluster.",
 )
 @click.option(
     "--prices",
     "price_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with the prices of chip-hours, for what people are shown.",
+    help="A TOML file with the prices of chip-hours, to show costs.",
 )
-@click.option("--once", is_flag=True, help="Look and act once, then end.")
-@click.option("--dry-run", is_flag=True, help="Look once, and print what would be done. Changes nothing.")
+@click.option("--once", is_flag=True, help="Check the cluster and act once, then exit.")
+@click.option("--dry-run", is_flag=True, help="Check the cluster once, and print what would be done. Changes nothing.")
 @json_option(ProvisionerLine)
 @address_option
 def provision(
@@ -170,10 +206,10 @@ def provision(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Ask Google for slices that waiting jobs miss, and give back slices that no job needs.
+    """Request slices from Google that waiting jobs need, and delete slices that no job needs.
 
-    This runs until you end it; the slices that it has made stay. It never touches slices that it has not made. Try it
-    with --dry-run first.
+    This runs until you end it; its slices stay. It only touches slices that a provisioner of its --name has made. Try
+    it with --dry-run first.
 
     \b
       iris-ray cluster provision --tpu v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run

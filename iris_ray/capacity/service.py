@@ -11,7 +11,7 @@ SERVICE: Final = Service(
     commands={
         "cluster provision": Command(
             "iris_ray.capacity.cli:provision",
-            "Ask Google for slices that waiting jobs miss, and give unused ones back.",
+            "Request slices from Google that waiting jobs need, and delete idle ones.",
         ),
     },
 )

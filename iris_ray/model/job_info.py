@@ -23,8 +23,8 @@ class JobInfo:
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
         slice_id: 0-based number of the task's slice (or other group) within the job.
         num_slices: number of slices (or other groups) in the job.
-        slice_name: the TPU slice's name in the cluster; empty without chips.
-        worker_id: 0-based number of the host within its slice or group.
+        slice_name: the name of the TPU slice, or of the part of a slice, in the cluster; empty without chips.
+        worker_id: 0-based number of the host within its slice, part of a slice, or group.
         coordinator_address: ``ip:port`` on the host of the gang's first task, for ``iris_ray.jax.initialize()``. The
             port was free when the attempt started, and differs between attempts. Empty if the job has several
             independent tasks.
