@@ -99,7 +99,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     """Answer with the messages of our errors, and to programs also with those of aiohttp."""
     try:
         return await handler(request)
-    except web.HTTPClientError as error:  # such as an unknown address
+    except (web.HTTPClientError, web.HTTPServerError) as error:  # such as an unknown address, or too many requests
         if not request.path.startswith(FOR_PROGRAMS):
             raise
         return web.json_response({"error": error.text or error.reason}, status=error.status, headers=_kept(error))

@@ -173,7 +173,7 @@ def job_story(of: JobFacts, times: JobTimes, now: float) -> JobStory:
         team=job.spec.team or None,
         tasks=job.size,
         chips=max([accelerators(job.spec.resources) * job.size, *(one.chips for one in attempts)]),
-        started_at=min((one.started_at for one in attempts if one.started_at is not None), default=None),
+        started_at=None if math.isinf(job.began_at) else of.wall(job.began_at),  # its attempts may be forgotten
         ended_at=of.wall_or_none(times.ended_at),
         seen_at=of.wall(now),
     )

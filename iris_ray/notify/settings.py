@@ -144,14 +144,14 @@ NOTIFY_SMTP = ClusterSetting(
     "notify_smtp",
     OFF,
     f"HOST:PORT,from=ADDRESS[,tls=…][,login=SECRET][,to=DOMAINS]; or {OFF}",
-    "The server that sends notifications by e-mail; only to the domain of its own address, unless to= says more.",
+    "The server that sends notifications by e-mail; only to the domain of its own address, or to those of to=.",
     _smtp,
 )
 NOTIFY_PRIVATE = ClusterSetting(
     "notify_private",
     OFF,
     f"hosts and networks, separated by commas; or {OFF}",
-    "Private addresses to which webhooks may be sent, also without TLS. All others are refused.",
+    "Private hosts and networks to which webhooks may be sent; if the URL names them, also without TLS.",
     _private,
 )
 

@@ -18,7 +18,7 @@ export function queuePage(root) {
   const empty = h("p", { class: "empty" }, "Nobody waits: every job has what it asked for.");
   const more = h("p", { class: "found" });
   root.append(h("h1", {}, "Queue"),
-    h("p", { class: "lead" }, "By priority, then by fair share: the user who holds the least of the cluster goes first. A job that does not fit lets smaller ones pass."), element, empty, more);
+    h("p", { class: "lead" }, "By priority, then by fair share: the user with the smallest share of the cluster, now and over the past hours, goes first. A job that does not fit lets smaller ones pass."), element, empty, more);
 
   function update(changed) {
     if (!["queue", "cluster", "jobs"].some((name) => changed.has(name))) return;

@@ -129,7 +129,7 @@ class Referee:
         return rules.comes_last(job), job.spec.priority, not returns, share, job.number
 
     def _share(self, user: str) -> float:
-        """ "A share is the user's part of the scarcest resource, now and over the past hours"."""
+        """ "A share is the largest fraction that the user holds of any resource, now and over the past hours"."""
         held, past = self.usage.get(user, {}), self.state.past_usage
         totals = {resource: total for resource, total in self.state.fleet.totals.items() if total > 0}
         parts = [(held.get(r, 0.0) + past.mean(user, r, self.now)) / total for r, total in totals.items()]

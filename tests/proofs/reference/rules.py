@@ -120,7 +120,7 @@ def bound_of(job: Job, bound: float) -> float:
 
 
 def is_returning(job: Job, gang: Gang, now: float) -> bool:
-    """ "A gang that has just lost its hosts comes first in its own band. Independent tasks keep their place"."""
+    """ "A gang that has run and whose attempt has just ended comes first in its own band. Independent tasks don't"."""
     return job.spec.coscheduling is not None and not job.yields and now < gang.returning_until
 
 

@@ -129,6 +129,17 @@ def test_errors_for_programs_are_json(
         assert list(json.loads(answer.read())) == ["error"]
 
 
+def test_refusal_of_too_many_requests_is_json_for_programs(
+    world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "LARGEST_SHARE", 0.0)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        get(f"{url}/api/jobs")
+    with caught.value as answer:
+        assert (answer.code, answer.headers["Retry-After"]) == (503, "1")
+        assert list(json.loads(answer.read())) == ["error"]
+
+
 @pytest.mark.parametrize("job_id", ["lr-1e-3_50.5", "driver-1/eval-2"])
 def test_job_of_any_id_is_served(world: ControllerInProcess, url: str, job_id: str) -> None:
     world.start(job_id)

@@ -56,6 +56,17 @@ def test_story_of_gang_has_every_attempt_and_its_cause(world: World) -> None:
     assert told.job.items() >= {"submitted_at": NOON, "started_at": NOON + 2, "ended_at": NOON + 96}.items()
 
 
+def test_story_of_job_with_forgotten_attempts_begins_with_its_first_one(world: World) -> None:
+    job = world.submit(max_retries_failure=10)
+    run_again(world, job)
+    for _ in range(7):
+        fail(world, job, 0)
+        run_again(world, job)
+    told = story(world, job)
+    assert told.attempts[0].number > 1, "the first attempts are forgotten"
+    assert told.job["started_at"] == NOON + 2
+
+
 def test_story_sums_all_time_and_all_losses(world: World) -> None:
     job = world.submit(max_retries_failure=3)
     run_again(world, job)
