@@ -104,7 +104,7 @@ def slots() -> None:
       iris-ray slots runners
       iris-ray slots why llama
       iris-ray slots prewarm llama
-      iris-ray slots evict 7
+      iris-ray slots evict 1a2b3c4d5e6f
     """
 
 
@@ -158,7 +158,7 @@ def evict(client: SlotClient, slot: str, as_json: bool) -> None:
 @json_option(Prewarmed)
 @of_models
 def prewarm(client: SlotClient, model: str, as_json: bool) -> None:
-    """Load a model on every runner that has room, and on new ones."""
+    """Load a model on every runner that has room for it now, and on each new one."""
     client.prewarm(model)
     if as_json:
         return print_json(Prewarmed(model=model))

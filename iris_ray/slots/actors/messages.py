@@ -45,16 +45,18 @@ class SlotHosts:
     Args:
         count: the number of hosts, or of slices if ``tpu_type`` is given.
         kind: the devices that slots use there; TPU if ``tpu_type`` is given.
-        devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given.
-        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. If the GPUs of a host differ, a
-            list: one number for each, in the order of ``nvidia-smi``. None: of a GPU all that NVIDIA's driver reports
-            once a host is there, which needs nvidia-ml-py; of others 1 GiB.
+        devices: the number of GPUs, or of CPUs, to take on each host. All chips, if ``tpu_type`` is given. One machine
+            may provide several hosts.
+        memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs. If the GPUs of a machine differ,
+            take all of them, and give a list: one number for each, in the order of ``nvidia-smi``. None: of a GPU all
+            that NVIDIA's driver reports once a host is there, which needs nvidia-ml-py; of others 1 GiB.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
-        whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
+        whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner. No
+            effect on slices of one host.
         constraints: conditions that every host must satisfy.
         preferences: conditions that hosts should satisfy if possible.
         tolerations: names of taints that do not keep slots away.
-        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts from other jobs.
+        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts that other jobs use.
 
     Raises:
         InvalidSlotError: a value makes no sense.
@@ -222,8 +224,8 @@ class SlotRow:
         state: such as "ready".
         active: the number of requests and sessions that have a seat.
         sessions: the number of sessions among these.
-        idle_s: seconds since a request last began or ended.
-        pid: the pid of its process; 0 before it has started.
+        idle_s: seconds since a request last began or ended, or since the slot became ready; 0 while one runs.
+        pid: the pid of its process, on a whole slice that on the first host; 0 before it has started.
     """
 
     slot_id: str
@@ -247,9 +249,9 @@ class ModelRow:
         starting: the number of slots that are planned or load.
         waiting: requests and sessions in the queue.
         replicas: the number of slots that are kept even without requests.
-        load_s: how long a load takes, by the latest loads; 1 s before the first.
-        failures: loads that failed in a row, since a slot was last ready.
-        waits_for: why the model gets no further slot now, or "".
+        load_s: how long the last load took, or how long one had taken when another was begun; 1 s before the first.
+        failures: loads that failed in a row, since a slot was last ready or the model was registered.
+        waits_for: why the model gets no further slot now, if requests wait or replicas are missing; otherwise "".
     """
 
     model: str
@@ -269,8 +271,8 @@ class SlotStatus:
     Attributes:
         runners: bytes of each device that no slot has booked, by runner.
         memory: bytes of each device that slots may use.
-        in_use: bytes that programs use of each device, others than slots included, as NVIDIA's driver said in the last
-            minute; of a host for CPUs, what slots use of it. Runners are missing of which that is not known.
+        in_use: bytes that all programs use of each device, as NVIDIA's driver said about a minute ago at most; of a
+            host for CPUs, what slots use of it. Runners whose use is not known are missing.
     """
 
     runners: Mapping[str, tuple[int, ...]]

@@ -116,7 +116,7 @@ def _here(
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
-    gpus = tuple(filter(None, visible.split(",")))
+    gpus = gpus_in_order(visible)
     sizes = () if isinstance(memory, int) else tuple(memory or _sizes(gpus))
     return HostHere(
         runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
@@ -135,6 +135,15 @@ def _here(
         host=me.worker_id if whole_slice else 0,
         hosts=me.num_tasks if whole_slice else 1,
     )
+
+
+def gpus_in_order(visible: str) -> tuple[str, ...]:
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, in the order of ``nvidia-smi`` if it names them by number.
+
+    Ray names them in a random order if it was itself started with that variable.
+    """
+    names = tuple(filter(None, visible.split(",")))
+    return tuple(sorted(names, key=int)) if all(name.isdecimal() for name in names) else names
 
 
 def _sizes(gpus: Sequence[str]) -> tuple[int, ...]:

@@ -57,12 +57,13 @@ class ServedCommand:
     """A program that serves a model as OpenAI's API: vLLM, llama.cpp's server, or one of your own.
 
     Args:
-        command: its command line. It may have ``{port}``, the port at which it has to listen on 127.0.0.1; ``{model}``,
-            the model's name; ``{devices}``, how many devices it has; ``{memory}``, its bytes on each (the most, if
-            they differ); ``{share}``, the part of each device that this is (the least), as vLLM's
-            ``--gpu-memory-utilization`` wants it.
+        command: its command line. It must have ``{port}``, the port at which it has to listen on 127.0.0.1. It may have
+            ``{model}``, the model's name; ``{devices}``, the number of its devices; ``{memory}``, its bytes on each
+            (the most, if they differ); ``{share}``, the part that this is of the memory that slots may use of each
+            device (the least). If NVIDIA's driver told that memory, this suits vLLM's ``--gpu-memory-utilization``.
         health: the path that answers with a status of 2xx once it can serve, and while it is well.
-        memory: bytes on each device, by the number of devices; None: `SlotClient.register` gets them.
+        memory: bytes on each device, by the number of devices. `SlotClient.register` may get others; it must get them
+            if this is None.
         load_s: seconds that it may take until it is healthy.
         environment: further environment variables.
 
@@ -93,7 +94,7 @@ class ServedCommand:
             raise InvalidSlotError("ServedCommand: command has no {port}; it has to listen where its slot asks it")
 
     def words(self, **values: Any) -> list[str]:
-        """Return the command with its values."""
+        """Return the words of the command with these values in place of the names in braces."""
         words = shlex.split(self.command) if isinstance(self.command, str) else self.command
         return [word.format(**values) for word in words]
 

@@ -21,9 +21,9 @@ from iris_ray.slots.core.request_queue import CLOSED
 class Session:
     """A seat on a slot, made by `SlotClient.session`. ``with`` and ``async with`` open and close it, also repeatedly.
 
-    While it is open, the seat is its own, and the slot is not evicted at once for other models. Its calls run one after
-    the other; further sessions run beside it. It ends when it is closed, when it was not used for ``idle_s``, when its
-    client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
+    While it is open, the seat is its own, and the slot is only evicted for models that starve. Its calls run one after
+    the other; other sessions run at the same time. It ends when it is closed, when it was not used for ``idle_s``, when
+    its client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
     that has not run raises `SessionEndedError`, and one that may have run in part `RequestLostError`. No call is
     repeated.
 
@@ -42,7 +42,8 @@ class Session:
 
     @property
     def over(self) -> str:
-        """Why it takes no more calls, or "". This process learns it within five seconds, or at the next call."""
+        """Why it takes no calls; "" while it is open. This process learns of its end at the next call, or after about
+        five seconds."""
         return "it is not open" if self._lease is None else self._lease.over
 
     @property

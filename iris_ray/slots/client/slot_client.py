@@ -121,14 +121,15 @@ class SlotClient:
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
                 kind, and perhaps ``load()``, ``unload()``, ``health()`` and ``memory_estimate()``; or a program. A slot
-                ends if ``health()``, which is called every ten seconds, raises or returns False three times in a row.
+                ends if ``health()`` raises, returns False or takes more than a minute three times in a row. It is
+                called again ten seconds after each answer.
             name: the model's name in requests; None: the class's name. A class may have several names, such as one for
                 each adapter.
             memory: bytes on each device, by the number of devices; see `ModelSpec`. None: the result of the class's
                 ``memory_estimate``, called with ``arguments``.
             arguments: the arguments of the class, by name.
             replicas: slots to keep even without requests.
-            prewarm: whether each new host gets a slot if no other slot has to be evicted for it.
+            prewarm: whether each host, also each one to come, gets a slot if no other slot has to be evicted for it.
             spec: further fields of `ModelSpec`, such as ``concurrency``, ``load_s``, ``idle_s`` and ``group``, or
                 ``kind`` if the hosts have several kinds of devices. ``lora`` only distinguishes slots; the class gets
                 its adapter by ``arguments``.
@@ -143,7 +144,7 @@ class SlotClient:
         return order.spec
 
     def remove(self, name: str) -> None:
-        """Stop serving a model."""
+        """Stop serving a model. Requests that wait for it are refused, and running ones finish."""
         _get(self._there().call(SlotManager.remove, name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
@@ -188,7 +189,7 @@ class SlotClient:
     ) -> Generator[Any, None, None]:
         """Ask a model, and yield the pieces of its answer as they come. See `submit`.
 
-        To stop early cancels the request. The model waits for a caller who takes the pieces slowly.
+        Stopping early cancels the request. The model waits for a caller that takes the pieces slowly.
         """
         ask, streams = self._ask(model, payload, request_id, how), self._streams
         arrived: SimpleQueue[Arrived] = SimpleQueue()
@@ -201,7 +202,7 @@ class SlotClient:
     async def astream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
     ) -> AsyncGenerator[Any, None]:
-        """As `stream`, for an event loop. To stop early at once, call ``aclose()``."""
+        """As `stream`, for an event loop. To stop early, call ``aclose()``: leaving the loop may only stop it later."""
         ask, streams = self._ask(model, payload, request_id, how), self._streams
         loop, arrived = asyncio.get_running_loop(), asyncio.Queue[Arrived]()
 
@@ -233,7 +234,10 @@ class SlotClient:
         return Session(self._manager, self._keeper, model, idle_s=idle_s, timeout_s=timeout_s, priority=priority)
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request: it leaves the queue, or its slot if the model is a coroutine."""
+        """Cancel a request: it leaves the queue, or is stopped on its slot if the model is a coroutine or generator.
+
+        A function runs to its end.
+        """
         ray.get(self._there().call(SlotManager.cancel, request_id))
 
     def status(self) -> SlotStatus:

@@ -39,7 +39,7 @@ class GGUFModel:
     """The head of a GGUF file.
 
     Attributes:
-        facts: single values by name, such as ``general.architecture``.
+        facts: single values by name, such as ``general.architecture``; of a list of numbers, the largest.
         lengths: the number of items of each fact that is a list.
         tensors: bytes of each tensor, by name, padding included.
     """
@@ -50,11 +50,11 @@ class GGUFModel:
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, such as ``llama``."""
+        """The model's architecture, such as ``llama``; "unknown" if the file does not say."""
         return str(self.facts.get("general.architecture", "unknown"))
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number of this architecture, such as ``block_count``.
+        """Return a whole number of this architecture, such as ``block_count``; of a list, the largest.
 
         Raises:
             InvalidSlotError: the number is missing, and there is no default; or it is not a whole number of 0 or more.
@@ -209,9 +209,10 @@ def gguf_memory(
     Layers are spread over the devices, each whole on one, and the output counts as one more layer. The estimate is for
     the device with the most layers, or for each device of ``split``. It is the sum of:
 
-    - the weights of its layers, and the weights that belong to no layer;
+    - the weights of its layers, each as large as the largest one, and all weights that belong to no layer;
     - for each of its layers the cache: context × concurrency × (length of a key + of a value) × their heads × 2 bytes;
-    - the buffers for a batch of 512 tokens: the largest of attention, feed-forward and output, in 32 bits;
+    - the buffers for a batch of 512 tokens, in 32 bits: four embeddings, and the largest of attention, feed-forward and
+      output;
     - 512 MiB for the process.
 
     Args:
@@ -223,7 +224,8 @@ def gguf_memory(
             (2, 1) is two thirds of the layers on the first of two devices. Give the program the same split.
 
     Raises:
-        InvalidSlotError: a number makes no sense, the file lacks a fact that is needed, or it holds a part of a model.
+        InvalidSlotError: a number makes no sense, ``split`` is for a number of devices in ``degrees``, the file lacks a
+            fact that is needed, or it holds a part of a model.
     """
     degrees = _checked(degrees, context=context, concurrency=concurrency)
     require("split", split, SHARES, InvalidSlotError)

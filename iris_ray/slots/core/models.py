@@ -65,7 +65,8 @@ class ModelSpec:
         concurrency: requests that one slot serves at a time. None: 256 for "vllm", 64 for "program", 2 for "ollama",
             else 1.
         constraints: what its runners' attributes must satisfy.
-        load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`.
+        load_s: seconds for which it may load before the load counts as failed; None: `ServingPolicy.load_s`. For a
+            `ServedCommand`, the default is 30 s more than its own ``load_s``.
         idle_s: seconds after which an idle slot of it ends though nobody needs its memory; infinity: never; None:
             `ServingPolicy.idle_s`.
         group: a runner has slots of one model of a group at a time. "": of no group.

@@ -32,7 +32,7 @@ class PlacementPolicy:
             needs its memory. It is called with the runner's id and the time when the slot was last active, and returns
             a time; both in seconds on the same clock. By default a slot is stale after 10 idle seconds. If the function
             raises or returns NaN, the slot is not stale.
-        min_residency_s: seconds for which a slot is never evicted after it became ready.
+        min_residency_s: seconds for which a slot is not evicted for other models after it became ready.
         spread_before_evicting: split a model over several free devices rather than evict a slot to make room on one.
     """
 
@@ -65,9 +65,9 @@ class ServingPolicy:
         placement: where slots go, and which may be evicted.
         most_waiting: requests that may wait at once.
         most_waiting_bytes: bytes of their payloads together. One request may always wait, whatever its size.
-        ageing_s: how long a request waits before it starves. Then any slot but a replica gives way to it, and its room
-            is kept until its slot is ready. A session of its model that has had its seat for as long has to give it
-            back.
+        ageing_s: how long a request waits before its model starves, if no slot of it has a free seat or will have one.
+            Then any slot of another model but a replica may have to give way to it, and its room is kept until its slot
+            is ready. If there is no room, a session of its model that has had its seat for as long has to give it back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. A slot that
             ends for another model, or whose model was changed or removed, finishes its requests however long they take.
             A request or session that was told to stop may go on for as long; then its slot may be ended for requests
@@ -76,7 +76,7 @@ class ServingPolicy:
         late_factor: how many times as long as the model's last load a load may take before it counts as late. The model
             is then loaded elsewhere as well. A slot that waits this long for its place is planned elsewhere.
         late_s: the least number of seconds before a load counts as late.
-        idle_s: how long a slot may be idle before it ends even if no other slot needs its memory.
+        idle_s: how long a slot may be idle before it ends even if no other slot needs its memory. Replicas stay.
         most_load_failures: loads in a row that may fail before the waiting requests are refused.
         most_attempts: how often a request is given to a slot if slots are lost.
         longest_pause_s: the longest pause after failed loads.

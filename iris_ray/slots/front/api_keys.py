@@ -22,10 +22,10 @@ class ApiKey:
 
     Args:
         name: the name of its owner, for messages and metrics.
-        secret: the key itself. Callers send it as ``Authorization: Bearer SECRET``.
+        secret: the key itself, at least 16 ASCII characters. Callers send it as ``Authorization: Bearer SECRET``.
         models: the models that it may use; None: all.
         at_a_time: requests that it may have at a time; None: any number.
-        per_minute: requests that it may make in a minute; None: any number.
+        per_minute: requests that it may make at once. As many become available again in each minute; None: no limit.
 
     Raises:
         InvalidSlotError: a value makes no sense.

@@ -60,19 +60,20 @@ class HttpFront:
     """Serves the models of a client as OpenAI's API: completions, chat, embeddings and the list of models.
 
     A model gets the request's JSON object and answers with text, whole or in pieces; a model of embeddings with
-    vectors. A caller that disconnects cancels its request. Requests of web pages are refused.
+    vectors. A caller that disconnects cancels its request. Requests with the header ``Origin`` are refused: browsers
+    send it with each POST of a web page.
 
     Args:
         client: the client of the models.
-        host: the address at which it listens. Other machines reach it only at an address of this machine's own.
+        host: the address at which it listens. Other machines can't reach it at a loopback address, such as the default.
         port: 0 for any free port.
-        timeout_s: seconds for which a request may wait before it begins.
+        timeout_s: seconds for which a request may wait before it begins; None: for as long as it takes.
         keys: the callers' keys, and their limits. Without keys it listens on loopback only, and every program on this
             machine can use all models.
         aliases: further names of models, and the models.
 
     Raises:
-        InvalidSlotError: there is no such port or timeout, or it would listen for other machines without keys.
+        InvalidSlotError: an argument makes no sense, or it would listen for other machines without keys.
 
     Example:
         >>> with HttpFront(client) as front:
@@ -116,7 +117,7 @@ class HttpFront:
 
     @property
     def url(self) -> str:
-        """The URL at which it listens."""
+        """The URL at which it listens. Raises InvalidSlotError before `start`."""
         if not self._is_started:
             raise InvalidSlotError("HttpFront is not started; call start(), or use it with `with`")
         host = f"[{self._at[0]}]" if ":" in self._at[0] else self._at[0]

@@ -33,6 +33,15 @@ def test_failed_submission_leaves_no_runner_job_behind(monkeypatch: pytest.Monke
     assert cancelled == launched
 
 
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [("1,0", ("0", "1")), ("10,9,8", ("8", "9", "10")), ("GPU-b,GPU-a", ("GPU-b", "GPU-a")), ("", ())],
+)
+def test_gpus_of_host_are_in_the_order_of_nvidia_smi(visible: str, names: tuple[str, ...]) -> None:
+    """`SlotHosts(memory=[…])` lists their bytes in that order, and Ray names them in any."""
+    assert hold_host.gpus_in_order(visible) == names
+
+
 class Calls:
     """Calls of actors by name, of which some have been answered. An answer that is an error is raised."""
 
