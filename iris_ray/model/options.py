@@ -584,8 +584,8 @@ class JobOptions(RunOptions, total=False):
             default=SPREAD,
             check=OneOf((SPREAD, PACK)),
             help="How independent CPU tasks are placed: spread over many hosts, or packed onto few.",
-            more="Spread tasks get a host each while there are hosts, so that a lost host costs few tasks. Packed tasks"
-            " leave whole hosts to other jobs.",
+            more="Spread tasks get a host each while there are enough hosts that suit the job equally well, so that a"
+            " lost host costs few tasks. Packed tasks leave whole hosts to other jobs.",
             example='"pack"',
             flag="--task-placement",
         ),
