@@ -32,9 +32,9 @@
     ├── SecretStoreError (RuntimeError)      the cluster's store of secrets can't be read or written
     ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another token
-    ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer
+    ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer or none
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
-    ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
+    ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB; 32 MiB through a dashboard's port
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
     ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task are not available
@@ -195,7 +195,10 @@ class TokenRefusedError(IrisError, PermissionError):
 
 
 class RayJobError(IrisError, RuntimeError):
-    """Ray's job API refused the request, or gave an answer that can't be read; the message has the reason."""
+    """Ray's job API refused the request, gave an answer that can't be read, or ended a call without an answer.
+
+    The message has the reason.
+    """
 
 
 class ResultNotPicklableError(IrisError, TypeError):
@@ -203,7 +206,10 @@ class ResultNotPicklableError(IrisError, TypeError):
 
 
 class ResultTooLargeError(IrisError, ValueError):
-    """The user's function returned a value of more than 1 GiB. Such values belong into files."""
+    """The user's function returned a value of more than 1 GiB. Write such values to files.
+
+    Through the port of a dashboard, each answer has at most 32 MiB: all results of a job, or the output of a command.
+    """
 
 
 class ActorUnavailableError(IrisError, RuntimeError):

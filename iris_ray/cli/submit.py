@@ -118,9 +118,9 @@ def submit(
     the function.
 
     A laptop that can reach nothing but the dashboard gives the dashboard's address. The current directory without files
-    that look like secrets, or all of --working-dir, is sent; its size is shown before. With --ray-job the script runs
-    once, on the cluster, and calls run_on_pod itself. Then logs, status and cancel take the id that is printed, with
-    the same --address.
+    that look like secrets, or --working-dir with them, is sent; what its .gitignore names stays here. A line says how
+    much is sent. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs, status
+    and cancel take the id that is printed, with the same --address.
     """
     _require_fitting_options(ray_job)
     if as_json and follow:

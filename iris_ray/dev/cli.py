@@ -1,5 +1,6 @@
 """``iris-ray dev``: hold slices, and run a directory's programs on them within a second."""
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -184,9 +185,10 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     Ctrl-C ends it everywhere; nothing of it is left. The exit code is that of the first program that fails. Then the
     others end, too.
     """
+    from iris_ray.dev.code import OF_A_RAY_JOB
     from iris_ray.dev.code_directory import CodeDirectory
 
-    code = CodeDirectory.look(Path.cwd())
+    code = CodeDirectory.look(Path.cwd(), is_sent=OF_A_RAY_JOB in os.environ)
     if (head := head_of_dashboard()) is not None:
         click.echo(f"iris-ray: sending {code.in_words()}", err=True)
         with code.package() as package:

@@ -18,7 +18,7 @@ from iris_ray.dev.code_directory import git, looks_secret, secrets_in_words
 from iris_ray.errors import InvalidRequestError
 from iris_ray.settings import CODE
 
-_OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+OF_A_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Ray sets it in a job of its API, whose directory is on the hosts already."""
 
 
@@ -40,7 +40,7 @@ class TravellingCode:
     def of(working_dir: str | None) -> "TravellingCode":
         """Return the code that travels, given the directory that the user has named."""
         checkout = None
-        if _OF_A_RAY_JOB in os.environ:
+        if OF_A_RAY_JOB in os.environ:
             return TravellingCode(working_dir, None, sent_record())
         if working_dir is not None or CODE.read() is not False:
             try:

@@ -74,12 +74,14 @@ class CodeDirectory:
         return sum(file.size for file in self.files.values())
 
     @staticmethod
-    def look(path: Path, variables: str | Path | None = None) -> "CodeDirectory":
+    def look(path: Path, variables: str | Path | None = None, is_sent: bool = False) -> "CodeDirectory":
         """List a directory, and read the files that travel.
 
         Args:
             path: of the directory.
             variables: a file that stays here, as its variables travel apart; None: there is none.
+            is_sent: whether the directory has been sent here. Then git ignores nothing in it outside of a checkout: it
+                tracks some files although .gitignore names them, and the checkout that says so was not sent.
 
         Raises:
             InvalidRequestError: it is too large; the message says what to do.
@@ -88,7 +90,7 @@ class CodeDirectory:
         files: dict[str, CodeFile] = {}
         why_not: dict[str, str] = {}
         apart = None if variables is None else os.path.realpath(variables)
-        for name in _listed(path):
+        for name in _listed(path, is_sent):
             with _noting(name, why_not):
                 why, size = _why_not(path, name)
                 if apart is not None and os.path.realpath(path / name) == apart:
@@ -240,11 +242,16 @@ def git(path: Path, *words: str, **environ: str) -> bytes | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def _listed(path: Path) -> Iterator[str]:
-    """Yield the files of a directory that git tracks or would track, in a checkout or not. Without git: all files."""
+def _listed(path: Path, is_sent: bool = False) -> Iterator[str]:
+    """Yield the files of a directory that git tracks or would track, in a checkout or not. Without git: all files.
+
+    ``is_sent`` is as for `CodeDirectory.look`.
+    """
     words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
     found = git(path, *words)
-    if not found:  # no checkout, or a directory that a checkout ignores as a whole
+    if is_sent:
+        found = found or None
+    elif not found:  # no checkout, or a directory that a checkout ignores as a whole
         with tempfile.TemporaryDirectory(prefix="iris-ray-") as empty:
             git(path, "init", "--quiet", empty)
             found = git(path, *words, GIT_DIR=f"{empty}/.git", GIT_WORK_TREE=str(path))

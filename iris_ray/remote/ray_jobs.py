@@ -45,7 +45,8 @@ class RayJobConfig:
         env: environment variables of the command and of all that it starts on Ray. Ray shows them in its dashboard and
             its logs.
         env_file: a file with further variables, ``NAME=value`` a line, for secrets. The command and the tasks of its
-            jobs get them, and other processes of Ray don't. Ray shows them nowhere.
+            jobs get them, and other processes of Ray don't. Ray shows none of them, except, in its logs on the hosts,
+            those that act when a task's process starts, such as ``PYTHON…``.
         pip: packages to install on the cluster for it.
 
     Raises:

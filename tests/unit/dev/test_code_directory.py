@@ -120,6 +120,18 @@ def test_package_has_what_travels_and_same_bytes_for_same_files(here: Path) -> N
     assert not path.exists()
 
 
+def test_tracked_file_that_is_ignored_is_found_in_sent_directory(here: Path, tmp_path: Path) -> None:
+    write(here, **{"train.py": "1", "data/vocabulary": "2", "data/big": "3", ".gitignore": "data/\n"})
+    git(here, "init", "--quiet")
+    git(here, "add", "--force", "data/vocabulary")
+    there = tmp_path / "there"
+    with CodeDirectory.look(here).package() as path, zipfile.ZipFile(path) as package:
+        package.extractall(there)
+    assert set(CodeDirectory.look(there, is_sent=True).files) == {"train.py", "data/vocabulary", ".gitignore"}
+    git(there, "init", "--quiet")  # a clone that a script has made there
+    assert set(CodeDirectory.look(there, is_sent=True).files) == {"train.py", ".gitignore"}
+
+
 def test_ten_gigabytes_are_refused_before_they_are_read(here: Path) -> None:
     for number in range(170):
         with open(here / f"part-{number}", "wb") as file:
