@@ -132,7 +132,8 @@ class Referee:
         """ "A share is the largest fraction that the user holds of any resource, now and over the past hours"."""
         held, past = self.usage.get(user, {}), self.state.past_usage
         totals = {resource: total for resource, total in self.state.fleet.totals.items() if total > 0}
-        parts = [(held.get(r, 0.0) + past.mean(user, r, self.now)) / total for r, total in totals.items()]
+        hours = past.hours(user, self.now)
+        parts = [(held.get(r, 0.0) + hours.get(r, 0.0)) / total for r, total in totals.items()]
         return max(parts, default=0.0)
 
     @staticmethod
