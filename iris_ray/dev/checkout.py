@@ -17,7 +17,7 @@ MOST_STORED_BYTES = 48 << 10
 """The limit for a compressed record, which lies in the memory of the cluster's GCS: a longer difference is cut."""
 MOST_BYTES = 16 << 20
 """The limit for a record that was unpacked: a few bytes can be packed gigabytes."""
-WHOLE = "all of --working-dir, also files that git ignores or that look like secrets"
+WHOLE = "all of --working-dir except what its .gitignore and .rayignore name; also files that look like secrets"
 """What `CodeRecord.sent` says of a directory that the user has named."""
 CUT = "\n… cut here: the difference is too large to be kept\n"
 

@@ -332,9 +332,10 @@ class ContainerOptions(TypedDict, total=False):
             check=Seconds(or_none=True),
             help="Restart the gang if no task has called iris_ray.heartbeat() for this time. 0: never.",
             more="The restart costs one failure; the stacks of all tasks are logged first. The start of the function"
-            " counts as a call. With `None`, the limit is ten times the longest step so far and at least ten minutes,"
+            " counts as a call, and declared pauses count as silence. With `None`, the limit is ten times the longest"
+            " step so far and at least ten minutes,"
             " and the restart costs one preemption. It holds for jobs that call `heartbeat` and may restart after lost"
-            " hosts, once ten steps were measured, and never in the first two steps of an attempt. See docs/hangs.md.",
+            " hosts, once ten steps were measured, and not in the first three steps of an attempt. See docs/hangs.md.",
             example="600",
             flag="--stall-timeout",
         ),
@@ -438,8 +439,8 @@ class GangOptions(ContainerOptions, total=False):
             default=1,
             check=OneOf(PROCESS_COUNTS),
             help="The number of processes on each host, which share its chips. 2 suits TPU7x.",
-            more="Each process is a task with its own index, result and log. Only for hosts with four chips. See"
-            " docs/tpu-types.md.",
+            more="Each process is a task with its own index, result and log. Only for gangs on hosts with four chips."
+            " See docs/tpu-types.md.",
             example="2",
             flag="--processes-per-host",
         ),

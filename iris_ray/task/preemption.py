@@ -27,7 +27,7 @@ class PreemptionNotice:
     Attributes:
         kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if it can have more slices, EVICTION if another job takes
             its hosts, or TIME_LIMIT if the job ends, since its ``max_runtime`` is nearly over.
-        reason: why, in words, with the host that goes away.
+        reason: why, in words, with the host concerned, if there is one.
         deadline: when the attempt ends at the latest; seconds since the epoch.
     """
 
@@ -43,8 +43,8 @@ class PreemptionNotice:
     def saved(self) -> NoReturn:
         """Report that this task has saved its state, and wait for its end. Does not return.
 
-        When every task of the gang has reported this or has returned, the attempt ends and the gang moves at once.
-        Otherwise it moves at the deadline.
+        When every task of the gang has reported this or has returned, the attempt ends, and the gang moves at once.
+        Otherwise the attempt ends at the deadline. After a notice of the kind TIME_LIMIT the job ends.
         """
         files = TaskFiles.of_this_task()
         assert files is not None, "a notice comes from the files of a task"

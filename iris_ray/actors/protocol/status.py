@@ -90,11 +90,10 @@ def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
     return found
 
 
+# To show one more fact of jobs, add a field: all forms that it names have it.
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """The status of a job.
-
-    To show one more fact of jobs, add a field: all forms that it names have it.
 
     Attributes:
         number: its number in the order of submission.
@@ -106,7 +105,8 @@ class JobStatus:
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
         evictions: how often its gangs were ended for other jobs: of a higher band, of a team that reclaimed its quota,
-            or for which the hosts were reserved; for any job if it yields. Evictions cost no retries.
+            or for which the hosts were reserved; for any job if it yields. Evictions cost no retries; with
+            ``max_retries_preemption=0`` an eviction ends the job.
         gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
         num_groups: the numbers of slices (or of racks and the like) on which it can run; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.
@@ -316,7 +316,13 @@ class TaskStatus:
 
 
 class HostCondition(Enum):
-    """The condition of a host in one word. If several hold, the first one counts."""
+    """The condition of a host in one word. If several hold, the first one counts.
+
+    LOST: the dashboard's word for a missing host of a slice. SUSPECTED: it may be lost. DRAINING: it is about to go, or
+    was drained. SPARE: it is held ready for a job. BUSY: tasks use it. QUARANTINED: iris_ray keeps jobs off it after
+    faults. CLOSED: it has another taint. ELSEWHERE: a process outside iris_ray uses its chips. UNUSABLE: no job can
+    ever get it. WARM: a process has reserved it for its next run.
+    """
 
     LOST = "lost"
     SUSPECTED = "suspected"
@@ -342,7 +348,7 @@ class WorkerStatus:
         attributes: for constraints, including taints; empty if no job can ever get the host, because of its labels or
             chips.
         tasks: ids of the tasks that hold resources of it.
-        unavailable: why it takes no new tasks, or None.
+        unavailable: why it takes no new tasks, or only those that tolerate its taints; None if it takes any.
         holder: the id of the process (a SlicePoolManager) that has reserved its slice, for a running job or to keep it
             warm; None if nobody has.
         condition: all this in one word.
