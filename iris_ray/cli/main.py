@@ -58,9 +58,9 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."
     ),
     "cluster controller start": Command(
-        "iris_ray.cli.controller:start", "Start it from the records of an earlier one."
+        "iris_ray.cli.controller:start", "Start it, from the records of an earlier one if there was one."
     ),
-    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it for good; running jobs continue."),
+    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it; running jobs continue."),
     "cluster controller upgrade": Command(
         "iris_ray.cli.controller:upgrade", "Replace it by the version installed here and on the head."
     ),

@@ -95,8 +95,8 @@ def note_asking() -> None:
 def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
     """Call a function once, in a thread of its own, when this task's gang has to move. Outside a task: never.
 
-    For code that relies on SIGTERM: each task gets that signal with the notice, and a handler that it has installed
-    (JAX and Orbax do) runs. Without a handler, the signal has no effect.
+    For code that relies on SIGTERM: each task gets that signal with the first notice of an attempt, and a handler that
+    it has installed (JAX and Orbax do) runs. Without a handler, the signal has no effect.
 
     Raises:
         InvalidRequestError: ``callback`` can't be called, or is async.
