@@ -57,7 +57,8 @@ class ProvisionerLine(TypedDict):
 @click.option(
     "--min", "least", type=click.IntRange(0), default=0, show_default=True, help="Slices of each type to keep."
 )
-@click.option("--max", "most", type=click.IntRange(1), help="Slices of each type to have at most.")
+@click.option("--max", "most", type=click.IntRange(1),
+              help="Slices of each type to have at most. Give this, --budget, or both.")  # fmt: skip
 @click.option("--budget", type=click.IntRange(1), metavar="CHIPS", help="Chips to ask for and to hold at most, in all.")
 @click.option(
     "--location",

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import ray
 from ray.exceptions import RayTaskError
@@ -136,11 +136,11 @@ class _RunOnPodRay:
         while len(self._job_ids) > JOB_IDS_KEPT:
             self._job_ids.pop(next(iter(self._job_ids)), None)
 
-    def options(self, **_: object) -> None:
+    def options(self, **_: object) -> NoReturn:
         """Raise TypeError: your function carries the options, as in ``@ray.remote(num_cpus=4)``."""
         raise TypeError("run_on_pod_ray has no options; give them to your function: @ray.remote(...)")
 
-    def __call__(self, *args: object, **kwargs: object) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("call run_on_pod_ray.remote(...), as with any Ray remote function, or run_on_pod(...)")
 
 
