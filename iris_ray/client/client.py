@@ -66,7 +66,10 @@ class IrisClient:
         Args:
             address: HOST:PORT of the cluster's head, if this machine is one of its nodes, as Ray demands; elsewhere
                 the URL of its dashboard, such as ``http://10.0.0.2:8265``. Each method then takes some seconds.
-            workspace: a directory that travels to the hosts as the working directory of the tasks.
+            workspace: a directory that travels to the hosts as the working directory of the tasks, without the files
+                that its .gitignore and .rayignore name and, with the URL of a dashboard, files that look like secrets.
+
+        With the URL of a dashboard, secrets of jobs must be in the cluster's store.
 
         Raises:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster, or HOST:PORT is given on a

@@ -285,7 +285,8 @@ class ContainerOptions(TypedDict, total=False):
             default=None,
             check=Seconds(above=True, or_none=True),
             help="End the job this long after its first task ran, with a notice to its tasks beforehand.",
-            more="Time spent waiting for new hosts counts. Local modes ignore it. See docs/failures.md.",
+            more="Time spent waiting for new hosts counts. The modes `simple` and `validate` ignore it. See"
+            " docs/failures.md.",
             example="24 * 3600",
             flag="--max-runtime",
         ),
