@@ -213,7 +213,7 @@ def main() -> None:
       iris-ray submit train.py --tpu v4-32    the same, left to the cluster; prints the job's id
       iris-ray ls                             the jobs of all users: what runs, what waits
       iris-ray why train-1a2b3c4d             what that job waits for
-      iris-ray logs -f train-1a2b3c4d         what it prints, from the beginning to its end
+      iris-ray logs -f train-1a2b3c4d         what its latest attempt and later ones print, to the end
       iris-ray cancel train-1a2b3c4d          end it
       iris-ray host ls                        which slices are free, and who has the others
     """

@@ -476,8 +476,9 @@ class GangOptions(ContainerOptions, total=False):
             check=OneOf((END, ADOPT), or_none=True),
             help="When a task restarts, the jobs that it has submitted end, or its next attempt can adopt them.",
             more='With `"adopt"`, a job that the next attempt submits again, under the same name and with the same'
-            " request, continues, or its results are there at once. It ends with the job of the task. Default: the"
-            " value of the job whose task submits this one, or else `end`. See docs/client.md.",
+            " request, continues, or its results are there at once. It ends with the job of the task. Jobs of a"
+            " `JobGroup` end in any case. Default: the value of the job whose task submits this one, or else `end`."
+            " See docs/client.md.",
             example='"adopt"',
             flag="--children",
         ),

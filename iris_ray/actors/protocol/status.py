@@ -95,6 +95,9 @@ def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
 class JobStatus:
     """The status of a job.
 
+    Its progress is that of its gang: ``step``, ``status``, ``stragglers``, ``stall_limit`` and ``heartbeat_at``. Of a job
+    with several gangs, such as independent tasks, it is the progress of the first gang that reports some.
+
     Attributes:
         number: its number in the order of submission.
         job_id, name, user, priority, device: as submitted.
@@ -115,7 +118,7 @@ class JobStatus:
             as names of racks. Empty while it waits. Not to be confused with ``group``.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
-        step: the furthest step that a task of the latest attempt has reported by ``heartbeat(step)``.
+        step: the furthest step that a task has reported by ``heartbeat(step)`` in the latest attempt that has reported.
         status: the latest ``report_status`` of the first task that calls it.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first; empty unless it runs.
         stall_limit: the time without a heartbeat after which it starts again, and why; None: never, not known yet, or
@@ -261,7 +264,8 @@ class TaskAttempt:
         group: the slice, or other group, that it ran on.
         started_at, ended_at: when it was reported to run and to have ended, or for an earlier attempt its gang; seconds
             since the epoch, None before that.
-        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known.
+        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known, or if another task
+            ended an earlier attempt first.
         error: why it ended.
     """
 
