@@ -95,8 +95,8 @@ def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
 class JobStatus:
     """The status of a job.
 
-    Its progress is that of its gang: ``step``, ``status``, ``stragglers``, ``stall_limit`` and ``heartbeat_at``. Of a job
-    with several gangs, such as independent tasks, it is the progress of the first gang that reports some.
+    Its progress (``step``, ``status``, ``stragglers``, ``stall_limit`` and ``heartbeat_at``) is that of its gang. Of a
+    job with several gangs, such as independent tasks, it is that of the first gang that reports some.
 
     Attributes:
         number: its number in the order of submission.
@@ -264,8 +264,8 @@ class TaskAttempt:
         group: the slice, or other group, that it ran on.
         started_at, ended_at: when it was reported to run and to have ended, or for an earlier attempt its gang; seconds
             since the epoch, None before that.
-        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known, or if another task
-            ended an earlier attempt first.
+        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known, or if
+            another task ended an earlier attempt first.
         error: why it ended.
     """
 
