@@ -58,7 +58,7 @@ exception that a user's function raises comes as ``ray.exceptions.RayTaskError``
     ├── JobUnschedulableError (RuntimeError) its tasks never ran: a timeout, a predecessor that failed, …
     │   └── LaunchesFailedError              launches failed many times in a row before any task ran
     ├── SlotQueueFullError (RuntimeError)    too many requests for models, or calls of a session, wait already
-    ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
+    ├── RequestExpiredError (TimeoutError)   a request for a model did not begin, or begin again, before its deadline
     ├── RequestLostError (RuntimeError)      the process of a request is gone, and the request must not be repeated
     ├── SessionEndedError (RuntimeError)     a session with a model is over; the call that raises it has not run
     ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again, or its server can't answer
@@ -319,7 +319,10 @@ class SlotQueueFullError(IrisError, RuntimeError):
 
 
 class RequestExpiredError(IrisError, TimeoutError):
-    """A request for a model did not begin before its deadline. It has not run."""
+    """A request for a model did not begin before its deadline.
+
+    It has not run, unless it may be repeated and had run in part on a slot that was lost.
+    """
 
 
 class RequestLostError(IrisError, RuntimeError):
