@@ -22,8 +22,8 @@ class Session:
     """A seat on a slot, made by `SlotClient.session`. ``with`` and ``async with`` open and close it, also repeatedly.
 
     While it is open, the seat is its own, and the slot is not evicted at once for other models. Its calls run one after
-    the other; other sessions run at the same time. It ends when it is closed, when it was not used for ``idle_s``, when its
-    client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
+    the other; other sessions run at the same time. It ends when it is closed, when it was not used for ``idle_s``, when
+    its client's process ends, when its slot is lost or has to end, or when other requests have waited long. Then a call
     that has not run raises `SessionEndedError`, and one that may have run in part `RequestLostError`. No call is
     repeated.
 
