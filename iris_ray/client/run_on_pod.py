@@ -80,8 +80,8 @@ def run_on_pod(
 class _RunOnPodRay:
     """``run_on_pod_ray.remote(...)``: like `run_on_pod`, but returns a Ray object reference at once.
 
-    A call of ``run_on_pod_ray(...)`` itself raises TypeError. ``ray.get`` on the reference returns the list of results or
-    raises the job's error; ``ray.cancel`` stops the gang, after which ``ray.get`` raises Ray's TaskCancelledError.
+    A call of ``run_on_pod_ray(...)`` itself raises TypeError. ``ray.get`` on the reference returns the list of results
+    or raises the job's error; ``ray.cancel`` stops the gang, after which ``ray.get`` raises Ray's TaskCancelledError.
     Several runs of one process share its warm slices.
     """
 
