@@ -277,7 +277,7 @@ class TaskOutOfMemoryError(TaskCrashedError):
 
 
 class RemoteUserError(IrisError, RuntimeError):
-    """Stands for a user's exception that could not be pickled or rebuilt; has it, or the reason, as text."""
+    """Stands for a user's exception that could not be pickled or rebuilt, or exceeds 1 MiB; has it, or why, as text."""
 
 
 class PreemptedTooManyTimesError(IrisError, RuntimeError):

@@ -174,7 +174,7 @@ class IrisClient:
 
         Raises:
             InvalidRequestError: something can't work as written, or the cluster can never run them all at the same
-                time; nothing was acquired.
+                time, and no provisioner or autoscaler brings more slices; nothing was acquired.
             ControllerUnavailableError: the cluster's Controller could not be started or reached.
         """
         if not isinstance(group, JobGroup):

@@ -64,7 +64,7 @@ class TpuRunError:
     Attributes:
         error: one line for people.
         traceback: the remote traceback of an exception; otherwise empty.
-        exception: the pickled exception; None without one, or if it can't be pickled.
+        exception: the pickled exception; None without one, or if it can't be pickled or exceeds 1 MiB.
         kind: the kind of failure.
     """
 

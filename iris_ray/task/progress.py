@@ -51,7 +51,8 @@ def report_status(text: str = "", /, **numbers: SupportsFloat) -> None:
     """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
-    you like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
+    you like: a call writes a small file, which is read every few seconds, and every minute in the largest jobs. Outside
+    a task it does nothing.
 
     Args:
         text: one line; the first 200 characters are kept, less those of the numbers.
