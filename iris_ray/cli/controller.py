@@ -96,7 +96,7 @@ def controller() -> None:
 @json_option(ControllerNow)
 @address_option
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Start it, from the records of an earlier one if there was one; if it runs, leave it as it is.
+    """Start it, unless it runs; it continues from the records of an earlier one.
 
     --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
 

@@ -58,7 +58,7 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."
     ),
     "cluster controller start": Command(
-        "iris_ray.cli.controller:start", "Start it, from the records of an earlier one if there was one."
+        "iris_ray.cli.controller:start", "Start it, unless it runs; it continues from the records of an earlier one."
     ),
     "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it; running jobs continue."),
     "cluster controller upgrade": Command(

@@ -118,10 +118,10 @@ def submit(
     the function.
 
     From a machine that can reach nothing but the dashboard, give the dashboard's address. The current directory is
-    sent, without files that git ignores and files that look like secrets, or --working-dir with the latter; its size is
-    shown first. Without --ray-job, files above 64 MB of the current directory are left out as well. With --ray-job the
-    script runs once, on the cluster, and calls run_on_pod itself. Then logs, status and cancel take the id that is
-    printed, with the same --address.
+    sent, without files that git ignores and files that look like secrets; with --working-dir, that directory, without
+    files that its .gitignore names. The size is shown first. Without --ray-job, files above 64 MB of the current
+    directory stay as well. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs,
+    status and cancel take the id that is printed, with the same --address.
     """
     _require_fitting_options(ray_job)
     if as_json and follow:
