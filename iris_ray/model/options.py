@@ -333,7 +333,7 @@ class ContainerOptions(TypedDict, total=False):
             check=Seconds(or_none=True),
             help="Restart the gang if no task has called iris_ray.heartbeat() for this time. 0: never.",
             more="The restart costs one failure; the stacks of all tasks are logged first. The start of the function"
-            " counts as a call, and declared pauses count as silence. With `None`, the limit is ten times the longest"
+            " counts as a call; a declared pause counts as silence. With `None`, the limit is ten times the longest"
             " step so far and at least ten minutes,"
             " and the restart costs one preemption. It holds for jobs that call `heartbeat` and may restart after lost"
             " hosts, once ten steps were measured, and not in the first three steps of an attempt. See docs/hangs.md.",

@@ -90,8 +90,8 @@ def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
     """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
     The block is also a declared pause, which may take longer than a step. The first pause of a kind has no limit; later
-    ones may take ten times as long as the longest so far, and at least ten minutes, until the gang counts as hung. If
-    the option ``stall_timeout`` sets the limit, it includes pauses.
+    ones may take ten times as long as the longest so far, and at least ten minutes, until the gang counts as hung. A
+    limit that the option ``stall_timeout`` sets also holds during a pause.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
