@@ -1,64 +1,67 @@
-"""Every error that iris_ray raises on purpose.
+"""The exceptions of iris_ray.
+
+A call with an unknown option raises Python's own TypeError, and a wait that takes too long raises TimeoutError. An
+exception that a user's function raises comes as ``ray.exceptions.RayTaskError``.
 
 ::
 
     IrisError
-    ├── InvalidRequestError (ValueError)     refused when it is made; nothing was acquired
+    ├── InvalidRequestError (ValueError)     a request that can't work as written; nothing was acquired
     │   ├── UnknownTPUTypeError
     │   ├── InvalidSliceCountError
-    │   ├── InvalidTopologyError             slices of the type have no such parts; the message lists the others
+    │   ├── InvalidTopologyError             slices of the type have no such parts, or they can't be used so
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidMessageError              a value that is not of the type that it should be
-    │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names the nearest
+    │   ├── UnknownNameError                 no such job, host, slice, setting, …; the message names similar ones
     │   │   └── SecretNotFoundError          the cluster's store has no secret of that name
     │   ├── InvalidTeamsError                a tree of teams that can't work as written, or a user of several teams
     │   ├── InvalidStudyError                a fleet, a workload or a trace that can't be studied as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who
-    │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
+    │   ├── InvalidModeError                 no such mode of a run or fault, or one that doesn't go with the request
     │   ├── InvalidClusterFileError          no RayCluster, or one that KubeRay refuses; the message names the line
-    │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
+    │   ├── InvalidFunctionError             a function with arguments, an async or unpicklable one, a class, …
     │   ├── InvalidQueryError                a statement for the history that writes, makes no sense, or takes too long
-    │   ├── CheckpointMismatchError          a step that was saved is of another state than the one to restore
+    │   ├── CheckpointMismatchError          a saved step holds a different state from the one to restore
     │   ├── CheckpointTooLargeError          the memory of a host has no room for the state of its processes
-    │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
+    │   └── UnsupportedOptionError           an option of a Ray remote function, or of Fray, that can't be honoured
     ├── LimitReachedError (RuntimeError)     the job's user has too many waiting jobs, or too many tasks
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
-    ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
+    ├── NoClusterError (ConnectionError)     no cluster was found, none answers, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
     ├── ServiceUnavailableError (RuntimeError)  a service of iris_ray is failing, or was taken out
     ├── HistoryUnavailableError (RuntimeError)  there is no history, or it can't be read
     ├── SecretStoreError (RuntimeError)      the cluster's store of secrets can't be read or written
-    ├── NotPermittedError (PermissionError)  it is another user's job, or only operators may do it
+    ├── NotPermittedError (PermissionError)  another user's job, team or secret, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another token
     ├── RayJobError (RuntimeError)           Ray's job API refused the request, or gave an unreadable answer or none
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB; 32 MiB through a dashboard's port
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── PeerFilesError (OSError)              a host of the gang did not read, write, list or delete a file
-    ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task are not available
+    ├── InspectionFailedError (RuntimeError) stacks, a profile, a trace or chip metrics of a task are not available
     ├── SessionError (RuntimeError)          a command, terminal or port on a task's host was refused, or is lost
     │   ├── TaskNotRunningError              the task waits, or has ended; the message says what for, or how
     │   ├── TaskMovedError                   the attempt of the task ended meanwhile, and the session with it
     │   ├── CommandNotFoundError             the task's host has no such program, or can't start it
     │   └── TooManySessionsError             the task's host takes no more sessions, or no more of this user
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
-    ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
+    ├── TaskSetupError (RuntimeError)        the runtime environment, or a module of preload, is not available on hosts
     ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
-    ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
-    │   └── TaskOutOfMemoryError             its process was killed, because its host's memory was used up
+    ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising, or the gang hung
+    │   └── TaskOutOfMemoryError             its process was killed because its host's memory was used up
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
     ├── ResultsLostError (RuntimeError)      the job succeeded, but the process that had its results died
     ├── JobCancelledError (RuntimeError)
-    ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
-    │   └── LaunchesFailedError              its tasks could not be started, again and again
-    ├── SlotQueueFullError (RuntimeError)    too many requests for models wait already
-    ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
+    ├── JobUnschedulableError (RuntimeError) its tasks never ran: a timeout, a predecessor that failed, …
+    │   └── LaunchesFailedError              launches failed many times in a row before any task ran
+    ├── SlotQueueFullError (RuntimeError)    too many requests for models, or calls of a session, wait already
+    ├── RequestExpiredError (TimeoutError)   a request for a model did not begin, or begin again, before its deadline
     ├── RequestLostError (RuntimeError)      the process of a request is gone, and the request must not be repeated
     ├── SessionEndedError (RuntimeError)     a session with a model is over; the call that raises it has not run
-    ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
+    ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again, or its server can't answer
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
     ├── VersionMismatchError (RuntimeError)  versions that do not go together; the message says which, where, what to do
@@ -75,7 +78,7 @@ All of them carry one message and nothing else, so they pickle and cross process
 
 
 class IrisError(Exception):
-    """Base of every error that iris_ray raises on purpose."""
+    """The base class of iris_ray's own exceptions."""
 
 
 class InvalidRequestError(IrisError, ValueError):
@@ -87,7 +90,7 @@ class UnknownTPUTypeError(InvalidRequestError):
 
 
 class InvalidSliceCountError(InvalidRequestError):
-    """``num_slices`` is not a positive int or a sequence of distinct positive ints."""
+    """``num_slices`` is neither a positive int nor a sequence of distinct positive ints, or is too large."""
 
 
 class InvalidTopologyError(InvalidRequestError):
@@ -107,11 +110,11 @@ class InvalidMessageError(InvalidRequestError):
 
 
 class UnknownNameError(InvalidRequestError):
-    """No such job, task, host or slice; the message names the nearest ones that exist."""
+    """There is no such job, task, host, slice or setting; the message names similar or existing ones."""
 
 
 class SecretNotFoundError(UnknownNameError):
-    """The cluster's store has no secret of that name; the message names the nearest, and says who can set it."""
+    """The cluster's store has no secret of that name; the message names similar ones and says who can set it."""
 
 
 class InvalidTeamsError(InvalidRequestError):
@@ -127,27 +130,27 @@ class InvalidSlotError(InvalidRequestError):
 
 
 class SlotNameTakenError(InvalidRequestError):
-    """Another driver serves models under this name; the message says whose it is, and how to attach."""
+    """Another driver serves models under this name, or has not released it yet; the message says what to do."""
 
 
 class InvalidModeError(InvalidRequestError):
-    """No such mode of a run, or a fault that can't be simulated; the message names the nearest."""
+    """There is no such mode or fault, or the mode can't run the request; the message says what to give."""
 
 
 class InvalidClusterFileError(InvalidRequestError):
-    """A file that is not a RayCluster, or one that KubeRay or the TPU webhook refuses; the message names the line."""
+    """The file is not a RayCluster, or KubeRay or the TPU webhook refuses it; the message names the line, if known."""
 
 
 class InvalidFunctionError(InvalidRequestError):
-    """The function can't be run on a gang: it needs arguments, can't be pickled, or is not a function."""
+    """The function can't be run: it needs arguments, is async or a generator, can't be pickled, or is no function."""
 
 
 class InvalidQueryError(InvalidRequestError):
-    """A statement that the history can't take: it writes, makes no sense, or takes too long. Nothing was changed."""
+    """The history refuses a statement: it writes, is invalid, takes too long, or returns too much. Nothing changed."""
 
 
 class CheckpointMismatchError(InvalidRequestError):
-    """The newest step in memory is of another state than the one to restore; the message names the difference."""
+    """The newest step in memory holds a different state from the one to restore; the message names the difference."""
 
 
 class CheckpointTooLargeError(InvalidRequestError):
@@ -155,11 +158,11 @@ class CheckpointTooLargeError(InvalidRequestError):
 
 
 class UnsupportedOptionError(InvalidRequestError):
-    """An option of a Ray remote function can't be honoured for a gang, and is not silently dropped."""
+    """An option of a Ray remote function, or of a request by Fray, can't be honoured, and is not silently dropped."""
 
 
 class LimitReachedError(IrisError, RuntimeError):
-    """The job's user has reached a limit on waiting jobs or on tasks; the message has the numbers."""
+    """The job would exceed its user's limit on queued jobs or on tasks; the message has the numbers."""
 
 
 class FrayMissingError(IrisError, ImportError):
@@ -167,7 +170,11 @@ class FrayMissingError(IrisError, ImportError):
 
 
 class NoClusterError(IrisError, ConnectionError):
-    """Ray is not initialised in this process and no running cluster was found, or the process has left its cluster."""
+    """This process is not connected to a Ray cluster, or has left it.
+
+    None was found, none answers at the given address, this machine is not one of its nodes, or the process was forked
+    from a connected one or started by a task.
+    """
 
 
 class ControllerUnavailableError(IrisError, RuntimeError):
@@ -187,7 +194,11 @@ class SecretStoreError(IrisError, RuntimeError):
 
 
 class NotPermittedError(IrisError, PermissionError):
-    """Only a job's user, or an operator, may do this; the message says who. Nothing was done."""
+    """This user may not do this; the message says who may. Nothing was done.
+
+    Some actions are for a job's user and for operators, some for operators only; a team and a secret have their users.
+    `HttpFront` raises it, for example, for a key that may not use a model.
+    """
 
 
 class TokenRefusedError(IrisError, PermissionError):
@@ -202,7 +213,7 @@ class RayJobError(IrisError, RuntimeError):
 
 
 class ResultNotPicklableError(IrisError, TypeError):
-    """The user's function returned a value that can't be sent to the caller."""
+    """The user's function returned a value that can't be pickled, or that the caller can't unpickle."""
 
 
 class ResultTooLargeError(IrisError, ValueError):
@@ -217,15 +228,15 @@ class ActorUnavailableError(IrisError, RuntimeError):
 
 
 class PeerFilesError(IrisError, OSError):
-    """A host of the gang did not list, read, write or delete files of the job; the message says which, and why."""
+    """Files of the job on a host of the gang could not be listed, read, written, copied or deleted; see the message."""
 
 
 class InspectionFailedError(IrisError, RuntimeError):
-    """The stacks or the profile of a task are not available; the message says why, and what to do."""
+    """Stacks, a profile, a trace or chip metrics of a task are not available; the message says why."""
 
 
 class SessionError(IrisError, RuntimeError):
-    """A command, terminal or port on a task's host was refused, or is lost; the message says why, and what to do."""
+    """A command, terminal, port or `iris-ray dev` run on a task's host failed or is lost; the message says why."""
 
 
 class TaskNotRunningError(SessionError):
@@ -249,7 +260,7 @@ class EndpointNotFoundError(IrisError, LookupError):
 
 
 class TaskSetupError(IrisError, RuntimeError):
-    """The task processes could not be started as asked for: their runtime environment can't be set up."""
+    """The runtime environment can't be set up on the hosts, or they have no such module for ``preload``."""
 
 
 class ContainerEngineError(IrisError, RuntimeError):
@@ -257,19 +268,26 @@ class ContainerEngineError(IrisError, RuntimeError):
 
 
 class TaskCrashedError(IrisError, RuntimeError):
-    """A task process ended by a signal or an exit code, without returning or raising."""
+    """A task process ended by a signal or an exit code, without returning or raising, more often than allowed.
+
+    A job also ends with this error when its gang hangs too often (``stall_timeout``), or makes no progress
+    (``stop_without_progress``) unless the last attempt ended with an exception, which is then raised instead.
+    """
 
 
 class TaskOutOfMemoryError(TaskCrashedError):
-    """iris_ray, the kernel or Ray killed a task process, because the memory of its host was used up."""
+    """iris_ray, the kernel or Ray killed a task process because its host's memory was used up."""
 
 
 class RemoteUserError(IrisError, RuntimeError):
-    """Stands for a user's exception that could not be pickled or rebuilt; carries its traceback as text."""
+    """Stands for a user's exception that could not be pickled or rebuilt, or exceeds 1 MiB; has it, or why, as text."""
 
 
 class PreemptedTooManyTimesError(IrisError, RuntimeError):
-    """The gang lost its hosts more often than ``max_retries_preemption`` allows."""
+    """The gang lost attempts without its own fault more often than ``max_retries_preemption`` allows.
+
+    Lost hosts and hangs found without a ``stall_timeout`` count; with ``max_retries_preemption=0``, so do evictions.
+    """
 
 
 class ResultsLostError(IrisError, RuntimeError):
@@ -277,38 +295,49 @@ class ResultsLostError(IrisError, RuntimeError):
 
 
 class JobCancelledError(IrisError, RuntimeError):
-    """The job was cancelled, by its owner or because its owner is gone.
+    """The job was cancelled: by its user or an operator, at its ``max_runtime``, or with its process, task or group.
 
-    No ``concurrent.futures.CancelledError``: if an actor raises one, Ray (2.60) takes the call for cancelled.
+    A cancelled request for a model raises it as well. It is not a ``concurrent.futures.CancelledError``: if an actor
+    raises one, Ray (2.60) treats the call as cancelled.
     """
 
 
 class JobUnschedulableError(IrisError, RuntimeError):
-    """The job was given up because it could not be started: out of time, or its constraints can't be evaluated."""
+    """The job ended before any of its tasks ran.
+
+    Its ``scheduling_timeout`` has passed, a condition of ``after`` can no longer be met, a constraint can't be
+    evaluated on any host, or launches have failed (`LaunchesFailedError`).
+    """
 
 
 class LaunchesFailedError(JobUnschedulableError):
-    """The job was given up because launches of it failed many times in a row; the message has the last reason."""
+    """The job ended before any of its tasks ran, after many failed launches; the message has the last reason.
+
+    That is after 19 failed launches in a row, or at its ``scheduling_timeout`` after at least 10.
+    """
 
 
 class SlotQueueFullError(IrisError, RuntimeError):
-    """So many requests for models wait that no more are taken; nothing was kept of this one. Try again in a moment."""
+    """Too many requests for models, or calls of a session, wait; this one was not taken. Try again in a moment."""
 
 
 class RequestExpiredError(IrisError, TimeoutError):
-    """A request for a model did not begin before its deadline. It has not run."""
+    """A request for a model did not begin before its deadline.
+
+    It has not run, unless it may be repeated and had run in part on a slot that was lost.
+    """
 
 
 class RequestLostError(IrisError, RuntimeError):
-    """The process that ran a request is gone, and the request may not be repeated, or not once more."""
+    """The process that ran a request is gone, and the request may not be repeated, or not again."""
 
 
 class SessionEndedError(IrisError, RuntimeError):
-    """A session with a model is over; the message says why. The call has not run. Open the session again."""
+    """The session with a model is over or not open; the message says why. The call has not run; open the session."""
 
 
 class ModelUnavailableError(IrisError, RuntimeError):
-    """A model could not be loaded, several times in a row; the message has the last reason."""
+    """A model could not be loaded several times in a row, or the server can't answer now; see the message."""
 
 
 class UnknownRecordError(IrisError, RuntimeError):
@@ -340,11 +369,11 @@ class NotYetError(IrisError, RuntimeError):
 
 
 class DeposedError(IrisError, RuntimeError):
-    """A Controller gave an order though another one has taken over; nothing was done."""
+    """A Controller that another one has replaced gave an order; nothing was done."""
 
 
 class SupersededError(IrisError, RuntimeError):
-    """A process of a pool called the Controller though a newer one has taken its place; nothing was done."""
+    """A process of a pool that a newer one has replaced called the Controller; nothing was done."""
 
 
 class IllegalTransitionError(IrisError, RuntimeError):

@@ -76,8 +76,8 @@ class ControllerNow(TypedDict, total=False):
 def controller() -> None:
     """The cluster's Controller: start, stop, upgrade, status, export, import.
 
-    The Controller decides which job runs where. The first job starts it, Ray restarts it, and running jobs do not
-    notice when it ends. So you need this command only after an update of iris_ray.
+    The Controller decides which job runs where. The first job starts it, Ray restarts it, and running jobs continue
+    while it is away. You need this command after an update of iris_ray, and to move the queue to another cluster.
 
     \b
       iris-ray cluster controller status
@@ -96,7 +96,7 @@ def controller() -> None:
 @json_option(ControllerNow)
 @address_option
 def start(assignments: tuple[str, ...], as_json: bool) -> None:
-    """Start it from the records of an earlier one.
+    """Start it, unless it runs; it continues from the records of an earlier one.
 
     --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
 
@@ -126,7 +126,7 @@ def start(assignments: tuple[str, ...], as_json: bool) -> None:
 @json_option(ControllerNow)
 @address_option
 def stop(yes: bool, as_json: bool) -> None:
-    """End it for good; running jobs continue.
+    """End it; running jobs continue. The next job, or a running one with something to report, starts another one.
 
     \b
       iris-ray cluster controller stop
@@ -150,8 +150,9 @@ def stop(yes: bool, as_json: bool) -> None:
 def upgrade(dry_run: bool, as_json: bool) -> None:
     """Replace it by the version installed here and on the head.
 
-    Running jobs do not notice. Nothing changes if the new one could not read the records of the old one, or if another
-    version is installed on the head.
+    Running jobs continue. Nothing changes if the new one could not read the records of the old one or would not
+    understand the processes of unfinished jobs, or if another version is installed on the head. If the new one does not
+    start, none runs, and the message says what to do.
     """
     with cluster():
         old = ControllerConnection(any_version=True)

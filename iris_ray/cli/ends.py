@@ -141,7 +141,8 @@ def cancel(jobs: tuple[str, ...], yes: bool, as_json: bool) -> None:
       iris-ray ls -q --user ann --state pending | xargs iris-ray cancel --yes
 
     On a terminal the command asks once; Ctrl-C at that question leaves the jobs alone. If one of the ids is unknown,
-    nothing is cancelled.
+    nothing is cancelled; at the address of a dashboard, the jobs of Ray's job API are. A job that you may not cancel
+    ends the command after the jobs before it are cancelled. If the cluster names no operators, everybody is one.
     """
     wanted = list(dict.fromkeys(jobs))
     if (head := head_of_dashboard()) is not None:

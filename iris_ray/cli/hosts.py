@@ -177,7 +177,7 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
 
     This taints the hosts: with TAINT, or else with "drained". A job tolerates a taint with `iris-ray submit --tolerate
     big-jobs`, or tolerations=["big-jobs"] in IrisClient.submit. It lasts until `undrain`, also if the Controller
-    restarts.
+    restarts. Only operators may do this.
     """
     from iris_ray.client.connection import current_user
 
@@ -202,7 +202,7 @@ def drain(target: str, taint: str, reason: str | None, as_json: bool) -> None:
 @json_option(Undrained)
 @address_option
 def undrain(target: str, taint: str, as_json: bool) -> None:
-    """Let a drained slice or host take new jobs again.
+    """Let a drained slice or host take new jobs again. Only operators may do this.
 
     \b
       iris-ray host undrain v4-32-7

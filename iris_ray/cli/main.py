@@ -58,9 +58,9 @@ KERNEL: Final[Mapping[str, Command]] = {
         "iris_ray.cli.controller:controller", "The cluster's Controller: start, upgrade, status, export."
     ),
     "cluster controller start": Command(
-        "iris_ray.cli.controller:start", "Start it from the records of an earlier one."
+        "iris_ray.cli.controller:start", "Start it, unless it runs; it continues from the records of an earlier one."
     ),
-    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it for good; running jobs continue."),
+    "cluster controller stop": Command("iris_ray.cli.controller:stop", "End it; running jobs continue."),
     "cluster controller upgrade": Command(
         "iris_ray.cli.controller:upgrade", "Replace it by the version installed here and on the head."
     ),
@@ -213,7 +213,7 @@ def main() -> None:
       iris-ray submit train.py --tpu v4-32    the same, left to the cluster; prints the job's id
       iris-ray ls                             the jobs of all users: what runs, what waits
       iris-ray why train-1a2b3c4d             what that job waits for
-      iris-ray logs -f train-1a2b3c4d         what it prints, from the beginning to its end
+      iris-ray logs -f train-1a2b3c4d         what its latest attempt and later ones print, to the end
       iris-ray cancel train-1a2b3c4d          end it
       iris-ray host ls                        which slices are free, and who has the others
     """

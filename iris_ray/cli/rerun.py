@@ -151,7 +151,9 @@ def rerun(context: click.Context, job: str, flags: tuple[str, ...], current_code
     FLAGS are those of `iris-ray submit`, or of `iris-ray run` for a job that it ran; for an option that takes one
     value, yours replaces the job's. Type this where the job was submitted, or in that directory of another clone: its
     commit and difference, as `iris-ray job status` shows them, are restored in a temporary directory and sent, unless
-    you give --working-dir. The values of --env are not kept; they are taken from your environment, or from --env here.
+    you give --working-dir or the job was submitted with it on a node of the cluster: then that directory is sent as it
+    is now. The values of --env are not kept; they are taken from your environment, or from --env here. At the address
+    of a dashboard, this command does not work.
     """
     if dashboard_address() is not None:
         raise InvalidRequestError(

@@ -55,9 +55,8 @@ class SubmittedRun(TypedDict):
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options(JobOptions)
-@click.option(
-    "--replicas", type=click.IntRange(1), metavar="N", help="How many tasks, each placed and retried by itself."
-)
+@click.option("--replicas", type=click.IntRange(1), metavar="N",
+              help="How many tasks; without --group-by, each is placed and retried by itself.")  # fmt: skip
 @click.option(
     "--group-by",
     metavar="ATTRIBUTE",
@@ -76,10 +75,11 @@ class SubmittedRun(TypedDict):
 @click.option("--memory-gb", type=click.FloatRange(0), default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
-@click.option("--run-id", metavar="ID", help="What to call a --ray-job; a number is added if it is taken.")
+@click.option("--run-id", metavar="ID", help="What to call the job of Ray's API; a number is added if it is taken.")
 @click.option("--exclude", "excludes", multiple=True, metavar="PATTERN",
-              help="Files of the directory that a --ray-job does not need; as in .gitignore, repeatable.")  # fmt: skip
-@click.option("--env-file", metavar="FILE", help="Variables of a --ray-job, NAME=VALUE a line, such as secrets.")
+              help="Files of the directory not to send to a dashboard, as in .gitignore; repeatable.")  # fmt: skip
+@click.option("--env-file", metavar="FILE",
+              help="A file of variables for Ray's job API, NAME=VALUE on each line, such as secrets.")  # fmt: skip
 @json_option(Submitted | SubmittedRun)
 @address_option
 def submit(
@@ -108,7 +108,7 @@ def submit(
       iris-ray submit --ray-job --address http://10.0.0.2:8265 train.py -- --steps 1000
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
-    so. All commands of `iris-ray job` take that id. With --follow the command stays until the job's end and takes its
+    so. The commands about one job take that id. With --follow the command stays until the job's end and takes its
     exit code from it. Ctrl-C leaves the job running, unless you answer y to the question. --json prints the id only; it
     does not go with --follow.
 
@@ -117,10 +117,11 @@ def submit(
     with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
     the function.
 
-    A laptop that can reach nothing but the dashboard gives the dashboard's address. The current directory without files
-    that look like secrets, or --working-dir with them, is sent; what its .gitignore names stays here. A line says how
-    much is sent. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs, status
-    and cancel take the id that is printed, with the same --address.
+    From a machine that can reach nothing but the dashboard, give the dashboard's address. The current directory is
+    sent, without files that git ignores and files that look like secrets; with --working-dir, that directory, without
+    files that its .gitignore names. The size is shown first. Without --ray-job, files above 64 MB of the current
+    directory stay as well. With --ray-job the script runs once, on the cluster, and calls run_on_pod itself. Then logs,
+    status and cancel take the id that is printed, with the same --address.
     """
     _require_fitting_options(ray_job)
     if as_json and follow:

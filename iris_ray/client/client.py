@@ -66,8 +66,10 @@ class IrisClient:
         Args:
             address: HOST:PORT of the cluster's head, if this machine is one of its nodes, as Ray demands; elsewhere
                 the URL of its dashboard, such as ``http://10.0.0.2:8265``. Each method then takes some seconds.
-            workspace: a directory that travels to the hosts as the working directory of the tasks, without what its
-                .gitignore and .rayignore name; with the URL of a dashboard, also without files that look like secrets.
+            workspace: a directory that travels to the hosts as the working directory of the tasks, without the files
+                that its .gitignore and .rayignore name and, with the URL of a dashboard, files that look like secrets.
+
+        With the URL of a dashboard, secrets of jobs must be in the cluster's store.
 
         Raises:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster, or HOST:PORT is given on a
@@ -153,7 +155,9 @@ class IrisClient:
 
         Raises:
             InvalidRequestError: something can't work as written; nothing was acquired.
-            TypeError: there is no such option; the message has the nearest.
+            TypeError: there is no such option; the message names a similar one, or all.
+            LimitReachedError: the user has too many queued jobs, or too many tasks.
+            NotPermittedError: the user may not use this team, secret or priority band.
             ControllerUnavailableError: the cluster's Controller could not be started or reached.
         """
         if detached:
@@ -170,7 +174,7 @@ class IrisClient:
 
         Raises:
             InvalidRequestError: something can't work as written, or the cluster can never run them all at the same
-                time; nothing was acquired.
+                time, and no provisioner or autoscaler brings more slices; nothing was acquired.
             ControllerUnavailableError: the cluster's Controller could not be started or reached.
         """
         if not isinstance(group, JobGroup):
@@ -202,7 +206,8 @@ class IrisClient:
 
         Raises:
             ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
-            InvalidRequestError, TypeError, ControllerUnavailableError: as for `submit`.
+            InvalidRequestError, TypeError, LimitReachedError, NotPermittedError, ControllerUnavailableError: as for
+                `submit`.
             JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
                 as for `run_on_pod`.
         """
@@ -225,7 +230,7 @@ class IrisClient:
         """Return the status of a job.
 
         Raises:
-            UnknownNameError: there is no job of that id; the message has the nearest. All methods that take a job
+            UnknownNameError: there is no job of that id; the message names similar ones. All methods that take a job
                 raise it.
         """
         return self._transport.ask(RESTART_S, ControllerInterface.job_status, job_id_of(job))
@@ -254,13 +259,16 @@ class IrisClient:
         tail_lines: int | None = None,
         timestamps: bool = False,
     ) -> "TaskLog":
-        """Return a piece of what a task has printed, from its host; if the host is gone, the last lines that left it.
+        """Return a piece of what a task has printed, from its host.
+
+        If the host is gone or does not answer, the piece comes from the archive of logs, if there is one, or else from
+        the last lines that have reached the Controller (4 KiB).
 
         Args:
             job, task_index: which task.
             attempt: its attempt, from 1; None for the latest.
             offset: where the piece begins, in bytes; ``next_offset`` of the piece before.
-            max_bytes: how long it may be.
+            max_bytes: how long it may be; at most 4 MiB.
             tail_lines: how many of the last lines to return instead.
             timestamps: whether ``timed_lines`` of the piece has the time of each line.
 
@@ -314,7 +322,7 @@ class IrisClient:
         """End a job, whether it waits or runs. Return its status before.
 
         Raises:
-            NotPermittedError: another user submitted the job, and the cluster lets only operators cancel such jobs.
+            NotPermittedError: another user submitted the job, and this user is not one of the cluster's operators.
         """
         user = current_user()
         return self._transport.ask(RESTART_S, ControllerInterface.cancel, job_id_of(job), f"cancelled by {user}", user)
@@ -329,8 +337,8 @@ class IrisClient:
             parameters: their values by name.
 
         Raises:
-            InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s, or has more rows than an
-                answer holds: 100,000, or 16 MB.
+            InvalidQueryError: the statement writes, makes no sense, takes longer than 10 s or too much memory, or has
+                more rows than an answer holds: 100,000, or 16 MB.
             HistoryUnavailableError: the cluster keeps no history, or it can't be read.
             ServiceUnavailableError: the history was taken out of iris_ray, or is failing.
 

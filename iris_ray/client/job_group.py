@@ -167,7 +167,7 @@ class GroupHandle:
 
     @property
     def state(self) -> JobState:
-        """The state of the group: pending until it starts, then running; in the end that of its main jobs."""
+        """The state of the group: pending, then running; SUCCEEDED if all main jobs have, else how one failed."""
         states = {name: status.state for name, status in self.status().items()}
         if any(not state.finished for state in states.values()):
             waits = all(state is JobState.PENDING for state in states.values())

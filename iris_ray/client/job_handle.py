@@ -68,8 +68,8 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     ) -> JobStatus:
         """Wait for the job's end, and return its status. A failure of the job is not raised.
 
-        Meanwhile a terminal shows the job's status; elsewhere stderr says why it waits. If the Controller is stopped or
-        replaced, this waits for the next one.
+        Meanwhile a terminal shows the job's status; elsewhere stderr says why it waits; with the URL of a dashboard,
+        nothing is shown. If the Controller is stopped or replaced, this waits for the next one.
 
         Args:
             timeout: seconds after which to return anyway; None waits for ever.

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import ray
 from ray.exceptions import RayTaskError
@@ -35,8 +35,9 @@ def run_on_pod(
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
-    One fresh process per host, all or none. If a host is lost, another slice replaces its own, and the gang restarts
-    from the beginning of the function. So a long function writes checkpoints.
+    Each host gets a fresh process (or several: ``processes_per_host``), and all start or none. If a host is lost,
+    another slice replaces its own, and the gang restarts from the beginning of the function. A long function therefore
+    has to write checkpoints.
 
     Args:
         remote_fn: a function without arguments, or a Ray remote function (its ``runtime_env``, ``num_cpus``,
@@ -47,19 +48,25 @@ def run_on_pod(
         options: those of docs/options.md, such as ``spares=1``; ``help(run_on_pod)`` explains each.
 
     Returns:
-        One result per host, ordered by slice id, then worker id.
+        One result per process, ordered by slice id, then worker id, then process; one process per host by default.
 
     Raises:
         InvalidRequestError: a bad argument; nothing was acquired.
-        TypeError: there is no such option; the message has the nearest.
+        TypeError: there is no such option; the message names a similar one, or all.
+        LimitReachedError: the user has too many queued jobs, or too many tasks.
+        NotPermittedError: the user may not use this team, secret or priority band.
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
         ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
         TaskSetupError: the runtime environment or a module of ``preload`` is not available on the hosts.
-        TaskCrashedError: a task process died without an exception, more often than allowed. It is a
-            `TaskOutOfMemoryError` if it was killed because its host's memory was used up.
-        JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: launches failed again and again, such as 19 in a row; a JobUnschedulableError.
-        PreemptedTooManyTimesError: a RuntimeError.
+        TaskCrashedError: a task process died without an exception, or the gang exceeded its ``stall_timeout``, more
+            often than allowed. It is a `TaskOutOfMemoryError` if the process was killed because its host's memory was
+            used up.
+        JobUnschedulableError: the job did not run within ``scheduling_timeout``, a condition of ``after`` can no longer
+            be met, or a constraint can't be evaluated.
+        LaunchesFailedError: a JobUnschedulableError: 19 launches in a row failed, or at least 10 within the
+            ``scheduling_timeout``, and the job has never run.
+        PreemptedTooManyTimesError: the gang lost its hosts, or was lost for another cause that counts as a preemption,
+            more often than ``max_retries_preemption`` allows.
         JobCancelledError: the job was cancelled, or its ``max_runtime`` is over.
 
     Example::
@@ -73,8 +80,9 @@ def run_on_pod(
 class _RunOnPodRay:
     """``run_on_pod_ray.remote(...)``: like `run_on_pod`, but returns a Ray object reference at once.
 
-    ``ray.get`` on it gives the list of results or raises the job's error; ``ray.cancel`` stops the gang, after which
-    ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
+    A call of ``run_on_pod_ray(...)`` itself raises TypeError. ``ray.get`` on the reference returns the list of results
+    or raises the job's error; ``ray.cancel`` stops the gang, after which ``ray.get`` raises Ray's TaskCancelledError.
+    Several runs of one process share its warm slices.
     """
 
     def __init__(self) -> None:
@@ -127,10 +135,11 @@ class _RunOnPodRay:
         while len(self._job_ids) > JOB_IDS_KEPT:
             self._job_ids.pop(next(iter(self._job_ids)), None)
 
-    def options(self, **_: object) -> None:
+    def options(self, **_: object) -> NoReturn:
+        """Raise TypeError: your function carries the options, as in ``@ray.remote(num_cpus=4)``."""
         raise TypeError("run_on_pod_ray has no options; give them to your function: @ray.remote(...)")
 
-    def __call__(self, *args: object, **kwargs: object) -> None:
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("call run_on_pod_ray.remote(...), as with any Ray remote function, or run_on_pod(...)")
 
 

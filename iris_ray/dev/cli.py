@@ -61,7 +61,7 @@ def dev() -> None:
       iris-ray dev hold v4-32 --name mine              holds a v4-32, and says when it is there
       iris-ray dev run mine -- python train.py         what changed travels; runs on all hosts; prints what they print
       iris-ray dev ls                                  what you hold
-      iris-ray dev stop mine                           gives it back; else it goes back after an hour without a run
+      iris-ray dev stop mine                           gives it back, as does an hour without a run
     """
 
 
@@ -182,8 +182,8 @@ def run(name: str, command: tuple[str, ...], env: dict[str, str]) -> None:
     .gitignore names stays here, and so do files that look like secrets, files above 64 MB, and links out of the
     directory; a line says so. `python` starts in a process that has imported --preload already.
 
-    Ctrl-C ends it everywhere; nothing of it is left. The exit code is that of the first program that fails. Then the
-    others end, too.
+    Ctrl-C ends it everywhere; nothing of it is left. If a program fails, the others are ended, and its exit code is
+    that of this command.
     """
     from iris_ray.dev.code import OF_A_RAY_JOB
     from iris_ray.dev.code_directory import CodeDirectory

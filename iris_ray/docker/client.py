@@ -30,8 +30,8 @@ def run_docker_on_pod(
     """Run a program in a container on every host of TPU slices and wait until all have ended.
 
     One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged, has the
-    host's network, and ends with its task, however that ends. If a host is lost, another slice replaces its
-    own, and the gang restarts in new containers.
+    host's network, and ends with its task, however that ends. If a host is lost, another slice replaces its own, and
+    the gang restarts in new containers.
 
     Args:
         image_id: the image, such as ``"gcr.io/project/train:v7"``. Hosts that lack it pull it first.
@@ -39,21 +39,19 @@ def run_docker_on_pod(
         tpu_type, num_slices: as for `run_on_pod`.
         env: environment variables of the program. It also gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
             task. Values are on no command line and in no log, and arrive as they are, newlines included. The engine
-            shows them: give API keys as ``secrets``.
+            shows them: give API keys as ``secrets``, which must be files here (``as_file=True``).
         name: the job's name; None: the image's own name.
         container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
         options: those of docs/options.md, such as ``spares=1``; ``help(run_docker_on_pod)`` explains each.
 
     Raises:
         InvalidRequestError: a bad argument; nothing was acquired.
-        TypeError: there is no such option; the message has the nearest.
+        TypeError: there is no such option; the message names a similar one, or all.
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
         ContainerEngineError: neither docker nor podman answers on a host.
         TaskCrashedError: the program failed more often than allowed; the message has its exit code. It is a
             `TaskOutOfMemoryError` if the kernel killed it because memory was used up.
-        JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
-        LaunchesFailedError: launches failed again and again, such as 19 in a row; a JobUnschedulableError.
-        PreemptedTooManyTimesError: a RuntimeError.
+        JobUnschedulableError, LaunchesFailedError, PreemptedTooManyTimesError, JobCancelledError: as for `run_on_pod`.
 
     Example::
 

@@ -23,7 +23,7 @@ ASK_AGAIN_S = 0.2
 
 
 def register_endpoint(name: str, address: str) -> None:
-    """Let the other tasks of this job find ``address`` under ``name``, for as long as this attempt lasts.
+    """Let the other tasks of this job, and of its group, find ``address`` under ``name`` while this attempt lasts.
 
     Registering a name again replaces its address.
 

@@ -80,8 +80,9 @@ def export(file: Path, variables: bool, as_json: bool) -> None:
 
     Nothing changes in the cluster. The file is one JSON object on each line; only its owner may read it (mode 0600). A
     detached job (iris-ray submit) can be started again from it: its function and its working directory are in the file.
-    The values of its environment variables are not, unless you say --variables. The command names jobs that can't be
-    exported, above all those whose caller waits for their results, because that caller ends with the cluster.
+    The values of its environment variables are not, unless you say --variables; those of its secrets never are. The
+    command names jobs that can't be exported, above all those whose caller waits for their results, because that caller
+    ends with the cluster.
     """
     from iris_ray.actors.controller.journal import Journal
     from iris_ray.handover.controller import hand_over
@@ -185,11 +186,11 @@ def import_(file: Path, env_file: str | None, jobs_only: bool, as_json: bool) ->
       iris-ray cluster controller import queue.jsonl
       iris-ray cluster controller import queue.jsonl --jobs-only --env-file secrets.env
 
-    The Controller must be empty, and is started if none runs. Settings that are set here already stay. The jobs enter
-    the queue in their old order, under their old ids, with the rest of their budgets; jobs that ran begin another
-    attempt, and continue from their own checkpoints. The command names jobs that can't be imported; the jobs of a
-    group are imported together or not at all. --jobs-only submits the rest, after an interruption or with the missing
-    variables.
+    The Controller must be empty, except with --jobs-only, and is started if none runs. Settings that are set here
+    already stay. The jobs enter the queue in their old order, under their old ids, with the rest of their budgets; jobs
+    that ran begin another attempt, and continue from their own checkpoints. The command names jobs that can't be
+    imported; the jobs of a group are imported together or not at all. --jobs-only submits the rest, after an
+    interruption or with the missing variables.
     """
     from iris_ray.client.connection import current_user
     from iris_ray.client.remote_options import read_env_file

@@ -219,7 +219,7 @@ def history(
       iris-ray history --sql "SELECT user, count(*) FROM jobs GROUP BY user"
       iris-ray history --file /mnt/backup/history.sqlite
 
-    The Controller keeps it in a file on the head that outlives the cluster.
+    The Controller keeps it in a file on the head that outlives the cluster, unless the cluster setting history is off.
     """
     chosen = [name for name, given in zip(_FILTERS, (job, sql, events, utilisation), strict=True) if given]
     if len(chosen) > 1:

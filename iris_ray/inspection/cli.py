@@ -116,14 +116,15 @@ SECONDS, SECONDS_OF_JAX = 10, 3
 @task_argument(unfinished_jobs)
 @click.option(
     "--duration", "seconds", type=Duration(1, LONGEST_S),
-    help=f"How long to watch.  [default: {SECONDS}s; {SECONDS_OF_JAX}s with --xprof]",
+    help=f"How long to watch, 10m at most.  [default: {SECONDS}s; {SECONDS_OF_JAX}s with --xprof]",
 )  # fmt: skip
 @click.option(
     "--output", "-o", metavar="PATH",
-    help="Where to write it; - for stdout, with --xprof as a tar file.  [default: JOB-TASK.svg, or JOB-xprof/]",
+    help="Where to write it; - for stdout, with --xprof as a tar file.  [default: JOB-TASK with .svg, .json or .txt by"
+    " --format, or JOB-xprof/]",
 )  # fmt: skip
 @click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
-@click.option("--idle", is_flag=True, help="Count waiting threads as well.")
+@click.option("--idle", is_flag=True, help="Count waiting threads as well; not with --xprof.")
 @click.option("--xprof", is_flag=True, help="What JAX and its chips do, for TensorBoard or XProf.")
 @click.option(
     ALL_TASKS, "everywhere", is_flag=True, help="With --xprof: all running tasks of the job, up to 64 at the same time."

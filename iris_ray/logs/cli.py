@@ -62,7 +62,8 @@ class LogText(TypedDict):
 @click.command()
 @task_argument(all_jobs)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the latest]")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N",
+              help="This attempt.  [default: the latest; with --grep, the latest ten]")  # fmt: skip
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option(ALL_TASKS, is_flag=True, help="All tasks, each line with its task before it.")
 @click.option("--grep", "-e", "pattern", metavar="PATTERN", help="Only lines that match this regular expression.")
@@ -94,11 +95,11 @@ def logs(
       iris-ray logs train-1a2b3c4d 3 --since 10m --timestamps    its last ten minutes, each line with its time
       iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
       iris-ray logs train-1a2b3c4d --all-tasks    of all tasks, what there is now
-      iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts, all tasks and attempts
+      iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts: all tasks, ten attempts
 
     The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
     why. Ctrl-C ends -f and leaves the job alone. --grep ends with code 1 if no line matches. Times are in the time zone
-    of this machine, and may be a second early: docs/logs.md.
+    of this machine, and may be a second early, or three in the log of a day: docs/logs.md.
     """
     if pattern is None and context is not None:
         raise click.UsageError("--context is for --grep.")

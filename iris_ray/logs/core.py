@@ -19,7 +19,8 @@ class TaskLog:
         finished: whether the attempt will print nothing more.
         latest_attempt: the number of the task's latest attempt.
         job_finished: whether there will be no further attempt.
-        from_host: whether it was read on the host; else it is the last lines that reached the Controller, or empty.
+        from_host: whether it was read on the host; else it is from the archive of logs, or consists of the last lines
+            that reached the Controller, or is empty.
         note: a remark about the piece for readers, or None.
         times: if they were asked for and are known: offsets in the attempt's output, ascending, and when the output
             from each to the next came, in seconds since the epoch.
@@ -40,6 +41,7 @@ class TaskLog:
 
     @property
     def log_id(self) -> TaskAttemptId:
+        """The attempt whose output it is."""
         return TaskAttemptId(self.job_id, self.task_index, self.attempt)
 
     @property

@@ -29,8 +29,8 @@ class JobInfo:
             port was free when the attempt started, and differs between attempts. Empty if the job has several
             independent tasks.
         local_dir: the job's directory on this host, in memory if there is room, shared by the job's tasks on the host.
-            It survives across attempts, and is removed when the job ends or another job takes the host. Empty without
-            chips.
+            It survives across attempts. It is removed when the job ends, when another job takes the host, or some
+            minutes after iris_ray's last process there. Empty without chips.
         local_index: 0-based number of the task on its host.
         processes_per_host: number of the gang's tasks on each host.
         previous_task_index: index of the task that had the same local index on this host in the gang's previous

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TaskState(Enum):
-    """The state of a task. COSCHED_FAILED means that it ended because another task of its gang ended."""
+    """The state of a task. ASSIGNED: it has a host and starts. COSCHED_FAILED: another task of its gang ended first."""
 
     PENDING = "pending"
     ASSIGNED = "assigned"
@@ -22,7 +22,12 @@ class TaskState(Enum):
 
 
 class JobState(Enum):
-    """The state of a job, derived from the counts of its tasks' states."""
+    """The state of a job, derived from the counts of its tasks' states.
+
+    A job has ended in every state except PENDING and RUNNING. FAILED: by its own errors. KILLED: it was cancelled,
+    ended with its group, or reached its ``max_runtime``. WORKER_FAILED: it lost its hosts more often than allowed.
+    UNSCHEDULABLE: it ended before any of its tasks ran.
+    """
 
     PENDING = "pending"
     RUNNING = "running"

@@ -444,8 +444,8 @@ class GangOptions(ContainerOptions, total=False):
             default=1,
             check=OneOf(PROCESS_COUNTS),
             help="The number of processes on each host, which share its chips. 2 suits TPU7x.",
-            more="Each process is a task with its own index, result and log. Only for hosts with four chips. See"
-            " docs/tpu-types.md.",
+            more="Each process is a task with its own index, result and log. Only for gangs on hosts with four chips."
+            " See docs/tpu-types.md.",
             example="2",
             flag="--processes-per-host",
         ),

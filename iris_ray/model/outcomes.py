@@ -18,7 +18,7 @@ class TpuSuccess:
 
 @dataclass(frozen=True, slots=True)
 class TpuPreempted:
-    """The cloud provider took the host away: it gave notice, or its API said so afterwards.
+    """The host was taken away: with a notice, or the cloud provider's API said so afterwards.
 
     Charged to the preemption budget.
 
@@ -64,7 +64,7 @@ class TpuRunError:
     Attributes:
         error: one line for people.
         traceback: the remote traceback of an exception; otherwise empty.
-        exception: the pickled exception; None without one, or if it can't be pickled.
+        exception: the pickled exception; None without one, or if it can't be pickled or exceeds 1 MiB.
         kind: the kind of failure.
     """
 
@@ -76,7 +76,7 @@ class TpuRunError:
 
 @dataclass(frozen=True, slots=True)
 class TpuCancelled:
-    """iris_ray stopped the task: another task of its gang had ended, or somebody cancelled the job. Charged to nothing.
+    """iris_ray stopped the task: its gang moved, another task of it ended, or the job did. Charged to nothing.
 
     Attributes:
         error: one line for people.

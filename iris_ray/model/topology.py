@@ -121,7 +121,7 @@ _ALMOST_SIZE: Final = re.compile(r"[^\da-z]*(\d{1,12})[^\da-z]*", re.ASCII)
 class TPUConfig:
     """A TPU slice type in numbers.
 
-    A scheduler needs ``vm_count``: VMs run the operating system, carry the worker ids and get one task each.
+    A scheduler needs ``vm_count``: VMs run the operating system, carry the worker ids and get one task each by default.
     ``host_count`` is the number of physical machines. The two differ for v5litepod and v6e, whose machines have eight
     chips: a v5litepod-16 is two machines that Google splits into four VMs of four chips, and a v6e-1 has an eighth of a
     machine, which counts as one.
@@ -130,7 +130,7 @@ class TPUConfig:
         name: The canonical type, as Ray's node label ``ray.io/tpu-pod-type`` carries it: ``"v5litepod-16"``.
         chip_count: Chips of the whole slice.
         host_count: Physical machines the slice touches, never more than ``vm_count``.
-        vm_count: TPU VMs: the workers of the slice, one task each.
+        vm_count: TPU VMs: the workers of the slice.
         chips_per_vm: Chips that one VM sees, its ``TPU`` count in Ray.
     """
 

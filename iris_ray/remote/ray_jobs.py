@@ -145,7 +145,7 @@ def submit_tpu_job_on_ray(config: RayJobConfig, ray_address: str, run_id: str | 
         InvalidRequestError: something can't work as written, such as a directory that is too large; nothing was sent.
         NoClusterError: no dashboard answers there.
         TokenRefusedError: the cluster wants a token, or another one.
-        VersionMismatchError: the cluster runs a Ray on which iris_ray does not work.
+        VersionMismatchError: the minor version of the cluster's Ray differs from that of the Ray installed here.
 
     Example::
 

@@ -29,7 +29,7 @@ class Secret(SecretValue):
 
     @staticmethod
     def from_file(path: str | os.PathLike[str], as_file: bool = False) -> "Secret":
-        """Return the text of a file of this machine, without the end of its last line unless it is to be a file.
+        """Return the text of a file of this machine, without newlines at its end unless it is to be a file.
 
         Raises:
             InvalidRequestError: it can't be read, or is not text.
@@ -58,8 +58,8 @@ class Secret(SecretValue):
     def from_store(name: str, as_file: bool = False) -> "Secret":
         """Return a secret of the cluster's store, which operators fill: ``iris-ray cluster secrets set NAME``.
 
-        Only the name travels with the job. Each attempt gets the value that the store has then, without the end of its
-        last line unless it is to be a file.
+        Only the name travels with the job. Each attempt gets the value that the store has then, without newlines at its
+        end unless it is to be a file.
 
         Raises:
             InvalidRequestError: there can be no such name. Whether there is that secret is known at submission.

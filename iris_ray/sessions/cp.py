@@ -116,7 +116,8 @@ class TaskPath:
 @click.argument("source")
 @click.argument("target", required=False)
 @click.option("--output", is_flag=True, help="SOURCE is in $IRIS_OUTPUT_DIR of a task, also after its end.")
-@click.option("--attempt", type=click.IntRange(min=1), help="With --output: the attempt.  [default: the latest]")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N",
+              help="With --output: the attempt.  [default: the latest that has left files]")  # fmt: skip
 @json_option(lambda: Copied | GenericAlias(list, module_of("outputs", "cli").OutputFile))
 @address_option
 def cp(source: str, target: str | None, output: bool, attempt: int | None, as_json: bool) -> None:

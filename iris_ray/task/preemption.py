@@ -27,7 +27,7 @@ class PreemptionNotice:
     Attributes:
         kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if it can have more slices, EVICTION if another job takes
             its hosts, or TIME_LIMIT if the job ends, since its ``max_runtime`` is nearly over.
-        reason: why, in words, with the host that goes away.
+        reason: why, in words, with the host concerned, if there is one.
         deadline: when the attempt ends at the latest; seconds since the epoch.
     """
 
@@ -43,8 +43,8 @@ class PreemptionNotice:
     def saved(self) -> NoReturn:
         """Report that this task has saved its state, and wait for its end. Does not return.
 
-        When every task of the gang has reported this or has returned, the attempt ends and the gang moves at once.
-        Otherwise it moves at the deadline.
+        When every task of the gang has reported this or has returned, the attempt ends, and the gang moves at once.
+        Otherwise the attempt ends at the deadline. After a notice of the kind TIME_LIMIT the job ends.
         """
         files = TaskFiles.of_this_task()
         assert files is not None, "a notice comes from the files of a task"
@@ -95,8 +95,8 @@ def note_asking() -> None:
 def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
     """Call a function once, in a thread of its own, when this task's gang has to move. Outside a task: never.
 
-    For code that relies on SIGTERM: each task gets that signal with the notice, and a handler that it has installed
-    (JAX and Orbax do) runs. Without a handler, the signal has no effect.
+    For code that relies on SIGTERM: each task gets that signal with the first notice of an attempt, and a handler that
+    it has installed (JAX and Orbax do) runs. Without a handler, the signal has no effect.
 
     Raises:
         InvalidRequestError: ``callback`` can't be called, or is async.

@@ -30,8 +30,8 @@ def heartbeat(step: int | None = None) -> None:
     Call it at the beginning of every step: `iris-ray job goodput` then knows how the job spent its time.
 
     Args:
-        step: the number of the step. ``iris-ray ls`` shows it. If the gang stalls, the error names the task that is
-            furthest behind.
+        step: the number of the step. ``iris-ray ls`` shows it. If the gang hangs, the error names the task that holds
+            the others up or, if that is not clear, the task that is furthest behind.
 
     Raises:
         InvalidRequestError: the step is not an int of 64 bits.
@@ -53,14 +53,15 @@ def report_status(text: str = "", /, **numbers: SupportsFloat) -> None:
     """Report the job's status in a few words; ``iris-ray ls`` and ``iris-ray job status`` show it some seconds later.
 
     The job's status is that of its first task that reports one; each call replaces the last report. Call it as often as
-    you like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
+    you like: a call writes a small file, which is read every few seconds, and every minute in the largest jobs. Outside
+    a task it does nothing.
 
     Args:
         text: one line; the first 200 characters are kept, less those of the numbers.
         numbers: follow the text, as ``loss=2.31``. The history keeps them, and the dashboard draws them as curves.
 
     Raises:
-        InvalidRequestError: the text is not a str, or one of the numbers is none.
+        InvalidRequestError: the text is not a str, or one of the numbers is not a number.
 
     Example::
 
@@ -90,8 +91,9 @@ def _number(name: str, value: Any) -> float:
 def unproductive(what: str, *, outlives_hosts: bool = True) -> Iterator[None]:
     """Mark the time of a block as unproductive: ``iris-ray job goodput`` counts it by its kind.
 
-    The block is also a declared pause, which may take longer than a step before its gang counts as hung: docs/hangs.md
-    has its limit. A ``stall_timeout`` that is set applies to pauses as well.
+    The block is also a declared pause, which may take longer than a step. The first pause of a kind has no limit; later
+    ones may take ten times as long as the longest so far, and at least ten minutes, until the gang counts as hung. A
+    limit that the option ``stall_timeout`` sets also holds during a pause.
 
     Args:
         what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;

@@ -39,6 +39,7 @@ def limits(user: str | None, priority: str | None, reset: bool, form: ListForm, 
       iris-ray cluster limits ann --reset
 
     Running jobs continue, even beyond a new limit. Limits last until --reset, also after a restart of the Controller.
+    Only operators may set them.
     """
     from iris_ray.client.connection import current_user
 

@@ -90,11 +90,13 @@ def seen(read: Callable[[JobFacts], T], *forms: str, **renamed: str) -> T:
     return found
 
 
+# To show one more fact of jobs, add a field: all forms that it names have it.
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """The status of a job.
 
-    To show one more fact of jobs, add a field: all forms that it names have it.
+    Its progress (``step``, ``status``, ``stragglers``, ``stall_limit`` and ``heartbeat_at``) is that of its gang. Of a
+    job with several gangs, such as independent tasks, it is that of the first gang that reports some.
 
     Attributes:
         number: its number in the order of submission.
@@ -106,7 +108,8 @@ class JobStatus:
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
         evictions: how often its gangs were ended for other jobs: of a higher band, of a team that reclaimed its quota,
-            or for which the hosts were reserved; for any job if it yields. Evictions cost no retries.
+            or for which the hosts were reserved; for any job if it yields. Evictions cost no retries; with
+            ``max_retries_preemption=0`` an eviction ends the job.
         gives_way: why it must give its hosts to another job now, and the deadline, in seconds since the epoch; or None.
         num_groups: the numbers of slices (or of racks and the like) on which it can run; empty if it asks for none.
         spare_for: the job for which it only holds slices ready, or None.
@@ -115,7 +118,7 @@ class JobStatus:
             as names of racks. Empty while it waits. Not to be confused with ``group``.
         error: why its latest attempt, or the job, ended.
         waiting: why it, or a part of it, waits; None if no part waits.
-        step: the furthest step that a task of the latest attempt has reported by ``heartbeat(step)``.
+        step: the furthest step that a task has reported by ``heartbeat(step)`` in the latest attempt that has reported.
         status: the latest ``report_status`` of the first task that calls it.
         stragglers: tasks that are clearly slower than the others, in words, the slowest first; empty unless it runs.
         stall_limit: the time without a heartbeat after which it starts again, and why; None: never, not known yet, or
@@ -261,7 +264,8 @@ class TaskAttempt:
         group: the slice, or other group, that it ran on.
         started_at, ended_at: when it was reported to run and to have ended, or for an earlier attempt its gang; seconds
             since the epoch, None before that.
-        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known.
+        exit_code: of its process, 128 plus the signal's number for a signal; None if it is not known, or if
+            another task ended an earlier attempt first.
         error: why it ended.
     """
 
@@ -316,7 +320,13 @@ class TaskStatus:
 
 
 class HostCondition(Enum):
-    """The condition of a host in one word. If several hold, the first one counts."""
+    """The condition of a host in one word. If several hold, the first one counts.
+
+    LOST: the dashboard's word for a missing host of a slice. SUSPECTED: it may be lost. DRAINING: it is about to go, or
+    was drained. SPARE: it is held ready for a job. BUSY: tasks use it. QUARANTINED: iris_ray keeps jobs off it after
+    faults. CLOSED: it has another taint. ELSEWHERE: a process outside iris_ray uses its chips. UNUSABLE: no job can
+    ever get it. WARM: a process has reserved it for its next run.
+    """
 
     LOST = "lost"
     SUSPECTED = "suspected"
@@ -342,7 +352,7 @@ class WorkerStatus:
         attributes: for constraints, including taints; empty if no job can ever get the host, because of its labels or
             chips.
         tasks: ids of the tasks that hold resources of it.
-        unavailable: why it takes no new tasks, or None.
+        unavailable: why it takes no new tasks, or only those that tolerate its taints; None if it takes any.
         holder: the id of the process (a SlicePoolManager) that has reserved its slice, for a running job or to keep it
             warm; None if nobody has.
         condition: all this in one word.

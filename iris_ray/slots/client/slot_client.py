@@ -159,7 +159,8 @@ class SlotClient:
             how: ``timeout_s``, ``priority``, ``retriable``: see `Ask`.
 
         The future raises the model's own exception, or SlotQueueFullError, RequestExpiredError, RequestLostError,
-        ModelUnavailableError, UnknownNameError, or InvalidSlotError for a model that fits nowhere.
+        ModelUnavailableError, UnknownNameError, JobCancelledError after `cancel`, or InvalidSlotError for a model that
+        fits nowhere.
         """
         opened: Future[Any] = Future()
         ask = self._ask(model, payload, request_id, how)

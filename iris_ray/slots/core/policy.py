@@ -109,7 +109,7 @@ class ServingPolicy:
         require_fields("", self, {**own, **seconds, **counts}, InvalidSlotError)
 
     def pause_after(self, failures: int) -> float:
-        """Return the pause after a number of failed loads: 1, 2, 4, … seconds."""
+        """Return the pause after a number of failed loads: 1, 2, 4, … seconds, at most ``longest_pause_s``."""
         return float(min(2.0 ** min(failures - 1, 20), self.longest_pause_s))
 
 
