@@ -246,9 +246,7 @@ def test_locked_file_costs_history_and_no_job(
         other.execute("BEGIN EXCLUSIVE")
         for number in range(6):
             world.succeed(world.start(f"train-{number}"))
-        wait_until(
-            lambda: "database is locked" in caplog.text and "0 are lost" not in caplog.records[-1].getMessage()
-        )
+        wait_until(lambda: "database is locked" in caplog.text and "0 are lost" not in caplog.records[-1].getMessage())
         other.rollback()
     kept = {job["job_id"] for job in world.json("history")}
     assert "train-5" in kept
