@@ -24,7 +24,10 @@ from iris_ray.state.records import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
-    """A job is submitted. A duplicate submission has no effect; a different job with the same id is refused."""
+    """A job is submitted. A duplicate submission has no effect; a different job with the same id is refused.
+
+    If another pool submits a group again that ended before its start, the group's ended jobs are forgotten first.
+    """
 
     spec: JobSpec
     now: float

@@ -69,7 +69,7 @@ class Report:
         shares: each user's part of the resources that all users held.
         shares_by_team: each team's part of the same total. Jobs that belong to no team count in the total only.
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
-        finished: by state, the number of jobs that were submitted in this time and have ended in that state.
+        finished: the number of jobs, of those submitted in this time, that have ended in each state.
         attempts: the number of attempts that got hosts in this time, without spares'. `preempted`, `evicted` and
             `failed_launches` count some of these.
         preempted: the number of attempts that lost hosts, were cancelled, or moved after a notice, also to more slices.
@@ -79,7 +79,8 @@ class Report:
         failed_launches: the number of attempts that never started.
         starved: the number of jobs, since the simulation began, that waited longer than the backfill bound, so that
             groups were kept for them.
-        plans, events: the number of plans and of events since the simulation began.
+        plans: the number of plans since the simulation began.
+        events: the number of events since the simulation began.
     """
 
     seconds: float
