@@ -32,7 +32,7 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
     - In tasks with chips, every tenth step is kept in the memory of the hosts. After the loss of one of several slices,
-      the gang goes on from there if the config's last checkpoint is older. A state that doesn't fit isn't kept there.
+      the gang goes on from there, unless a checkpoint is newer. A state that doesn't fit isn't kept there.
     - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
       its step, in memory or as a checkpoint, and moves without losing it.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,

@@ -173,7 +173,7 @@ class SettingSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSuspectedEvent:
-    """The worker did not answer. It takes no new tasks for 20 s; by then, Ray has declared a dead host dead."""
+    """The worker did not answer. It takes no new tasks for 20 s, in which Ray usually finds a dead host."""
 
     node_id: str
     reason: Words
