@@ -152,9 +152,9 @@ class MemoryCheckpointer:
     def outlives(self, notice: PreemptionNotice) -> bool:
         """Return whether the latest step survives what a notice announces, so that it need not go into a bucket.
 
-        It does if it is whole and the gang grows, or if it is whole, each of its shards is in at least two slices, and
-        one slice goes away. It does not if a part or a copy could not be written, if the only slice goes away, if
-        another job takes the hosts, or if the job ends. All processes get the same answer.
+        It does if it is whole and the gang grows, or loses one of several slices whose shards the others have. It does
+        not if a host has refused its part or a copy, if the gang loses its only slice, if another job takes its hosts,
+        or if the job ends. Whether a notice is about several slices is not checked. All processes get one answer.
         """
         self.wait()
         steps = self._here()[1]

@@ -59,9 +59,9 @@ class SimulatedCluster:
     """Real Ray nodes on this machine that pose as the hosts of TPU slices.
 
     Each simulated host is a raylet of its own, with the environment, node labels, resources, IP address and directories
-    of a TPU VM, but without chips; it ends when its raylet does, or 30 s later if the raylet is killed by SIGKILL. The
-    driver is attached to a head node that has no TPU. Everything ends with the ``with`` block, also if an exception or
-    Ctrl-C ends it, and when the driver process is killed. A process can have one such cluster at a time. Linux only.
+    of a TPU VM, but without chips; it ends with its raylet (see `kill_raylet`). The driver is on a head without TPU.
+    Everything ends with the ``with`` block, also by an exception or Ctrl-C in it, and when the driver process is
+    killed. A process can have one such cluster at a time. Linux only.
 
     Args:
         slices: How many slices of each TPU type to start with, e.g. ``{"v4-32": 2}``. None starts the head only.
