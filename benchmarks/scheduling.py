@@ -1,7 +1,7 @@
 """What the scheduling core costs: one cycle, one event, memory, and how they grow. Needs neither Ray nor TPUs.
 
     python benchmarks/scheduling.py            # the table; about a minute
-    python benchmarks/scheduling.py --quick    # the cycles at 10,000 hosts and the event; seconds
+    python benchmarks/scheduling.py --quick    # without the cycles at 100,000 hosts and the memory
     python benchmarks/scheduling.py --plot     # the table, and docs/scheduling-cost.png; pip install -e '.[bench]'
     python benchmarks/scheduling.py --marin    # only the cycles, beside marin-iris: make bench-marin
     python benchmarks/scheduling.py --count --before DIR  # instructions instead of times, beside another checkout
@@ -32,7 +32,7 @@ from scheduling_costs.memory import print_memory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the cycles at 10,000 hosts and the event only")
+    parser.add_argument("--quick", action="store_true", help="leave out the cycles at 100,000 hosts and the memory")
     parser.add_argument("--plot", action="store_true", help="also measure how the cost grows, and save the picture")
     parser.add_argument("--marin", action="store_true", help="only the cycles, beside those of marin-iris")
     parser.add_argument("--rounds", type=int, default=9, help="cycles per figure (default: 9, at most 14)")

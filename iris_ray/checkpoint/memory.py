@@ -19,21 +19,23 @@ from iris_ray.task.progress import count_unproductive, unproductive
 class MemoryCheckpointer:
     """Checkpoints of a JAX program in the memory of its hosts.
 
-    Each process keeps its shards in ``local_dir``, which outlives the attempt. After a loss, each process of the next
-    attempt reads the shards on its own host, and fetches the others; the number and order of slices may change. A shard
-    that only one slice has is copied to a host of another slice. All processes must call each method at the same steps.
-    Numbers and NumPy arrays in the state must be equal in all processes.
+    The shards are kept in ``local_dir``, which outlives the attempt; of the processes of a slice that have the same
+    shard, one keeps it. After a loss, each process of the next attempt reads the shards on its own host, and fetches
+    the others; the number and order of slices may change. A shard that only one slice has is copied to a host of
+    another slice. All processes must call each method at the same steps. Whatever isn't a JAX array that spans all
+    processes must be equal in all of them: numbers, bools, str, NumPy arrays, and JAX arrays of one process.
 
-    It does not replace checkpoints in a bucket: a single slice takes its memory along, and so does a job that is
-    evicted.
+    It does not replace checkpoints in a bucket: if a job has a single slice and loses it, or is evicted, the memory of
+    its hosts is lost as well.
 
     Args:
         every: `save` keeps the steps that are multiples of it.
-        keep: the number of files for steps on each host, at least 2. Each has the size of the host's share: one holds
-            the newest whole step while the next step is written into another.
+        keep: the number of files for steps of each process, at least 2. Each has the size of the process's share: one
+            holds the newest whole step while the next step is written into another.
         copies: ``"auto"`` copies shards to another slice if no other slice has them; ``"none"`` never does.
         name: of the state, if a program keeps several.
-        limit: bytes of each host's memory that the steps may take; by default, what is free but for a tenth.
+        limit: bytes of each host's memory that the steps may take; by default, all that is free except a tenth of the
+            memory.
         directory: one that all processes share, such as ``/dev/shm/run-7`` on a single machine, in place of the hosts'
             own. A program that isn't a task of a job finds its earlier steps there.
 
@@ -78,22 +80,24 @@ class MemoryCheckpointer:
     def save(self, step: int, state: Any, now: bool = False) -> bool:
         """Keep a state. Return whether this step is due; with ``now``, whether it is whole on the hosts.
 
-        The call returns once the state is on this host, so that the program may go on and donate its arrays; NumPy
-        arrays are copied. The rest goes on in a thread: the files, checksums, the copy for another slice, and the
-        agreement that the step is whole. Only then the step before is given up. If a host has no room for its part or
-        for a copy, a warning says so, and the step before stays. A step that is saved again replaces the one of that
-        number. The time of the call counts as ``checkpoint_save`` for `iris-ray job goodput`, once the next step is
-        saved.
+        The call first waits for the end of the save before. It returns once the state is on this host, so that the
+        program may go on and donate its arrays; NumPy arrays are copied. The rest goes on in a thread: the files,
+        checksums, the copy for another slice, and the agreement that the step is whole. Only then is the previous step
+        given up. If a part can't be written or a host refuses a copy, a warning says so, and the previous step stays.
+        The latest save counts, whatever its number, so a program may go back and save a step again. The time of the
+        call counts as ``checkpoint_save`` for `iris-ray job goodput`, once the next step is saved or `wait` is called.
 
         Args:
             step: how many steps are done; `restore` returns it.
-            state: a pytree of arrays of JAX and NumPy, random keys, numbers, bools and str.
+            state: a pytree of arrays of JAX and NumPy, random keys, int, float, bool and str.
             now: keep a step that isn't a multiple of ``every`` as well, and return once it is known whether all hosts
                 have their parts and copies: for a notice.
 
         Raises:
-            CheckpointTooLargeError: it does not fit into the memory of this host; earlier steps are still there.
-            InvalidRequestError: a leaf of the state is neither an array nor a number.
+            CheckpointTooLargeError: some host has no room for steps of this size: then all processes raise this, at the
+                first save of a state of these shapes. Or this host's memory has become full since. Earlier steps are
+                still there.
+            InvalidRequestError: a leaf of the state is of another type, or processes can't read each other's files.
         """
         require("step", step, Holds(lambda step: is_whole(step) and step >= 0, Whole().wanted))
         step = int(step)
@@ -122,6 +126,7 @@ class MemoryCheckpointer:
 
         Raises:
             CheckpointMismatchError: the saved state is another one; the message names the first difference.
+            InvalidRequestError: as `save`.
         """
         with unproductive("checkpoint_restore"):
             gang, steps = self._here()

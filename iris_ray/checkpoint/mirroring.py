@@ -36,8 +36,8 @@ def mirror(directory: Path | str) -> int | None:
     then hold the same data. If there is no such step, all steps are removed and None is returned: read the bucket.
 
     All tasks return the same step, provided that none of them saves before all have returned. Orbax's managers ensure
-    that, since they begin with a barrier. When the gang once went back to an older step, the steps after that one don't
-    come back with a host that was away meanwhile.
+    that, since they begin with a barrier. If the gang went back to an older step, the later steps of a host that was
+    away at the time are not used when that host returns.
 
     Args:
         directory: below ``get_job_info().local_dir``, and at the same path on all hosts. With several processes on each
@@ -45,9 +45,10 @@ def mirror(directory: Path | str) -> int | None:
             A step directory has a name such as ``5`` or ``step_5``, and gets it only when it is whole, as Orbax's do.
 
     Raises:
-        InvalidRequestError: called outside a task, or in one without chips, or the directory can't be used.
+        InvalidRequestError: called outside a task, in one without chips, or in a job whose failure domain is the slice;
+            or the directory can't be used.
         PeerFilesError: a host of the gang can't be reached, or the step does not fit.
-        OSError: this host's disk fails.
+        OSError: this host can't read or write its files.
 
     Example::
 

@@ -23,10 +23,10 @@ NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ReplaySuspect:
-    """A device whose result differs from that of most others.
+    """A device that is at fault: its result differs from that of most others, or its two runs differ.
 
     Attributes:
-        host: its host: slice and worker, or the machine's name outside a gang.
+        host: its host: slice and worker, or the machine's name if it isn't part of a slice.
         process: its process, as JAX counts.
         device: its number in that process.
         why: which leaves differ, in words.
@@ -48,7 +48,7 @@ class ReplayReport:
     Attributes:
         replicas: the number of devices.
         suspects: the devices that are at fault.
-        unclear: in words, the leaves that differ without a majority for one result.
+        unclear: the names of the leaves that differ without a majority for one result.
     """
 
     replicas: int
@@ -57,7 +57,7 @@ class ReplayReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether all devices have the same bytes."""
+        """Whether all devices have the same bytes in both runs."""
         return not self.suspects and not self.unclear
 
     def __str__(self) -> str:
@@ -71,8 +71,9 @@ def replay_check(step_fn: Callable[..., Any], state: Any, *batch: Any) -> Replay
     """Have every device of the gang run one step on the same bytes, and compare the results bit by bit.
 
     A device whose result differs from that of most is at fault, and so is one whose second run differs from its first.
-    The states of the processes are compared as well, which shows a replica that went astray earlier. All processes must
-    call this at the same step. It takes two steps and a compilation, and memory for a second state.
+    The states of the processes are compared as well, which shows a replica that diverged earlier. All processes must
+    call this at the same step. It takes two steps and a compilation; each device needs memory for another copy of the
+    state and for the result.
 
     Args:
         step_fn: called as ``step_fn(state, *batch)`` on one device; returns a pytree of arrays. It may be jitted. It

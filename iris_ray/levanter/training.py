@@ -31,12 +31,12 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
 
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
-    - Every tenth step is kept in the memory of the hosts. After the loss of one of several slices the gang goes on
-      from there, and not from the last checkpoint of the config. A state that does not fit is left out.
+    - In tasks with chips, every tenth step is kept in the memory of the hosts. After the loss of one of several slices,
+      the gang goes on from there, unless a checkpoint is newer. A state that doesn't fit isn't kept there.
     - Every step is a heartbeat; saves and restores are marked for ``iris-ray job goodput``. At a notice the gang saves
       its step, in memory or as a checkpoint, and moves without losing it.
     - When ``main`` has returned, `run` saves the last step and waits for it. Then the run is complete: another attempt,
-      or another job with the same id, does not call ``main``.
+      or another job with the same run id, does not call ``main``, unless the config has ``load_checkpoint=False``.
 
     Outside a task it only calls ``main``.
 
@@ -50,8 +50,8 @@ def run(main: Callable[[Config], Result], config: Config, memory_every: int | No
         The result of ``main``; None if the run was complete.
 
     Raises:
-        InvalidRequestError: the config is not Levanter's, its checkpoints would be on one host only, or it would shut
-            the host down.
+        InvalidRequestError: the config is not Levanter's; or, in a task, its checkpoints have a relative path, which is
+            another directory on each host, or it would shut the host down.
 
     Example::
 

@@ -148,7 +148,8 @@ class JobSpec:
         may_evict: whether the job may evict lower bands. If not, it only precedes them in the queue.
 
     Raises:
-        InvalidJobError: a value is invalid, or the job has too many tasks, constraints or spares.
+        InvalidJobError: a value is invalid, or the job has too many tasks, spares, predecessors or constraints, or too
+            many preferences, tolerations or resources.
         UnknownTPUTypeError: the device is not a TPU type.
     """
 
@@ -217,7 +218,7 @@ class JobSpec:
 
     @property
     def is_one_gang(self) -> bool:
-        """Whether all its tasks form one gang."""
+        """Whether it is coscheduled, and all its tasks form one gang."""
         return self.coscheduling is not None and self.failure_domain == WHOLE_JOB
 
     @property

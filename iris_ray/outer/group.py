@@ -40,19 +40,22 @@ def join(
 ) -> "Group":
     """Join the other slices of this job, each of which trains by itself. Call it when this slice is ready to train.
 
-    For jobs with ``failure_domain="slice"``. The slices that are there at first begin with ``state``. One that comes
-    back gets the state of the others, at the end of a round: compile before you join, because the others wait for it
-    from the next round on. Outside a task, this process is a group of its own.
+    For jobs with ``failure_domain="slice"``. If no slice makes rounds yet, the slice that has run for the longest time
+    begins alone, with its ``state``; until it joins, the others wait. Every other slice, and one that comes back, gets
+    the state of those that make rounds, at the end of a round. Compile before you join, because they wait for it from
+    the next round on. Outside a task, this process is a group of its own.
 
     Args:
         state: the state before the first round, the same on all slices: arrays in any structure that JAX knows.
         update: ``update(state, mean)`` returns the state after a round from the state before it and the average of the
             contributions. Every slice calls it, so its result must not depend on the slice. It gets NumPy arrays.
-        deadline: how long a round waits for a slice that runs and does not contribute; seconds.
+        deadline: how long a round waits for a slice that runs and does not contribute; seconds. If the slice that leads
+            the round does not answer, the others wait one and a half times as long.
         rounds_done: the number of rounds that led to ``state``, if you have read it from a checkpoint.
 
     Raises:
-        InvalidRequestError: the job's failure domain is not the slice, or an argument makes no sense.
+        InvalidRequestError: the job's failure domain is not the slice, an argument makes no sense, or the state of the
+            other slices has another structure.
 
     Example::
 
@@ -107,23 +110,24 @@ class Group:
 
     @property
     def round(self) -> int:
-        """How many rounds there have been."""
+        """How many rounds there have been, with those of ``rounds_done``."""
         return self._member.state_round
 
     def advance(self, contribution: Tree) -> Tree:
         """Average what the slices of this round contribute, update the state with it, and return the state.
 
         Every process of a slice calls this in every round; the contribution of its first one counts. The call returns
-        once all slices of the round have contributed that run. The runtime tells at once if one is lost, and nobody
-        waits for one that comes back before it has joined.
+        once all running slices of the round have contributed, or the deadline is over; if `is_over`, at once. The
+        runtime reports a lost slice at once, and nobody waits for a slice that comes back until it has joined. If this
+        slice was left out of the round, the call returns the state of the others, without this contribution.
 
         Args:
             contribution: arrays of floating-point numbers in any structure that JAX knows, of the same types and shapes
                 on all slices. The first process of the slice must have the whole of each array.
 
         Raises:
-            InvalidRequestError: an array of it isn't of floating-point numbers, or ``update`` has returned another
-                structure than it got.
+            InvalidRequestError: an array of it isn't of floating-point numbers, the slices contribute different arrays,
+                or ``update`` has returned another structure, type or shape than it got.
         """
         leaves, structure = _flat(contribution)
         for leaf in leaves:
@@ -145,7 +149,7 @@ class Group:
         return self.state
 
     def close(self) -> None:
-        """Leave. Wait a moment until the other slices have the result of the last round."""
+        """Leave. Wait up to 10 s until the others have the result of the last round."""
         self._member.close()
         for connection in self._connections.values():
             connection.close()

@@ -12,7 +12,11 @@ from iris_ray.model.workers import GPU, TPU_NAME
 
 
 class PendingKind(Enum):
-    """The kind of a pending reason."""
+    """The kind of a pending reason.
+
+    A job that has reached its team's quota is LIMITED as well, and a job that iris_ray can't place for a while, because
+    of a defect, is PAUSED as well.
+    """
 
     PAUSED = "a launch has just failed"
     NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
@@ -31,7 +35,7 @@ class Obstacle:
         group: the group's name.
         hosts_missing: number of hosts needed by the job that are missing, in use or unfit.
         why: the reason, for people.
-        used_by: ids of the jobs that use the group.
+        used_by: ids of the jobs that use the group, or of the one that gets it.
     """
 
     group: str

@@ -76,7 +76,7 @@ class Planner:
     Attributes:
         pending_reasons: the reason of each pending job, by job id, from the latest plan that considered it.
         unfinished: whether the latest plan ended before the end of the queue, so that another plan must continue.
-        counts: numbers of starved, timed-out and unschedulable jobs and of evictions since this Controller started.
+        counts: numbers of starved, timed-out and unschedulable jobs and of evictions since this object was made.
     """
 
     def __init__(
@@ -104,10 +104,11 @@ class Planner:
     def plan(self, now: float, instructions: Instructions) -> list[PlacedGang]:
         """Make and commit plans until nothing is left to place, and return the gangs that they have placed.
 
-        A job changes its victims once at most; otherwise a spare could leave and come back for ever.
+        A plan that reaches its limit of gangs is the last one (see ``unfinished``), and so is the eighth. A job changes
+        its victims once at most; otherwise a spare could leave and come back for ever.
 
         Args:
-            now: seconds since the epoch.
+            now: seconds on the clock of the events.
             instructions: the instructions of the committed events are added to these.
         """
         placements: list[PlacedGang] = []

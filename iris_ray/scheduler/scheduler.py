@@ -43,9 +43,10 @@ class Scheduler:
     """Makes plans.
 
     Later jobs may pass a job that does not fit, but not for ever. Once the job has waited for ``backfill_bound_s``
-    seconds, the scheduler promises it hosts until it runs. Only one of the competing jobs has such a promise at a time:
-    the first in the fair order. A job at the head of the order therefore waits at most for the bound plus the remaining
-    time of the tasks on these hosts.
+    seconds, the scheduler promises it hosts, if these are expected to be free in time. Only one of the competing jobs
+    has such a promise at a time: the first in the fair order. A job at the head of the order therefore waits at most
+    for the bound plus the remaining time of the tasks on these hosts, unless a host is lost or a job of a higher band
+    takes one.
 
     Args:
         backfill_bound_s: seconds for which later jobs may pass a waiting job; 0 for jobs of PRODUCTION and SYSTEM.
@@ -85,8 +86,9 @@ class Scheduler:
             fleet: all live workers, with the resources held on them.
             usage: the resources that each user's gangs hold.
             now: seconds on the clock of the events.
-            pending_reasons: the reasons of the previous plan, if it was recent and gave up no promise, and the fleet
-                has not changed since. If all new jobs can be placed, jobs with a reason keep it without being retried.
+            pending_reasons: the reasons of the previous plan, if it was recent and gave up no promise, and nothing but
+                the queue has changed since. If all new jobs can be placed, and no groups are promised or kept, jobs
+                with a reason keep it without being retried.
             most: the number of gangs, or the equivalent in other work, after which the plan ends without being
                 ``complete``; None for no limit.
             past: each user's past usage; None to ignore it.

@@ -90,7 +90,8 @@ class ControllerState:
         past_usage: the decayed past usage of each user.
         attempts: the attempts of each band that hold resources, ordered by when they got them or last reported a save.
         heeding: the attempts in `attempts` that save their state when they receive a notice.
-        evicted_at: the times of evictions in the past hour, by user and team; ascending, seconds.
+        evicted_at: the times of the latest evictions, by user and team; ascending, seconds. All of the past hour, and
+            earlier ones until the next eviction.
         unrecorded: the jobs changed or forgotten since this was last cleared: id → changed chunks of the record.
         changed_specs: the specs of jobs that have changed, for the scheduler: the usage counted towards their limits
             may differ.

@@ -24,7 +24,10 @@ from iris_ray.state.records import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
-    """A job is submitted. A duplicate submission has no effect; a different job with the same id is refused."""
+    """A job is submitted. A duplicate submission has no effect; a different job with the same id is refused.
+
+    If another pool submits a group again that ended before its start, the group's ended jobs are forgotten first.
+    """
 
     spec: JobSpec
     now: float
@@ -54,7 +57,10 @@ class JobCancelledEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegisteredEvent:
-    """A worker has appeared, or its properties have changed. Its occupants are kept.
+    """A worker has appeared, or its properties have changed.
+
+    Its occupants are kept, unless it comes back in another group than their gangs', or with less than they hold: then
+    it counts as lost and new.
 
     Args:
         node_id, address, attributes, resources, foreign, elsewhere: see `Worker`.
@@ -100,7 +106,7 @@ class MaintenanceCalledOffEvent:
 class TaintedEvent:
     """A worker or a slice gets a taint: jobs that don't tolerate it are not placed there. Running tasks continue.
 
-    The taint persists across registrations until it is lifted.
+    The taint persists across registrations until it expires or is lifted.
 
     Args:
         target: a worker's node id or a slice's name, which need not exist yet.
@@ -167,7 +173,7 @@ class SettingSetEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSuspectedEvent:
-    """The worker did not answer. It takes no new tasks for a while, unless Ray declares it dead first."""
+    """The worker did not answer. It takes no new tasks for 20 s, in which Ray usually finds a dead host."""
 
     node_id: str
     reason: Words
@@ -227,12 +233,14 @@ AssignedEvent = JobAssignedEvent | GroupAssignedEvent
 
 @dataclass(frozen=True, slots=True)
 class PromiseEvent:
-    """Exactly these hosts are reserved for a job until it runs. Without hosts, its promise ends.
+    """Exactly these hosts are reserved for a job, until it runs or a later event ends that.
+
+    Without hosts, its promise ends.
 
     Args:
         job_id, node_ids: the job and its hosts.
         leave: attempts on these hosts that must leave: spares at once, others by the deadline.
-        deadline: the deadline for the attempts in ``leave``; seconds.
+        deadline: the deadline for the attempts in ``leave``; seconds. One whose next save is due soon may finish it.
         reason: why an earlier promise is revoked, for people; otherwise empty.
         removed_by: when the slices of the hosts must be gone, if they are to be removed; seconds. 0: they stay.
     """
@@ -255,7 +263,7 @@ class JobYieldsEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
-    """A gang that never ran is given up, which ends its job."""
+    """A waiting gang of a job that never ran is given up, which ends the job. If the job has run, nothing happens."""
 
     job_id: str
     task_index: int
@@ -264,7 +272,9 @@ class TaskUnschedulableEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskDispatchFailedEvent:
-    """An attempt could not be launched. Its gang is requeued after a pause, and no budget is charged.
+    """An attempt could not be launched. Its gang waits again and pauses for a while, and no budget is charged.
+
+    A job that never ran ends after 19 failed launches of a gang in a row, unless it has a ``scheduling_timeout``.
 
     Args:
         attempt, error, now: the attempt, the cause and the time.
@@ -293,7 +303,7 @@ class TaskStateChangedEvent:
         error: why the task failed, for people.
         exit_code: the exit code of a failed task's process; None if unknown.
         is_hopeless: whether the task FAILED because none of several hosts could set up the job's environment, or all
-            suitable hosts have another version. A job that has never run then ends at once.
+            suitable hosts have another version. If no task of the job has run before, the job then ends at once.
         is_hang: whether the attempt ended because no task of the gang made progress for too long.
     """
 
@@ -335,7 +345,8 @@ class AttemptSavesEvent:
 class GangMovedEvent:
     """A gang has ended its attempt in order to move: it has saved its state, or its hosts are lost before its start.
 
-    It is requeued, and no budget is charged. ``started``: whether its tasks ran.
+    It is requeued, and no budget is charged. But if the job's ``max_runtime`` is nearly over, the gang doesn't run
+    again; and an evicted job that has run ends if ``max_retries_preemption`` is 0. ``started``: whether its tasks ran.
     """
 
     attempt: AttemptId
@@ -352,7 +363,10 @@ class GangReturnedEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerBlamedEvent:
-    """A task process could not be started on the worker, or was the first of its gang to crash.
+    """Something has failed that may be the worker's fault.
+
+    A task process could not be started, was the first of its gang to crash, found the disk full or faulty, or held up
+    its gang; or the host reports that it is unfit.
 
     Args:
         node_id, job_id: the worker and the task's job.
@@ -368,7 +382,7 @@ class WorkerBlamedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEndConfirmedEvent:
-    """All processes of the attempt are gone on all hosts, which frees its resources."""
+    """All processes of the attempt are gone on all hosts. Its resources are free once the attempt has ended."""
 
     attempt: AttemptId
 

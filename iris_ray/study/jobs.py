@@ -24,8 +24,9 @@ class SimulatedJob:
     Args:
         run_s: how long each gang runs on the largest number of slices that it can use. On half as many it takes twice
             as long.
-        save_every_s: how often tasks save their state, from which a gang that loses its hosts goes on. Infinite: never.
-        heeds_notices: whether a gang that is told to move saves its state and moves.
+        save_every_s: after how much work, in seconds on the largest number of slices, tasks save their state. A gang
+            that fails or loses its hosts goes on from there. Infinite: never.
+        heeds_notices: whether a gang that is told to move saves its state and moves, if there is time to save.
         save_s: how long it takes to save after a notice.
         fails_after_s: how long each attempt runs before it fails; infinite: none fails.
         crashes: whether it fails by a signal, such as a segmentation fault, instead of an exception.
@@ -47,9 +48,10 @@ class SimulatedJob:
 def slice_spec(
     job_id: str, tpu_type: str, num_slices: int | Sequence[int] = 1, topology: str | None = None, **changes: Any
 ) -> JobSpec:
-    """Return the spec of a gang on slices, or on parts of them, as `run_on_pod` submits it, with a pool of its own.
+    """Return the spec of a gang on slices, or on parts of them, similar to what `run_on_pod` submits.
 
-    ``topology`` is the shape of the parts; ``changes`` are other values of the `JobSpec`.
+    It has a pool of its own, and failures are not retried: ``max_retries_failure`` is 0, not 10. ``topology`` is the
+    shape of the parts; ``changes`` are other values of the `JobSpec`.
     """
     config = get_tpu_config(tpu_type)
     group_by = TPU_NAME if topology is None else part_attribute(topology)

@@ -62,21 +62,25 @@ class Report:
     Attributes:
         seconds: the time that it covers.
         resource: Ray's name of the resource that `use` and `shares` count: chips, or CPUs if there are none.
-        waits_by_size: by chips, of the jobs that use chips.
+        waits_by_size: by the chips that a job needs at least, of the jobs that use chips.
         waits_by_cpus: by CPUs, of all other jobs.
         waits_by_team: of the jobs that belong to a team.
         turnarounds_by_band: the times from the submission of jobs to their end; ``waiting`` counts unfinished jobs.
         shares: each user's part of the resources that all users held.
-        shares_by_team: each team's part of these resources, without jobs that belong to no team.
+        shares_by_team: each team's part of the same total. Jobs that belong to no team count in the total only.
         cpu_hosts: how the CPUs of hosts without chips were used; None if there are none, or no others.
-        finished: the number of jobs that ended in each state.
-        attempts: the number of attempts, without spares'.
-        preempted: the number of attempts that lost hosts, were stopped, or moved after a notice, also to more slices.
+        finished: the number of jobs, of those submitted in this time, that have ended in each state.
+        attempts: the number of attempts that got hosts in this time, without spares'. `preempted`, `evicted` and
+            `failed_launches` count some of these.
+        preempted: the number of attempts that lost hosts, were cancelled, or moved after a notice, also to more slices.
         evicted: the number of attempts that gave their hosts to a job of a higher band, of a team that reclaims its
             quota, or with a reservation.
-        reclaimed: the number of those among them that gave them to another team.
+        reclaimed: the number of attempts that were told in this time to give their hosts to a job of another team.
         failed_launches: the number of attempts that never started.
-        starved: the number of jobs that waited longer than the backfill bound, so that groups were kept for them.
+        starved: the number of jobs, since the simulation began, that waited longer than the backfill bound, so that
+            groups were kept for them.
+        plans: the number of plans since the simulation began.
+        events: the number of events since the simulation began.
     """
 
     seconds: float
@@ -104,12 +108,12 @@ class Report:
 
     @property
     def decisions(self) -> int:
-        """The number of gangs that were given hosts."""
+        """How often gangs were given hosts, without spares."""
         return self.attempts
 
 
 def report_on(history: History, until: float, since: float = 0.0) -> Report:
-    """Return the results from one time to another, in seconds. Waits are those of jobs that were submitted then."""
+    """Return the results from one time to another, in seconds. Waits are those of jobs submitted in between."""
     have = {name for _, totals in history.capacity for name, amount in totals.items() if amount}
     resource = TPU if TPU in have else "CPU"
     jobs = [job for job in history.jobs.values() if since <= job.submitted_at <= until]

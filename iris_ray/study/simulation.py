@@ -30,9 +30,9 @@ class Simulation:
         backfill_bound_s: for how many seconds later jobs may pass a waiting job.
         plan_every_s: make plans only at multiples of this number of seconds, for speed; 0: after every event, as the
             Controller does.
-        look_again_s: how long the latest plan holds while jobs wait and nothing happens; each further one holds twice
-            as long, up to `LOOKS_APART` times. The Controller looks twice a second. Pauses and timeouts end at their
-            time anyway.
+        look_again_s: how long the latest plan holds while jobs wait and nothing happens; each further plan holds twice
+            as long, up to 16 times this. The Controller looks twice a second. Pauses and timeouts end at their time
+            anyway.
         check_every: the number of events between two checks of the state's invariants, for tests; 0: no checks.
         evictions: when jobs may take hosts from lower bands; None: never.
     """
@@ -88,11 +88,11 @@ class Simulation:
         self.agenda.at(self.now if at is None else at, self._submit, job)
 
     def submit_all(self, jobs: Iterable[tuple[float, SimulatedJob]]) -> None:
-        """Submit many jobs, each at its time. The iterator yields them in that order, and is read one by one."""
+        """Submit many jobs, each at its time. They must come in the order of their times, and are read one by one."""
         self._submit_next(iter(jobs))
 
     def keep_waiting(self, jobs: Iterable[SimulatedJob], waiting: int = 1) -> None:
-        """Submit one job after the other, so that always ``waiting`` of them wait for their first hosts."""
+        """Submit one job after the other, so that ``waiting`` of them wait for their first hosts while any are left."""
         backlog = iter(jobs)
         for _ in range(waiting):
             self._submit_from(backlog)
@@ -120,7 +120,7 @@ class Simulation:
         self.agenda.at(when, self._planner.look_again)
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Change the state."""
+        """Have the state handle events, at the current time."""
         state, history, instructions = self.state, self.history, self._instructions
         if self._told < self.agenda.now:
             self._told = self.agenda.now

@@ -32,13 +32,13 @@ def initialize(**kwargs: Any) -> None:
 
     On Cloud TPU, ``jax.distributed.initialize()`` finds its peers by itself, with one fixed port. This function takes
     the address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang
-    on the host, and it works without TPUs. If the job's ``failure_domain`` is the slice, each slice is a JAX
-    program of its own. Outside a task, and in a task without peers, it joins nobody, so that
-    a script also runs on its own.
+    on the host, and it works without TPUs. If the job's ``failure_domain`` is the slice, each slice is a JAX program of
+    its own. Outside a task, and in a task without peers, it joins nobody, so that a script also runs on its own.
 
-    JAX's compilation cache is then in the task's ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says otherwise. So
-    the next attempt compiles nothing again, if it has as many slices and not all of its hosts are new.
-    ``JAX_ENABLE_COMPILATION_CACHE=0`` switches it off.
+    In tasks with chips, JAX's compilation cache is then in ``local_dir``, unless ``JAX_COMPILATION_CACHE_DIR`` says
+    otherwise. So the next attempt doesn't compile the same programs again on hosts that it has kept. In a gang of
+    several slices, a new host first copies the cache of the host of the same number in another slice, if one of the
+    three that it asks at most has one. ``JAX_ENABLE_COMPILATION_CACHE=0`` switches the cache off.
 
     Args:
         kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).
@@ -86,17 +86,17 @@ def _wait_for_listener(address: str, timeout_s: float) -> None:
 
 
 def agreed_notice(step: int) -> PreemptionNotice | None:
-    """Return the gang's preemption notice, the same one at the same step in all processes; until then None.
+    """Return the gang's preemption notice, the same one at the same step in all processes; at other steps None.
 
     All processes must call it once in every step. JAX agrees on the step by itself, because processes get SIGTERM with
-    the notice. A process whose host could not deliver it gets it from the others. In a task without peers this is
-    `preemption_notice`.
+    the notice. A process whose host could not deliver the notice gets it from the others. Outside a task, and in a task
+    without peers, this is `preemption_notice`.
 
     Args:
         step: the number of the current step, the same in all processes.
 
     Returns:
-        The notice, once all processes have reached the agreed step; None before.
+        The notice, at the step on which the processes have agreed; None at all other steps.
 
     Example::
 

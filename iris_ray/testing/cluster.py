@@ -59,7 +59,7 @@ class SimulatedCluster:
     """Real Ray nodes on this machine that pose as the hosts of TPU slices.
 
     Each simulated host is a raylet of its own, with the environment, node labels, resources, IP address and directories
-    of a TPU VM, but without chips; it ends when its raylet does. The driver is attached to a head node that has no TPU.
+    of a TPU VM, but without chips; it ends with its raylet (see `kill_raylet`). The driver is on a head without TPU.
     Everything ends with the ``with`` block, also by an exception or Ctrl-C in it, and when the driver process is
     killed. A process can have one such cluster at a time. Needs Linux and Ray 2.60.
 
@@ -72,9 +72,10 @@ class SimulatedCluster:
             some seconds more to start.
         persistent: Whether the cluster's state outlives its GCS (in RocksDB), so that the GCS can be killed and
             restarted: nodes, actors, placement groups and the key-value store.
-        quiet: Whether to print nothing. Otherwise stderr tells each step; a terminal shows the start in one live line.
+        quiet: Whether to print nothing, except when a host ends by itself. Otherwise each step is printed to stderr; a
+            terminal shows the start in one live line.
         networks: Whether every host is in a network namespace of its own, so that `cut_off` and `slow_down` work. That
-            needs root and iproute2.
+            needs root, iproute2 and nsenter.
 
     Raises:
         InvalidRequestError: An argument makes no sense. Or, on start: Ray is initialised in this process already, there
@@ -138,12 +139,13 @@ class SimulatedCluster:
         Args:
             raycluster: The path of its YAML file, or what such a file holds.
             connect, dashboard, quiet, networks: As for `SimulatedCluster`.
-            idle_timeout_s: How long a slice is idle before it goes, in seconds; None: as the file says.
+            idle_timeout_s: How long a slice is idle before it goes, in whole seconds; None: as the file says.
             pools: The node pools; None: node auto-provisioning makes one for each slice.
             feature_gates: KubeRay's alpha features that are switched on.
 
         Raises:
-            InvalidClusterFileError: It is not a RayCluster that KubeRay accepts; the message names the line.
+            InvalidClusterFileError: It can't be read, or is not a RayCluster that KubeRay accepts; then the message
+                names the line of the file.
 
         Example:
             >>> with SimulatedCluster.from_raycluster("examples/clusters/gke.yaml") as cluster:
@@ -386,7 +388,7 @@ class SimulatedCluster:
         Args:
             slice_name, worker_id: The host.
             from_head: Whether it is cut off from the head, where drivers, metadata servers and the Controller are.
-            from_hosts: Whether it is cut off from all other hosts.
+            from_hosts: Whether it is cut off from all other hosts that the cluster has now.
             direction: Which packets are lost: those to the host (``"in"``), from the host (``"out"``), or ``"both"``.
         """
         require("direction", direction, OneOf(get_args(Direction)))
@@ -415,7 +417,10 @@ class SimulatedCluster:
         self._running().head.kill_gcs()
 
     def restart_gcs(self) -> None:
-        """Start the GCS again, after killing it if it runs; return when it answers."""
+        """Start the GCS again, after killing it if it runs; return when it answers.
+
+        Only in a ``persistent`` cluster.
+        """
         self._running().head.restart_gcs()
 
     def restart_head(self) -> None:

@@ -54,7 +54,7 @@ NO_MAINTENANCE = MetadataValue(
 
 
 class HostMetadata:
-    """The metadata server of one host. Call its methods from any thread but the servers' own.
+    """The metadata server of one host. Call its methods from any thread but the servers' own, which calls `answer`.
 
     Attributes:
         address: ``ip:port``, as ``GCE_METADATA_HOST`` has it.
