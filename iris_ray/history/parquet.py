@@ -50,24 +50,32 @@ _CHANGE = b"iris_ray.change"
 def copy_to_parquet(path: Path, target: str) -> list[str]:
     """Copy the months of a history that have changed since they were copied. Return the names of the files.
 
+    A month whose copy has a file that can't be read is left alone; the others are copied before that is raised.
+
     Args:
         path: of the history.
         target: a directory, or the URL of one in a bucket, such as ``gs://bucket/history``.
 
     Raises:
-        HistoryUnavailableError: there is no history of this version there.
+        HistoryUnavailableError: there is no history of this version there, or a file of the copy can't be read.
         ImportError: pyarrow is not installed.
-        OSError, ValueError, sqlite3.Error: the history can't be read, or the copy can't be read or written.
+        OSError, ValueError, sqlite3.Error: the history can't be read, or the place of the copy is not available.
     """
     if not path.is_file():
         raise HistoryUnavailableError(f"there is no history at {path}")
-    files = _Target(target)
+    files, written, unreadable = _Target(target), list[str](), list[HistoryUnavailableError]()
     with _alone(path):
         with _merging(path) as db:
             changes = db.execute("SELECT month, number FROM history.changes ORDER BY month").fetchall()
-        return [
-            name for month, number in changes if files.change_of(month) != number for name in _copy(path, files, month)
-        ]
+        for month, number in changes:
+            try:
+                if files.change_of(month) != number:
+                    written += _copy(path, files, month)
+            except HistoryUnavailableError as error:
+                unreadable.append(error)
+    if unreadable:
+        raise unreadable[0]
+    return written
 
 
 @contextmanager
@@ -168,7 +176,11 @@ class _Target:
         self._is_local = isinstance(self._files, fs.LocalFileSystem)
 
     def change_of(self, month: str) -> int | None:
-        """Return the number of the change up to which a month is copied, or None."""
+        """Return the number of the change up to which a month is copied, or None.
+
+        Raises:
+            HistoryUnavailableError: the file can't be read.
+        """
         with self._opened("jobs", month) as file:
             metadata = file.schema_arrow.metadata if file is not None else None
         return int(metadata[_CHANGE]) if metadata and _CHANGE in metadata else None
@@ -177,7 +189,7 @@ class _Target:
         """Insert the rows of a file, if there is one.
 
         Raises:
-            HistoryUnavailableError: the file has columns that this version doesn't know.
+            HistoryUnavailableError: the file can't be read, or has columns that this version doesn't know.
         """
         with self._opened(table, month) as file:
             if file is None:
@@ -218,15 +230,25 @@ class _Target:
 
     @contextmanager
     def _opened(self, table: str, month: str) -> Iterator[Any]:
-        """Open the file of a month to be read, or yield None if there is none."""
-        from pyarrow import fs, parquet
+        """Open the file of a month to be read, or yield None if there is none.
+
+        Raises:
+            HistoryUnavailableError: the block could not read the file.
+        """
+        from pyarrow import ArrowException, fs, parquet
 
         path = self._path(table, month)
         if self._files.get_file_info(path).type == fs.FileType.NotFound:
             yield None
             return
         with self._files.open_input_file(path) as stream:
-            yield parquet.ParquetFile(stream)
+            try:
+                yield parquet.ParquetFile(stream)
+            except (ArrowException, OSError, ValueError, sqlite3.IntegrityError) as error:
+                raise HistoryUnavailableError(
+                    f"{path} can't be read ({type(error).__name__}: {error}), so its month is not copied. If the file"
+                    " is damaged, move it away: the next copy writes what the history still has of that month"
+                ) from error
 
 
 def main(words: Sequence[str]) -> int:

@@ -201,14 +201,22 @@ def test_means_of_hours_replace_their_minutes_in_the_copy(history: History, tmp_
 
 
 @needs_pyarrow
-def test_copy_that_can_not_be_read_is_left_alone(two_months: History, tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["attempts", "jobs"])
+def test_month_whose_copy_can_not_be_read_is_left_alone(two_months: History, tmp_path: Path, table: str) -> None:
     target = tmp_path / "copy"
     copied(two_months, target)
-    damaged = target / "attempts/2026-11.parquet"
+    damaged = target / f"{table}/2026-11.parquet"
     damaged.write_bytes(b"PAR1 damaged")
-    two_months.file.write([EventRow(NOVEMBER + 1, "host lost", "a/1", None, "late")])
-    assert copied(two_months, target, code=1).count("\n") == 1
+    two_months.file.write([EventRow(at + 1, "host lost", "a/1", None, "late") for at in (NOVEMBER, DECEMBER)])
+    said = copied(two_months, target, code=1)
+    assert said.count("\n") == 1
+    assert f"{damaged} can't be read" in said
     assert damaged.read_bytes() == b"PAR1 damaged"
+    damaged.unlink()
+    assert {month: len(read(target)[f"events/2026-{month}"]) for month in (11, 12)} == {11: 1, 12: 2}
+    copied(two_months, target)
+    assert len(november(target)["events"]) == 2
+    assert november(target)[table]
 
 
 @needs_pyarrow
