@@ -1,5 +1,6 @@
 """``iris-ray wait`` and ``cancel``: the ends of jobs."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TypedDict
@@ -23,7 +24,10 @@ from iris_ray.terminal import live_line
 
 LOOK_S = 0.5
 CONTROLLER_AWAY_S = 300.0
-"""How long the Controller may be away before a wait gives up. Jobs run on meanwhile, and a successor knows them."""
+"""How long the Controller may be away before commands that wait for the end of a job give up.
+
+Jobs run on meanwhile, and a successor knows them.
+"""
 _NAMED = 5
 
 
@@ -82,22 +86,21 @@ def _wait(
 ) -> tuple[bool, list[JobStatus]]:
     """Wait for the end of jobs. Return whether it has come, and how they stand, in their order."""
     found = {job: controller.ask(ControllerInterface.job_status, job) for job in jobs}
-    began = heard = time.monotonic()
+    until = math.inf if timeout is None else time.monotonic() + timeout
     with live_line("iris-ray") as line:
         while True:
             left = [job for job, status in found.items() if not status.state.finished]
             if not left or (first and len(left) < len(found)):
                 return True, list(found.values())
-            rest = None if timeout is None else began + timeout - time.monotonic()
-            if rest is not None and rest <= 0:
+            if (rest := until - time.monotonic()) <= 0:
                 return False, list(found.values())
             line.show(f"waiting for {_some(left)}{f': {_in_words(found[left[0]])}' if len(left) == 1 else ''}")
-            time.sleep(LOOK_S if rest is None else min(LOOK_S, rest))
+            time.sleep(min(LOOK_S, rest))
             try:
-                found |= {job: controller.ask(ControllerInterface.job_status, job) for job in left}
-                heard = time.monotonic()
+                with controller.waiting(min(CONTROLLER_AWAY_S, until - time.monotonic()), say_error):
+                    found |= {job: controller.ask(ControllerInterface.job_status, job) for job in left}
             except ControllerUnavailableError:
-                if time.monotonic() > heard + CONTROLLER_AWAY_S:
+                if time.monotonic() < until:
                     raise
 
 

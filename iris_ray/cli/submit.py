@@ -18,6 +18,7 @@ from iris_ray.cli.address import (
     head_of_dashboard,
 )
 from iris_ray.cli.conventions import FAILED, interrupted, on_a_terminal, really_cancel, say_error, was_terminated
+from iris_ray.cli.ends import CONTROLLER_AWAY_S
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments, typed
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import one_line, print_json
@@ -224,8 +225,9 @@ def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
     controller = ControllerConnection()
     try:
-        with live_line(job_id) as live:
+        with live_line(job_id) as live, controller.waiting(CONTROLLER_AWAY_S, say_error):
             module_of("logs", "cli").follow_job(controller, job_id, live)
+            status = controller.ask(ControllerInterface.job_status, job_id)
     except KeyboardInterrupt:
         asks = on_a_terminal() and not was_terminated()
         if asks and really_cancel("leave it running", default=False):
@@ -234,7 +236,6 @@ def _follow(job_id: str) -> None:
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
         raise interrupted() from None
-    status = controller.ask(ControllerInterface.job_status, job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
         raise click.exceptions.Exit(FAILED)

@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypedDict
 
 import click
@@ -15,6 +16,7 @@ from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, head_of_dashboard, words_for_head
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.conventions import FAILED, say_error
+from iris_ray.cli.ends import CONTROLLER_AWAY_S
 from iris_ray.cli.output import json_option
 from iris_ray.cli.printing import print_json, print_output
 from iris_ray.cli.tasks import ALL_TASKS, task_argument
@@ -98,8 +100,9 @@ def logs(
       iris-ray logs train-1a2b3c4d --grep "nan|Traceback" -C 3    searched on the hosts: all tasks, ten attempts
 
     The output of one task is printed as it is; that of several tasks, at a limited rate. While the job waits, -f says
-    why. Ctrl-C ends -f and leaves the job alone. --grep ends with code 1 if no line matches. Times are in the time zone
-    of this machine, and may be a second early, or three in the log of a day: docs/logs.md.
+    why. When the Controller is gone, -f waits for the next one, for five minutes. Ctrl-C ends -f and leaves the job
+    alone. --grep ends with code 1 if no line matches. Times are in the time zone of this machine, and may be a second
+    early, or three in the log of a day: docs/logs.md.
     """
     if pattern is None and context is not None:
         raise click.UsageError("--context is for --grep.")
@@ -135,7 +138,10 @@ def logs(
         else:
             from iris_ray.logs.client import host_logs  # imports Ray
 
-            with host_logs(controller) as source:
+            away: AbstractContextManager[None] = nullcontext()
+            if follow:
+                away = controller.waiting(CONTROLLER_AWAY_S, _say)
+            with away, host_logs(controller) as source:
                 for line in stream_logs(source, job, task, first, follow=follow):
                     _show(line, prefixed=task is None, timed=timestamps)
 

@@ -78,7 +78,7 @@ class ControllerInProcess(ClusterInProcess):
     def __init__(self, directory: Path, slices: Mapping[str, int]) -> None:
         super().__init__(directory, slices)
         self.makes_controller: Callable[[], Controller] = lambda: self.controller_of(iris_ray.__version__)
-        self.before_bootstrap: Callable[[], None] = lambda: None
+        self.before_bootstrap: Callable[[], object] = lambda: None
         self.installed_on_head: dict[str, Any] | None = None
         self._controllers: list[Controller] = []
 
@@ -112,6 +112,15 @@ class ControllerInProcess(ClusterInProcess):
     def start_controller(self) -> None:
         """Start the Controller as the first job of a cluster does."""
         asyncio.run(get_or_start_controller())
+
+    def replace_controller(self, when: Callable[[], bool]) -> None:
+        """Stop the Controller as an operator does. Start another one when something is true; no job does so before."""
+        may_start = threading.Event()
+        self.before_bootstrap = lambda: may_start.wait(60)
+        self.ray.kill(self.controller())
+        wait_until(when)
+        may_start.set()
+        self.start_controller()
 
     def freeze_controller(self) -> None:
         """Stop the Controller as SIGSTOP does."""

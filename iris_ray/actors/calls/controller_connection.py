@@ -5,7 +5,8 @@ It imports Ray when it is needed, so that the command line is quick.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from iris_ray.actors.calls.asking_again import try_again
@@ -32,9 +33,9 @@ NO_CONTROLLER = (
     "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
     " does: iris-ray cluster controller start"
 )
-GONE = (
-    f"the Controller is gone and has not come back for {RESTART_S:g} s; running jobs continue. The next job starts"
-    " another one, and so does: iris-ray cluster controller start"
+WAITING = (
+    f"waiting for the Controller, which has not answered for {RESTART_S:g} s; running jobs continue. If it was stopped,"
+    " the next job starts another one, and so does: iris-ray cluster controller start"
 )
 
 P = ParamSpec("P")
@@ -63,12 +64,29 @@ class ControllerConnection:
         self._any_version = any_version
         self._patience_s = max(patience_s, RESTART_S)
         self._handle: Any = None
+        self._say: Callable[[str], object] | None = None
+        self._has_said = False
 
         def find() -> None:
             if not self._look_up():
                 raise _NoAnswerError(NO_CONTROLLER)
 
         _answer_within(patience_s, find)
+
+    @contextlib.contextmanager
+    def waiting(self, at_most_s: float, say: Callable[[str], object]) -> Iterator[None]:
+        """Within the block, wait longer for a Controller that has died, or less long.
+
+        Args:
+            at_most_s: how long a question waits for an answer; seconds.
+            say: called with `WAITING`, once for each absence that is longer than `RESTART_S`.
+        """
+        before = self._patience_s, self._say
+        self._patience_s, self._say = at_most_s, say
+        try:
+            yield
+        finally:
+            self._patience_s, self._say = before
 
     def _look_up(self) -> bool:
         """Return whether a Controller runs. If it is another one than before, check its version."""
@@ -93,15 +111,22 @@ class ControllerConnection:
         Raises:
             ControllerUnavailableError: no answer comes.
         """
-        tries = itertools.count()
+        tries, began = itertools.count(), time.monotonic()
 
         def ask_once() -> T:
             if next(tries):
+                self._say_if_away(began)
                 self._look_up()
             answer: T = self._ask_once(*addressed(question, args, kwargs))
+            self._has_said = False
             return answer
 
         return _answer_within(self._patience_s, ask_once)
+
+    def _say_if_away(self, since: float) -> None:
+        if self._say is not None and not self._has_said and time.monotonic() >= since + RESTART_S:
+            self._has_said = True
+            self._say(WAITING)
 
     def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Return all pages of a list. Raise like `ask`."""
@@ -138,7 +163,7 @@ class ControllerConnection:
             return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
         except RayTaskError as error:
             if isinstance(error.cause, DeposedError):  # another Controller has replaced it
-                raise _NoAnswerError(GONE) from None
+                raise self._gone() from None
             if isinstance(error.cause, IrisError):
                 raise error.cause from None
             raise ControllerUnavailableError(
@@ -148,7 +173,13 @@ class ControllerConnection:
             trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
             raise _NoAnswerError(trouble) from None
         except RayError:  # it is being restarted, was stopped, or is being replaced
-            raise _NoAnswerError(GONE) from None
+            raise self._gone() from None
+
+    def _gone(self) -> _NoAnswerError:
+        return _NoAnswerError(
+            f"the Controller is gone and has not come back for {self._patience_s:.0f} s; running jobs continue. The"
+            " next job starts another one, and so does: iris-ray cluster controller start"
+        )
 
 
 def _answer_within(seconds: float, ask: Callable[[], T]) -> T:

@@ -2,12 +2,17 @@
 
 import os
 import signal
+import threading
 import time
 
+import pytest
+
+from iris_ray.actors.calls import controller_connection
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, TIMED_OUT, USAGE
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import Terminal
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 
 def test_wait_ends_when_all_jobs_have_succeeded(world: ControllerInProcess) -> None:
@@ -49,6 +54,37 @@ def test_wait_gives_up_after_its_timeout(world: ControllerInProcess) -> None:
     assert "not over after 0.2s; the jobs go on" in done.stderr
     assert world.state(job) is JobState.RUNNING
     assert "did you mean" in world.iris("wait", job[:-1], code=USAGE).stderr
+
+
+def test_wait_goes_on_with_the_next_controller(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.2)
+    job, person = world.start("train-1a2b3c4d"), Terminal()
+    before = world.ray.calls["job_status"]
+
+    def ends() -> None:
+        wait_until(lambda: world.ray.calls["job_status"] > before + 1)
+        world.replace_controller(lambda: "iris-ray: waiting for the Controller" in person.printed)
+        world.succeed(job)
+
+    with world.meanwhile(ends):
+        assert world.on_terminal("wait", job, person=person) == OK
+    assert person.printed.count("waiting for the Controller") == 1
+
+
+def test_timeout_of_wait_holds_without_controller(world: ControllerInProcess) -> None:
+    job, ended = world.start("train-1a2b3c4d"), threading.Event()
+    before, began = world.ray.calls["job_status"], time.monotonic()
+
+    def stop() -> None:
+        wait_until(lambda: world.ray.calls["job_status"] > before + 1)
+        world.replace_controller(ended.is_set)
+
+    with world.meanwhile(stop):
+        done = world.iris("wait", job, "--timeout", "2", code=TIMED_OUT, quotes=True)
+        took_s = time.monotonic() - began
+        ended.set()
+    assert "not over after 2s; the jobs go on" in done.stderr
+    assert took_s < 15.0
 
 
 def test_ctrl_c_ends_wait_and_leaves_job_alone(world: ControllerInProcess) -> None:

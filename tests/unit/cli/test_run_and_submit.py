@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 
+from iris_ray.actors.calls import controller_connection
 from iris_ray.actors.protocol import services
 from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
 from iris_ray.cli.options import in_flags
@@ -376,6 +377,22 @@ def print_up(world: ControllerInProcess) -> None:
     """The only job prints a word as soon as it runs."""
     wait_until(world.has_running_job)
     world.prints(world.only_job(), 0, "up\n")
+
+
+def test_submitted_job_is_followed_while_controller_is_replaced(
+    world: ControllerInProcess, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.2)
+    person = Terminal()
+
+    def ends() -> None:
+        print_up(world)
+        wait_until(lambda: "task-0| up\n" in person.printed)
+        world.replace_controller(lambda: "iris-ray: waiting for the Controller" in person.printed)
+        world.succeed(world.only_job())
+
+    with world.meanwhile(ends):
+        assert world.on_terminal("submit", script, "-f", person=person) == OK
 
 
 def test_ctrl_c_without_terminal_leaves_submitted_job_running(world: ControllerInProcess, script: str) -> None:

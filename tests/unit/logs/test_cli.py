@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.conventions import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.actors.calls import controller_connection
+from iris_ray.cli.conventions import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE
 from iris_ray.logs.archive import copy
 from iris_ray.logs.core import LastLines
 from iris_ray.logs.files import AttemptLog, logs_directory
@@ -166,6 +167,31 @@ def test_ctrl_c_ends_following_but_not_the_job(world: ControllerInProcess) -> No
     assert world.on_terminal("logs", "-f", job, "0", person=person) == INTERRUPTED
     assert "task-1" not in person.printed
     assert world.state(job).name == "RUNNING"
+
+
+def test_following_goes_on_with_the_next_controller(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.2)
+    job, person = world.start("train"), Terminal()
+    attempt_ran(world, job, 1)
+
+    def ends() -> None:
+        wait_until(lambda: "task-1| attempt 1 of task 1\n" in person.printed)
+        world.replace_controller(lambda: "iris-ray: waiting for the Controller" in person.printed)
+        world.prints(job, 1, "the next one\n")
+        wait_until(lambda: "task-1| the next one\n" in person.printed)
+        world.succeed(job)
+
+    with world.meanwhile(ends):
+        assert world.on_terminal("logs", "-f", job, person=person) == OK
+    assert person.printed.count("waiting for the Controller") == 1
+
+
+def test_following_without_controller_ends_at_once(bare_cluster: ControllerInProcess) -> None:
+    began = time.monotonic()
+    assert "no Controller runs" in bare_cluster.iris("logs", "-f", "train", code=NO_CLUSTER).stderr
+    assert time.monotonic() < began + 15.0
 
 
 def test_logs_of_failed_job_show_failed_task(world: ControllerInProcess) -> None:

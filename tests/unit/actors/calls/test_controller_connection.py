@@ -38,6 +38,26 @@ def test_older_controller_without_the_method_is_named(monkeypatch: pytest.Monkey
         controller.ask(ControllerInterface.require_operator, "ann", "give notice to hosts")
 
 
+def test_long_absence_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    answers = iter([False, False, False, True, True, False, False, True])
+
+    class Away(ControllerConnection):
+        def _look_up(self) -> bool:
+            return True
+
+        def _ask_once(self, *_: Any) -> Any:
+            if not next(answers):
+                raise self._gone()
+
+    monkeypatch.setattr(controller_connection, "RESTART_S", 0.0)
+    controller = Away()
+    with controller.waiting(60.0, said.append):
+        for absences in (1, 1, 2):
+            controller.ask(ControllerInterface.ping)
+            assert said == [controller_connection.WAITING] * absences
+
+
 def test_long_list_is_read_until_page_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
