@@ -144,8 +144,8 @@ def cancel(jobs: tuple[str, ...], yes: bool, as_json: bool) -> None:
       iris-ray ls -q --user ann --state pending | xargs iris-ray cancel --yes
 
     On a terminal the command asks once; Ctrl-C at that question leaves the jobs alone. If one of the ids is unknown,
-    nothing is cancelled; at the address of a dashboard, the jobs of Ray's job API are. A job that you may not cancel
-    ends the command after the jobs before it are cancelled. If the cluster names no operators, everybody is one.
+    or one of the jobs is not yours to cancel, nothing is cancelled. If the cluster names no operators, everybody is
+    one. At the address of a dashboard, JOB may also be a job of Ray's job API.
     """
     wanted = list(dict.fromkeys(jobs))
     if (head := head_of_dashboard()) is not None:
@@ -168,6 +168,8 @@ def _cancel(controller: ControllerConnection, jobs: Sequence[str], yes: bool) ->
     user = current_user()
     found = [controller.ask(ControllerInterface.job_status, job) for job in jobs]
     running = [status for status in found if not status.state.finished]
+    for one in running:
+        controller.ask(ControllerInterface.require_own, one.job_id, user, "cancel it")  # all, before one is cancelled
     if running:
         confirm(_question(running), yes)
     before = {one.job_id: controller.ask(ControllerInterface.cancel, one.job_id, f"cancelled by {user}", user)

@@ -223,7 +223,7 @@ class DashboardHead:
         self._if_rays(job, show)
 
     def cancel(self, jobs: Sequence[str], yes: bool, as_json: bool) -> None:
-        """Stop jobs of Ray's job API, and have the head cancel the others."""
+        """Stop jobs of Ray's job API, and have the head cancel the others: first, since it may refuse one of them."""
         found: dict[str, RayJobStatus] = {}
         for job in jobs:
             with contextlib.suppress(UnknownNameError):
@@ -237,6 +237,10 @@ class DashboardHead:
         running = [job for job, before in found.items() if not before.finished]
         if running or others:
             confirm(f"Cancel {', '.join([*running, *others])}?", yes)
+        if others:
+            words = ["cancel", *others, "--yes", *(["--json"] if as_json else [])]
+            if (code := self._code(words, None)) != OK:
+                raise click.exceptions.Exit(code)
         done = [Cancelled(job_id=job, cancelled=job in running and self._jobs.stop(job),
                           state_before=before.state.upper()) for job, before in found.items()]  # fmt: skip
         if as_json and not others:
@@ -245,8 +249,6 @@ class DashboardHead:
             state = one["state_before"].lower()
             end = "is being stopped" if one["cancelled"] else f"had already ended: {state}"
             click.echo(f"{one['job_id']} {end}")
-        if others:
-            self.run(["cancel", *others, "--yes", *(["--json"] if as_json else [])])
 
     def _if_rays(self, job: str, act: Callable[[], None]) -> None:
         """Act on a job of Ray's job API. If there is none of that id, have the head run this command as it was typed.

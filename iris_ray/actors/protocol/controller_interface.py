@@ -115,7 +115,7 @@ class ForPeople(Protocol):
         """
 
     async def require_own(self, job_id: str, user: str, what: str) -> None:
-        """Refuse a user who is neither the job's nor an operator, before a command acts outside of the Controller.
+        """Refuse a user who is neither the job's nor an operator, before a command acts on the job.
 
         Args:
             job_id: the job.

@@ -112,6 +112,16 @@ def test_several_jobs_are_cancelled_at_once(world: ControllerInProcess) -> None:
     assert world.state(runs) is world.state(waits) is JobState.KILLED
 
 
+def test_nothing_is_cancelled_if_one_job_is_somebody_elses(world: ControllerInProcess) -> None:
+    world.iris("cluster", "settings", "set", "operators=olga", user="olga")
+    mine, bobs = world.start("mine-1a2b3c4d"), world.start("bobs-5e6f7a8b", user="bob")
+    refused = world.iris("cancel", mine, bobs, "--yes", code=FAILED)
+    assert f"{bobs} belongs to bob: only bob and operators may cancel it" in refused.stderr
+    assert world.state(mine) is JobState.RUNNING, "it was cancelled although another job may not be"
+    world.iris("cancel", mine, bobs, "--yes", user="olga")
+    assert world.state(mine) is world.state(bobs) is JobState.KILLED
+
+
 def test_several_jobs_are_asked_for_once(world: ControllerInProcess) -> None:
     first, second = world.submit("first", slices=(9,)), world.submit("second", slices=(9,))
     person = Terminal((f"Cancel 2 jobs of ann: {first}, {second}?", "n\n"))

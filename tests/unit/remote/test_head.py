@@ -163,6 +163,24 @@ def tunnelled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     commands: list[tuple[str, ...]] = []
 
     class EndlessTunnel(laptop_end.Tunnel):
+@pytest.mark.parametrize("code", [OK, USAGE])
+def test_jobs_of_rays_are_stopped_once_head_has_cancelled_the_others(
+    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    dashboard.jobs["mine"] = {}
+
+    def run(_: DashboardHead, words: Sequence[str], __: None) -> int:
+        assert words == ["cancel", "train-1", "--yes"]
+        assert dashboard.changes == []
+        return code
+
+    monkeypatch.setattr(DashboardHead, "_code", run)
+    done = invoke("cancel", "mine", "train-1", "--address", url)
+    assert done.exit_code == code
+    assert dashboard.changes == (["POST /api/jobs/mine/stop"] if code == OK else [])
+    assert ("mine is being stopped" in done.output) is (code == OK)
+
+
         async def __aenter__(self) -> "EndlessTunnel":
             return self
 
